@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from agent.runtime.output import ByteSink
     from agent.work.job import Job
     from agent.work.recipes.recipe import Command, NodeSize
-    from agent.work.where import Placeholders
+    from agent.work.services import Placeholders
 
 
 def start_job_output(

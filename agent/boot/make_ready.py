@@ -35,7 +35,7 @@ from agent.record.log import say
 from agent.runtime.network import resolve
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, TimedOutError, until
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

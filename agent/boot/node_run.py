@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.record.run_record import AttemptRecord
     from agent.runtime.waiting import Inbox
     from agent.settings.redact import Redactor
-    from agent.work.where import Placeholders
+    from agent.work.services import Placeholders
 
 E = TypeVar("E")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError, Problem, SettingsError
-from agent.base.terminal import Line
+from agent.base.text import Line
 from agent.boot.plan_input import read_shape
 from agent.node import pythons
 from agent.node.data_columns import columns_of

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
+    from agent.work.services import Placeholders
     from agent.work.torchrun import ShareOrder
-    from agent.work.where import Placeholders
 
 
 _NO_OUTPUT = "its ranks ended without output"

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from agent.boot.node_run import NodeRun
     from agent.runtime.process import Child
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
-    from agent.work.where import Placeholders
+    from agent.work.services import Placeholders, PrepareStep, ServiceSpec
 
     LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
 

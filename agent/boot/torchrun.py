@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agent.runtime.output import ByteSink
     from agent.runtime.process import Child
     from agent.work.recipes.recipe import JobBasis
-    from agent.work.where import Placeholders
+    from agent.work.services import Placeholders
 
 
 LOG = JOB_LOG

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from agent import __version__
-from agent.base.terminal import NO_TERMINAL, Line, Terminal
+from agent.base.text import NO_TERMINAL, Line, Terminal
 from agent.boot import init
 from agent.boot.command_line import CommandLine
 from agent.boot.completion import completion_for
@@ -36,8 +36,7 @@ from agent.control import verbs as of_the_head
 from agent.control.log_filter import LogFilter
 from agent.node import pythons
 from agent.plan.plan import log_root
-from agent.plan.show import render
-from agent.plan.summary import summary, to_json
+from agent.plan.show import render, summary, to_json
 from agent.record.explain import explain
 from agent.settings import load
 from agent.settings.load import env_lines, env_rows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.control.reports import Reports
     from agent.decisions.head.fleet import Fleet
     from agent.runtime.process import Child
-    from agent.work.where import Placeholders
+    from agent.work.services import Placeholders
 
 
 async def watch_gcs(

@@ -42,8 +42,7 @@ from agent.runtime.probes import port_answers
 from agent.runtime.waiting import Inbox, NotYet, until
 from agent.settings.jobs import NO_JOB, TORCHRUN
 from agent.work.job import job_identity
-from agent.work.services import digest
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders, digest
 
 if TYPE_CHECKING:
     import socket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.checks import gpu, machine, network, ray, rdma, recipe
+from agent.checks import gpu, machine, network, ray, recipe
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.settings.jobs import TORCHRUN, launcher
 
@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check("chosen GPUs", gpu.chosen_gpus, (_OWN, _TORCHRUN)),
     Check("GPU health", gpu.gpu_health, (_OWN, _TORCHRUN)),
     Check("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
-    Check("RDMA", rdma.devices, (_OWN, _TORCHRUN)),
+    Check("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
     Check("proxies", network.proxies, (_OWN, _GIVEN, _TORCHRUN)),
     Check("leftovers", network.leftovers, (_OWN, _GIVEN)),
     Check("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),

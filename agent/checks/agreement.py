@@ -8,8 +8,8 @@ from agent.base import times
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level
 from agent.checks.network import selected_interfaces
+from agent.node.facts import DEBUGGER, INTERFACES, is_compared
 from agent.node.python_facts import CUDA, NCCL, TORCH
-from agent.node.variables import DEBUGGER, INTERFACES, is_compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

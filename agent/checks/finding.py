@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.terminal import Line
-from agent.base.text import first_names
+from agent.base.text import Line, first_names
 from agent.base.value import Required, Value
 from agent.node.facts import Facts
 from agent.settings.model import Settings
@@ -15,7 +14,7 @@ from agent.topology.resolve import Topology
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.base.terminal import Tone
+    from agent.base.text import Tone
 
 
 class Level(str, Enum):

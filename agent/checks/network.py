@@ -1,21 +1,22 @@
-"""Checks of the network: ports, interfaces, proxies, links between nodes."""
+"""Checks of the network: ports, interfaces, RDMA, proxies, links, the all-reduce."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
 from agent.base.text import first_names, listed
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level, fail, ok, warn
-from agent.node.variables import INTERFACES, PROXIES, STALE_ADDRESSES
-from agent.topology.runpod import RUNPOD
+from agent.node.facts import INTERFACES, PROXIES, STALE_ADDRESSES
+from agent.topology.ranked import RUNPOD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.node.facts import Facts
+    from agent.node.facts import Facts, RdmaDevice
 
 
 _NCCL = INTERFACES[0]
@@ -85,19 +86,26 @@ def named_interfaces(node: CheckedNode) -> Result:
 
 
 def selected_interfaces(name: str, value: str, facts: Facts) -> list[str]:
-    """Return the interfaces with an address that a variable selects.
-
-    NCCL's names are prefixes, after `=` whole names, and after `^` those to exclude.
-    """
+    """Return the interfaces with an address that a variable selects."""
     present = [one for one, addresses in facts.interfaces.items() if addresses]
     if name != _NCCL:
         return [one for one in present if one in value.split(",")]
-    words = value.lstrip("^=").split(",")
-    is_whole, excludes = value.startswith(("^=", "=")), value.startswith("^")
+    return nccl_selection(present, value)
+
+
+def nccl_selection(present: Sequence[str], value: str) -> list[str]:
+    """Return the names that a variable of NCCL selects.
+
+    Its words are prefixes, after `=` whole names, and after `^` those to exclude; `:PORT` may
+    follow.
+    """
+    excludes, rest = value.startswith("^"), value.removeprefix("^")
+    words = [word.partition(":")[0].strip() for word in rest.removeprefix("=").split(",")]
+    names = tuple(filter(None, words))
     return [
         one
         for one in present
-        if (one in words if is_whole else one.startswith(tuple(words))) != excludes
+        if (one in names if rest.startswith("=") else one.startswith(names)) != excludes
     ]
 
 
@@ -202,3 +210,134 @@ def _duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{round(seconds / 60)} min"
     return f"{round(seconds / 3600)} h"
+
+
+_CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
+
+
+def rdma_devices(node: CheckedNode) -> Result | None:
+    """NCCL falls back to TCP, many times slower, without a word in the usual log."""
+    found, variables = node.facts.rdma, node.facts.variables
+    chosen = variables.get(_CHOSEN, "").strip()
+    if not found:
+        if not chosen:
+            return None
+        what = f"{_CHOSEN}={chosen}, but there is no RDMA device here: NCCL uses TCP"
+        remedy = "Unset it, or start the container with the devices (`--device /dev/infiniband`)"
+        return warn(what, remedy)
+    named = listed(device.sentence() for device in found)
+    if node.is_alone:
+        return ok(f"{named}; not needed on one node")
+    fault, remedy = _fault(node.facts, chosen, variables)
+    if fault:
+        return warn(f"{named}; {fault}: NCCL uses TCP", remedy)
+    used = listed(_active(found, chosen))
+    return ok(f"{named}; NCCL uses {used}")
+
+
+def _fault(facts: Facts, chosen: str, variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return why NCCL uses none of the devices, and the remedy; '' if it uses some."""
+    off = _turned_off(variables.get(_OFF, ""), variables.get(_NET, ""))
+    if off:
+        return f"{off} turns them off", f"Unset {off.partition('=')[0]}"
+    if not facts.rdma_is_open:
+        remedy = "Start the container with `--device /dev/infiniband --ulimit memlock=-1`"
+        return "this container cannot open /dev/infiniband/uverbs*", remedy
+    if not _active(facts.rdma, ""):
+        return "none has an active port", "Have the provider of the machine check its links"
+    if not _active(facts.rdma, chosen):
+        return f"{_CHOSEN}={chosen} selects no active one", f"Unset {_CHOSEN}, or name active ones"
+    return "", ""
+
+
+def _active(found: Sequence[RdmaDevice], chosen: str) -> list[str]:
+    """Return the active devices that NCCL_IB_HCA selects; all of them if it is not set."""
+    active = [device.name for device in found if device.is_active]
+    return nccl_selection(active, chosen) if chosen else active
+
+
+def _turned_off(disabled: str, net: str) -> str:
+    """Return the setting by which NCCL uses sockets, or ''."""
+    if disabled.strip() not in {"", "0"}:
+        return f"{_OFF}={disabled.strip()}"
+    return f"{_NET}={net.strip()}" if net.strip().lower() == "socket" else ""
+
+
+PREFLIGHT = "AGENT_PREFLIGHT"
+_CONSEQUENCES = ("connection", "reset by peer", "broken pipe", "closed", "timed out", "timeout")
+"""Words in errors that another rank's failure causes."""
+
+
+class AllReduceShare(Value):
+    """A node of the all-reduce and its GPUs."""
+
+    node: str
+    gpus: int
+
+
+class AllReduceResult(Value):
+    """The result of the all-reduce."""
+
+    summary: str = ""
+    """Its speed, in one line."""
+    failure: str = ""
+    """Why it failed, or ''."""
+
+
+def all_reduce_result(text: str, shares: Sequence[AllReduceShare]) -> AllReduceResult:
+    """Read the file that the program on the head wrote."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        return AllReduceResult(failure="it wrote no result; preflight.log has its output")
+    if "error" in data:
+        return AllReduceResult(failure=f"it could not start on {shares[0].node}: {data['error']}")
+    nodes = _nodes_of_ranks(shares)
+    failed = _failure(data["failed"], nodes)
+    if failed:
+        return AllReduceResult(failure=failed)
+    reduced = data["all_reduce"]
+    if not data["in_time"] or reduced is None:
+        return AllReduceResult(failure=_stuck(data["at"], nodes))
+    return AllReduceResult(_speed(reduced, shares))
+
+
+def _nodes_of_ranks(shares: Sequence[AllReduceShare]) -> list[str]:
+    """Return the node of each rank: one rank per GPU, or per node without GPUs."""
+    if not any(share.gpus for share in shares):
+        return [share.node for share in shares]
+    return [share.node for share in shares for _ in range(share.gpus)]
+
+
+def _failure(failed: Sequence[tuple[int, str]], nodes: Sequence[str]) -> str:
+    """Describe the error of the first rank that failed by itself."""
+    if not failed:
+        return ""
+    causes = [(r, e) for r, e in failed if not any(word in e.lower() for word in _CONSEQUENCES)]
+    rank, error = (causes or failed)[0]
+    return f"rank {rank} on {nodes[rank]}: {error}"
+
+
+def _stuck(stages: Sequence[str], nodes: Sequence[str]) -> str:
+    """Describe which nodes sent nothing, and the last stage of the others."""
+    absent = [node for node, stage in zip(nodes, stages, strict=True) if not stage]
+    where: dict[str, list[str]] = {}
+    for node, stage in zip(nodes, stages, strict=True):
+        if stage:
+            where.setdefault(stage, []).append(node)
+    parts = [f"no result from {_named(absent)}"] if absent else []
+    parts += [f"last stage of {_named(found)}: {stage!r}" for stage, found in where.items()]
+    return "; ".join(["it did not end in time", *parts])
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return first_names(dict.fromkeys(nodes), 3)
+
+
+def _speed(reduced: Mapping[str, float], shares: Sequence[AllReduceShare]) -> str:
+    gpus, parts = sum(share.gpus for share in shares), sum(share.gpus > 0 for share in shares)
+    over = f"{gpus} GPUs on {parts} node(s)" if gpus else f"{len(shares)} node(s) by CPU"
+    size, ms = round(reduced["bytes"] / (1 << 20)), reduced["seconds"] * 1000
+    return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms"

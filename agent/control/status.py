@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.base.terminal import Line
-from agent.base.text import duration_text
+from agent.base.text import Line, duration_text
 from agent.record.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.base.terminal import Tone
+    from agent.base.text import Tone
 
     Status = Mapping[str, Any]
 

@@ -16,8 +16,7 @@ from urllib3.exceptions import HTTPError
 
 from agent.base import times
 from agent.base.ports import port_map
-from agent.base.terminal import NO_TERMINAL, Line
-from agent.base.text import all_escaped, duration_text, escaped, in_url
+from agent.base.text import NO_TERMINAL, Line, all_escaped, duration_text, escaped, in_url
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
 from agent.control.log_filter import ALL_LINES
 from agent.control.past_run import PastRun, find_past_run, past_log, past_status
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.base.terminal import Terminal
+    from agent.base.text import Terminal
     from agent.control.log_filter import LogFilter
     from agent.control.status import Status
     from agent.settings.model import Settings

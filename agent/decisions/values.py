@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.outcome import Outcome
 from agent.base.value import Bytes, Count, Required, Seconds, Value
-from agent.checks.all_reduce import AllReduceShare
 from agent.checks.finding import Finding
+from agent.checks.network import AllReduceShare
 from agent.work.torchrun import ShareOrder
 
 

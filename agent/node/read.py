@@ -20,9 +20,16 @@ import psutil
 from agent import __version__
 from agent.base.value import MOST_ITEMS
 from agent.node import limits
-from agent.node.facts import Facts, Folder, Mount, NodeVersions, RdmaDevice
+from agent.node.facts import (
+    Facts,
+    Folder,
+    Mount,
+    NodeVersions,
+    RdmaDevice,
+    compared_variables,
+    contradiction,
+)
 from agent.node.limits import ranges
-from agent.node.variables import compared_variables, contradiction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.node.facts import MIB
-from agent.node.variables import PROXIES, visible_devices
+from agent.node.facts import MIB, PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE
 from agent.settings.redact import SHORTEST, secrets_in
 

@@ -9,7 +9,7 @@ from agent.base.text import is_public
 from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.settings.rules import port_problems, reward_port
-from agent.work.where import NODE_IP
+from agent.work.services import NODE_IP
 
 if TYPE_CHECKING:
     from agent.base.errors import Problem

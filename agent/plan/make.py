@@ -16,8 +16,7 @@ from agent.base.ports import Ports, port_map, single_ports
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
-from agent.node.facts import supports_token_auth
-from agent.node.variables import visible_devices
+from agent.node.facts import supports_token_auth, visible_devices
 from agent.plan.listeners import listeners, port_clashes
 from agent.plan.plan import (
     ALL_REDUCE,
@@ -36,7 +35,6 @@ from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
 from agent.topology.claim import GivenRay
-from agent.work import prepare
 from agent.work.checkpoints import folder_of
 from agent.work.job import (
     COMMAND,
@@ -47,11 +45,19 @@ from agent.work.job import (
     recipe_input,
     version_of,
 )
-from agent.work.prepare import prepare_steps
 from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
-from agent.work.services import NO_FILE, REWARD, reward_service
+from agent.work.services import (
+    HEAD_IP,
+    MODEL,
+    NO_FILE,
+    NODE_PLACEHOLDERS,
+    REWARD,
+    fetch_note,
+    fetch_steps,
+    prepare_steps,
+    reward_service,
+)
 from agent.work.torchrun import Torchrun, gpus_of, processes
-from agent.work.where import HEAD_IP, NODE_PLACEHOLDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,9 +70,7 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServicesFile, ServiceSpec
-    from agent.work.where import Where
+    from agent.work.services import PrepareStep, ServicesFile, ServiceSpec, Where
 
 
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
@@ -297,10 +301,10 @@ def _steps(
         return ()
     fetch: tuple[PrepareStep, ...] = ()
     named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
-    wanted = not alone or any(prepare.NAME in word for word in named)
+    wanted = not alone or any(MODEL in word for word in named)
     its_disk = topology.given_ray is None or topology.given_ray.session is not None
     if wanted and its_disk:
-        fetch = prepare.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
+        fetch = fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
     return prepare_steps(settings, (*fetch, *file.steps))
 
 
@@ -363,7 +367,7 @@ def _notes(
         notes = (f"{whose}: {there}, {grace}",)
         return (*notes, elsewhere) if settings.prepare and given.session is None else notes
     gpus = visible_devices(environ, facts.gpu_maker, facts.ray.version)
-    hub = prepare.fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+    hub = fetch_note(settings, facts.ray, is_here=facts.model_is_here)
     hours = _hours_note(settings, topology)
     return tuple(filter(None, (_wandb_note(settings, facts), gpus.note, hub, hours)))
 

@@ -20,13 +20,12 @@ from agent.settings.model import Settings
 from agent.topology.claim import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
-from agent.work.prepare import PrepareStep
-from agent.work.services import ServiceSpec
+from agent.work.services import PrepareStep, ServiceSpec
 from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
+    from agent.work.services import Placeholders
     from agent.work.torchrun import Torchrun
-    from agent.work.where import Placeholders
 
     Launch = OwnRay | GivenRay | Torchrun
 

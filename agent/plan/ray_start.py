@@ -21,7 +21,7 @@ from agent.settings.ray_args import (
     flags_of,
     value_of,
 )
-from agent.work.where import HEAD_IP, NODE_IP
+from agent.work.services import HEAD_IP, NODE_IP
 
 
 class OwnRay(Value):

@@ -1,28 +1,32 @@
-"""Renders the plan as text, with secrets masked."""
+"""Shows the plan: in twelve lines, in full, and as JSON."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
-from agent.base.text import listed, mib
+from agent.base.text import Line, first_names, listed, mib
 from agent.checks import NAMES
-from agent.checks.finding import finding_line
+from agent.checks.finding import Level, finding_line, problem_lines
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
+from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
+from agent.settings.jobs import DEFAULT
 from agent.topology.claim import GivenRay
-from agent.topology.runpod import CLUSTER_NAMES, own_pod
+from agent.topology.ranked import CLUSTER_NAMES, own_pod
 from agent.work.job import is_sized_by_links
-from agent.work.where import HEAD_IP, NODE_IP, Placeholders
+from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
-    from agent.work.job import Job
+    from agent.work.job import Job, RecipeJob
+    from agent.work.services import PrepareStep, ServiceSpec
     from agent.work.torchrun import Torchrun
 
 
@@ -128,10 +132,9 @@ def commands_of(plan: Plan) -> Iterator[str]:
         yield f"none: {owner} starts Ray here, and the agent at the head submits the job"
         return
     if plan.own_ray is not None:
+        owns_machine = plan.topology.owns_machine
         own = f"a stale Ray of the agent is stopped (one with {plan.own_ray.session})"
-        yield "first:  " + (
-            "a stale Ray on this pod is stopped" if plan.topology.owns_machine else own
-        )
+        yield f"first:  {'a stale Ray on this pod is stopped' if owns_machine else own}"
     for step in plan.steps:
         each = " (each)" if step.where.kind == "every" else ""
         name = "" if step.name.startswith("AGENT_") else f" {step.name}"
@@ -176,14 +179,11 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
 
 def names_in_order(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each step or service that starts after others, with their names."""
-    chains = [
-        *((step.name, step.after) for step in plan.all_steps),
-        *((spec.name, spec.after) for spec in plan.all_services),
-    ]
-    for name, after in chains:
-        names = plan.names_in_this_run(after)
+    rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
+    for row in rows:
+        names = plan.names_in_this_run(row.after)
         if names:
-            yield name, names
+            yield row.name, names
 
 
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
@@ -195,17 +195,15 @@ def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
 
 def _by_torchrun(plan: Plan, torchrun: Torchrun) -> Iterator[str]:
     """Show torchrun's command on this node, if all expected nodes join."""
-    if plan.job is None:
-        return
-    topology = plan.topology
-    nodes, own_rank = str(topology.expected_workers + 1), topology.platform.rank
-    rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
-    head_ip = (plan.address.ip if plan.topology.is_head else None) or HEAD_IP
-    if not plan.job.argv:
-        yield from _job(plan.job, topology.expected_workers)
-        return
-    argv = torchrun.command(plan.job.argv, rank, nodes, "{run id}-{attempt}", head_ip)
-    yield from _job(replace(plan.job, argv=tuple(argv)), topology.expected_workers)
+    job, topology = plan.job, plan.topology
+    if job is not None and job.argv:
+        nodes, own_rank = str(topology.expected_workers + 1), topology.platform.rank
+        rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
+        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
+        argv = torchrun.command(job.argv, rank, nodes, "{run id}-{attempt}", head_ip)
+        job = replace(job, argv=tuple(argv))
+    if job is not None:
+        yield from _job(job, topology.expected_workers)
 
 
 def _job(job: Job | None, workers: int) -> Iterator[str]:
@@ -213,25 +211,29 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield "job:    none: the cluster stays until it is stopped"
         return
     recipe = job.recipe
-    if recipe is not None and recipe.expected_command is None:
-        where = nodes_like_this(workers)
-        yield f"job:    {job.name} does not fit {where}: {recipe.misfit}"
+    made = None if recipe is None else recipe.expected_command
+    if recipe is not None and made is None:
+        yield f"job:    {_misfit(job.name, recipe, workers)}"
     else:
         yield f"job:    {shlex.join(job.argv)}"
-    if recipe is not None and recipe.expected_command is not None and recipe.known.framework:
-        measured = workers > 0 and is_sized_by_links(job)
-        links = " and the measured bandwidth between them" * measured
-        again = f"sized again for the nodes that join{links}"
-        yield f"  sized for {nodes_like_this(workers)}; {again}"
-        yield from (f"  {key}: {reason}" for key, reason in recipe.expected_command.why.items())
-        yield from (f"  warning: {text}" for text in recipe.expected_command.warnings)
-        yield from (f"  {note}" for note in recipe.expected_command.notes)
     if recipe is not None and recipe.known.framework:
+        if made is not None:
+            measured = workers > 0 and is_sized_by_links(job)
+            links = " and the measured bandwidth between them" * measured
+            again = f"sized again for the nodes that join{links}"
+            yield f"  sized for {nodes_like_this(workers)}; {again}"
+            yield from (f"  {key}: {reason}" for key, reason in made.why.items())
+            yield from (f"  warning: {text}" for text in made.warnings)
+            yield from (f"  {note}" for note in made.notes)
         yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
     if job.upload is not None:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
+
+
+def _misfit(name: str, recipe: RecipeJob, workers: int) -> str:
+    return f"{name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
 
 
 def nodes_like_this(workers: int) -> str:
@@ -267,6 +269,153 @@ def environment_of(plan: Plan) -> dict[str, str]:
     return dict(sorted(chosen.items()))
 
 
-def _wait(what: str, seconds: float, variable: str) -> str:
-    """Render one wait; `fixed` ones have no variable."""
-    return f"{duration(seconds):<8} {what} ({variable})"
+MOST_LINES = 12
+_LONGEST_JOB = 100
+"""Characters of a job's command; `-v` shows all."""
+
+
+def summary(plan: Plan) -> list[Line]:
+    """Return the plan in at most twelve lines, more only if more than that refuses the run."""
+    names = [finding for finding in plan.findings if finding.check == NAMES]
+    others = [finding for finding in plan.findings if finding.check != NAMES]
+    top = [*problem_lines(names), *_rows(plan)]
+    problems = problem_lines(others)
+    refusals = sum(finding.level is Level.FAIL for finding in others)
+    room = max(refusals, MOST_LINES - 1 - len(top))
+    passed = len(others) - len(problems)
+    counts = [f"{passed} check{'' if passed == 1 else 's'} passed"] if others else []
+    if len(problems) > room:
+        rest = len(problems) - room
+        counts.append(f"{rest} more warning{'' if rest == 1 else 's'}")
+    more = "-v shows commands, environment, ports and waits"
+    return [*top, *problems[:room], Line("", "; ".join([*counts, more]))]
+
+
+def _rows(plan: Plan) -> Iterator[Line]:
+    topology = plan.topology
+    yield Line("role:      ", topology.sentence())
+    yield Line("platform:  ", topology.platform.name)
+    own = plan.address.ip
+    here = f", this node {own}" if own is not None and own != head_of(plan) else ""
+    yield Line("head:      ", f"{head_of(plan)}{here}")
+    if topology.is_idle:
+        owner = owner_of_ray(plan)
+        yield Line(
+            "job:       ", f"none here: {owner} starts Ray, the head's agent submits the job"
+        )
+        return
+    yield Line("nodes:     ", _nodes(plan))
+    if plan.job is not None or topology.is_head:
+        yield Line("job:       ", _job_line(plan))
+    yield Line("waits:     ", _waits(plan))
+    logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
+    yield Line("when done: ", f"{plan.on_done}{_price(plan)}; logs in {logs}")
+
+
+def _price(plan: Plan) -> str:
+    """Return the price of a pod that is held."""
+    if plan.on_done != "hold":
+        return ""
+    price = plan.settings.price_per_hour
+    return f" (the pod bills {price_text(price)}/h)" if price is not None else " (the pod bills on)"
+
+
+def _nodes(plan: Plan) -> str:
+    """Return how many nodes of which size, and what says so."""
+    topology, settings = plan.topology, plan.settings
+    gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
+    models = listed(plan.facts.node_versions.gpu_models)
+    size = f" x {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else " without GPUs"
+    size += f" ({models})" if gpus and models else ""
+    is_known = settings.expected_workers is not None or topology.platform.nodes is not None
+    if not topology.is_head and not is_known:
+        return f"this node{size}; the head decides how many there are"
+    workers = topology.expected_workers
+    if not workers:
+        return f"1 node{size}: this one alone"
+    if settings.expected_workers is not None:
+        source = "by EXPECTED_WORKERS"
+    else:
+        source = f"by {topology.platform.name}" if is_known else "by default"
+    of_the_head = "this one and " if topology.is_head else "the head and "
+    count = f"{workers} worker{'' if workers == 1 else 's'}"
+    like = ", if all are like this one" if gpus else ""
+    return f"{workers + 1} nodes{size}{like}: {of_the_head}{count}, {source}"
+
+
+def _job_line(plan: Plan) -> str:
+    job, starter = plan.job, ""
+    if job is None:
+        return "none: the cluster stays until it is stopped"
+    if plan.torchrun is not None:
+        starter = ", by torchrun on every node"
+    elif isinstance(plan.launch, GivenRay):
+        starter = f", on the Ray of {owner_of_ray(plan)}"
+    return f"{_command(job, plan.topology.expected_workers)}{starter}"
+
+
+def _command(job: Job, workers: int) -> str:
+    recipe = job.recipe
+    if recipe is None:
+        text = shlex.join(job.argv)
+        return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
+    if recipe.expected_command is None:
+        return _misfit(job.name, recipe, workers)
+    if job.name == DEFAULT:
+        return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
+    model = f" of {recipe.input.model}" if recipe.input.model else ""
+    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
+
+
+def _waits(plan: Plan) -> str:
+    """Return what the job, or this worker, waits for, and what starts after what."""
+    services = {spec.name for spec in plan.all_services}
+    keys = (HEAD, PREPARE, WORKERS, PREFLIGHT) if plan.topology.is_head else (HEAD, PREPARE, JOIN)
+    before = [
+        f"{wait.what.partition(',')[0]} ({duration(wait.seconds)})"
+        for wait in plan.waits
+        if wait.key in keys or (plan.topology.is_head and wait.key in services)
+    ]
+    waiting = "readiness" if plan.job is None else "the job"
+    who = f"{waiting if plan.topology.is_head else 'this worker'} for"
+    chains = [f"{name} after {listed(after)}" for name, after in names_in_order(plan)]
+    return "; ".join([f"{who} {listed(before)}", *filter(None, [first_names(chains, 3)])])
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as JSON data; secrets are still to be masked."""
+    topology, job = plan.topology, plan.job
+    gpus = plan.facts.gpus if plan.settings.num_gpus is None else plan.settings.num_gpus
+    recipe = None if job is None else job.recipe
+    made = None if recipe is None else recipe.expected_command
+    return {
+        "role": topology.role,
+        "evidence": list(topology.evidence),
+        "platform": topology.platform.name,
+        "node": topology.node_name,
+        "head": head_of(plan),
+        "address": {"ip": plan.address.ip, "how": plan.address.how},
+        "expected_workers": topology.expected_workers if topology.is_head else None,
+        "gpus": gpus,
+        "job": None
+        if job is None
+        else {
+            "name": job.name,
+            "argv": list(job.argv),
+            "checkpoints": job.checkpoints,
+            "misfit": "" if recipe is None else recipe.misfit,
+            "why": {} if made is None else {**made.why},
+        },
+        "commands": list(commands_of(plan)),
+        "environment": environment_of(plan),
+        "ports": to_builtins(plan.listeners),
+        "waits": [
+            {"what": one.what, "seconds": one.seconds, "variable": one.variable}
+            for one in plan.waits
+        ],
+        "findings": to_builtins(plan.findings),
+        "refused": bool(plan.failed()),
+        "notes": list(plan.notes),
+        "logs": f"{log_root(plan.settings)}/<run id>/{topology.node_name}/",
+        "on_done": plan.on_done,
+    }

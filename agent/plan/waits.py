@@ -8,8 +8,7 @@ from agent.base import times
 from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.work.job import is_sized_by_links
-from agent.work.services import longest_waits
-from agent.work.where import ON_EVERY
+from agent.work.services import ON_EVERY, longest_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.job import Job
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
+    from agent.work.services import PrepareStep, ServiceSpec
 
 HEAD = "head"
 """On the head its Ray, on a worker the head."""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import ResolveResult
 
-    from agent.work.services import LivenessCheck, Readiness
-    from agent.work.where import Placeholders
+    from agent.work.services import LivenessCheck, Placeholders, Readiness
 
 
 _MAX_REPLY = 1 << 20

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.terminal import Line
-from agent.base.text import escaped, first_names, nearly_equal
+from agent.base.text import Line, escaped, first_names, nearly_equal
 from agent.base.value import Value
 from agent.settings.model import (
     FIELD_OF,
@@ -27,7 +26,7 @@ from agent.settings.rules import contradictions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.base.terminal import Tone
+    from agent.base.text import Tone
 
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}

@@ -10,10 +10,9 @@ from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import POD_ACTIONS
-from agent.topology import kuberay, ranked, runpod, slurm
+from agent.topology import kuberay, ranked, slurm
 from agent.topology.claim import PlatformInfo
-from agent.topology.ranked import DSTACK, LWS, detector
-from agent.topology.runpod import own_pod
+from agent.topology.ranked import DSTACK, LWS, detector, own_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     ("skypilot", ranked.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
-    ("runpod-cluster", runpod.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
+    ("runpod-cluster", ranked.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
     ("lws", detector(LWS)),
@@ -42,7 +41,7 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     # General variables, which the platforms above may also set for their jobs. On platforms
     # without ranks the user must have set them, so they come before those.
     ("torchrun", ranked.detect_torchrun),
-    ("runpod", runpod.detect_runpod),
+    ("runpod", ranked.detect_runpod),
     ("vast", ranked.detect_vast),
     ("plain", ranked.detect_plain),  # matches everything else
 )

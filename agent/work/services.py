@@ -1,28 +1,203 @@
-"""Services: programs that run beside the job, and their dependencies."""
+"""Services and prepare steps: programs beside and before the job, and where they run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import sys
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
-from agent.base.text import own_command
+from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
 from agent.settings.jobs import DEFAULT_DIALECT, known_job
 from agent.settings.rules import is_url, reward_choice
-from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
-from agent.work.where import NODE_IP, ON_HEAD, Placeholders, Where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.node.facts import RayPython
     from agent.settings.model import Settings
+
+
+NODE_IP = "{node_ip}"
+"""Placeholder for a node's address."""
+HEAD_IP = "{head_ip}"
+"""Placeholder for the head's address."""
+
+NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
+_PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
+
+
+def has_placeholder(text: str) -> bool:
+    """Return whether a text contains a placeholder."""
+    return _PLACEHOLDER.search(text) is not None
+
+
+class Where(Value):
+    """The nodes on which something runs."""
+
+    kind: Literal["head", "every", "workers", "rank"] = "head"
+    rank: int | None = None
+
+    def includes(self, rank: int | None, *, is_head: bool) -> bool:
+        """Return whether a node is one of them."""
+        if self.kind == "rank":
+            return rank == self.rank
+        return self.kind == "every" or is_head == (self.kind == "head")
+
+    def may_include(self, rank: int | None, *, is_head: bool) -> bool:
+        """Return whether a node is one of them, or may be once the head has assigned its rank."""
+        if self.kind == "rank" and rank is None and not is_head:
+            return True
+        return self.includes(rank, is_head=is_head)
+
+    def meets(self, other: Where) -> bool:
+        """Return whether a node may be in both."""
+        if self.kind == other.kind:
+            return self.rank == other.rank
+        pair = {self.kind, other.kind}
+        return pair not in ({"head", "workers"}, {"head", "rank"})
+
+    def sentence(self) -> str:
+        """Return the nodes in words."""
+        names = {"head": "the head", "every": "every node", "workers": "the workers"}
+        return names.get(self.kind, f"rank {self.rank}")
+
+
+ON_HEAD = Where("head")
+ON_EVERY = Where("every")
+
+
+class Placeholders(Value):
+    """The values of the placeholders on one node."""
+
+    node_ip: str = NODE_IP
+    head_ip: str = HEAD_IP
+    rank: str = "{rank}"
+    log_dir: str = "{log_dir}"
+
+    def fill(self, text: str) -> str:
+        """Fill in the placeholders; `${…}` of a shell stays.
+
+        In a URL or before a port an IPv6 address gets brackets.
+        """
+        return _PLACEHOLDER.sub(self._value, text)
+
+    def _value(self, found: re.Match[str]) -> str:
+        before, name, after = found[1] or "", found[2], found[3] or ""
+        value = str(getattr(self, name))
+        return f"{before}{in_url(value) if before or after else value}{after}"
+
+
+PREPARE = "AGENT_PREPARE"
+PREPARE_EACH = "AGENT_PREPARE_EACH"
+MODEL = "AGENT_MODEL"
+"""The names of the steps from variables; AGENT_MODEL fetches the model."""
+
+
+class PrepareStep(Value):
+    """One step: a shell command, where it runs, and how long it may take."""
+
+    name: str
+    command: str
+    where: Where
+    within: float
+    deadline_variable: str
+    once: str | None = None
+    """A file that is written after success; if it exists, the step is skipped."""
+    after: tuple[str, ...] = ()
+    """The steps and services that must be done or ready before it starts."""
+
+    @property
+    def needs_order(self) -> bool:
+        """Return whether a worker runs it only when the head orders it.
+
+        Nodes that may share its output take turns, and placeholders need values from the head.
+        """
+        return self.once is not None or has_placeholder(self.command)
+
+    @property
+    def log(self) -> str:
+        """Return the name of the file that holds its output."""
+        return f"{self.name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
+
+    def argv(self, place: Placeholders) -> list[str]:
+        """Return the command that runs it on a node."""
+        return ["/bin/sh", "-c", place.fill(self.command)]
+
+
+def prepare_steps(
+    settings: Settings, more: tuple[PrepareStep, ...] = ()
+) -> tuple[PrepareStep, ...]:
+    """Return the steps in the order in which they are shown; `more` come from a file.
+
+    AGENT_PREPARE_EACH makes a node ready: on the head, AGENT_PREPARE starts after it.
+    """
+    rows = (
+        (PREPARE_EACH, settings.prepare_each, ON_EVERY, ()),
+        (PREPARE, settings.prepare, ON_HEAD, (PREPARE_EACH,)),
+    )
+    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
+    own = (
+        PrepareStep(name, command, where, within, variable, after=after)
+        for name, command, where, after in rows
+        if command is not None
+    )
+    return (*own, *more)
+
+
+def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
+    """Return the steps that workers run only when the head orders it.
+
+    They share a disk, or depend on such a step, or on something on another node.
+    """
+    each = [step for step in steps if step.where.kind == ON_EVERY.kind]
+    own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
+    while True:
+        ordered = [step for step in each if step.needs_order or not own.issuperset(step.after)]
+        left = own - {step.name for step in ordered}
+        if left == own:
+            return tuple(ordered)
+        own = left
+
+
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
+
+
+def is_hub_id(model: str) -> bool:
+    """Return whether a model may be a hub id such as `org/name`, rather than a path."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:
+    """Return the step that fetches the model, if it is a hub id and can be fetched.
+
+    A relative path looks like an id; if it exists, it is a path, as for the frameworks.
+    """
+    model = settings.model
+    if model is None or is_here or not is_hub_id(model) or ray.hub is None:
+        return ()
+    command = shlex.join(own_command(ray.executable, "fetch-model", model))
+    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
+    return (PrepareStep(MODEL, command, ON_EVERY, within, variable, after=(PREPARE_EACH,)),)
+
+
+def fetch_note(settings: Settings, ray: RayPython, *, is_here: bool) -> str:
+    """Return a note if each process has to fetch the model for itself, or ''."""
+    model = settings.model
+    if model is None or is_here or not is_hub_id(model) or ray.hub is not None:
+        return ""
+    return (
+        f"AGENT_MODEL={model} is fetched by each process that needs it: huggingface_hub, which "
+        f"would fetch it once a node, is not installed for {ray.executable}"
+    )
 
 
 REWARD = "reward server"

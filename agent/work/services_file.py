@@ -14,20 +14,23 @@ from msgspec import Meta, ValidationError, convert
 from agent.base.errors import Problem
 from agent.base.text import parse_toml
 from agent.settings.values import duration
-from agent.work.prepare import PrepareStep
 from agent.work.services import (
     BY_COMMAND,
     NAMES_IN_AFTER,
     NO_FILE,
+    ON_EVERY,
+    ON_HEAD,
     HttpProbe,
     LivenessCheck,
     LogPattern,
+    Placeholders,
+    PrepareStep,
     ServicesFile,
     ServiceSpec,
     TcpProbe,
+    Where,
     find_cycle,
 )
-from agent.work.where import ON_EVERY, ON_HEAD, Placeholders, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

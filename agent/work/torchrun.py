@@ -14,7 +14,7 @@ from agent.base.text import in_url
 from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
 from agent.settings.jobs import TORCHRUN, launcher
 from agent.work.recipes.recipe import JobBasis, NodeSize
-from agent.work.where import HEAD_IP
+from agent.work.services import HEAD_IP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

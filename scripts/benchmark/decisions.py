@@ -15,8 +15,7 @@ from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.values import ItemReport, ServiceReady, Step, StopAsked
 from agent.plan import waits as planned
 from agent.record.events import WaitLog
-from agent.work.services import ServiceSpec, TcpProbe
-from agent.work.where import ON_EVERY
+from agent.work.services import ON_EVERY, ServiceSpec, TcpProbe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

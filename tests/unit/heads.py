@@ -10,9 +10,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.values import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
 from agent.plan import waits as planned
-from agent.work.prepare import PrepareStep
-from agent.work.services import ScoringProbe, ServiceSpec, TcpProbe
-from agent.work.where import ON_EVERY, ON_HEAD
+from agent.work.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

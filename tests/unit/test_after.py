@@ -23,9 +23,18 @@ from agent.decisions.values import (
 )
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
-from agent.work.prepare import PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
-from agent.work.services import ServiceSpec, find_cycle, longest_waits
-from agent.work.where import ON_EVERY, ON_HEAD, Where
+from agent.work.services import (
+    ON_EVERY,
+    ON_HEAD,
+    PREPARE,
+    PREPARE_EACH,
+    PrepareStep,
+    ServiceSpec,
+    Where,
+    find_cycle,
+    longest_waits,
+    ordered_steps,
+)
 from unit import workers
 from unit.heads import (
     LOST,

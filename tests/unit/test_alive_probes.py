@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
 from agent.runtime.probes import MissCounter, ReadinessProbe, cpu_of, until_dead
-from agent.work.services import LivenessCheck, LogPattern, ScoringProbe, ServiceSpec
-from agent.work.where import Placeholders
+from agent.work.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
 from reward_process import reward_server
 from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Story, goal, job
 

@@ -90,7 +90,7 @@ from agent.runtime.process import Child
 from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareOrder
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders
 from unit.worlds import MACHINE, plan_of
 
 root = Path(sys.argv[1])

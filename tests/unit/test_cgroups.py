@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.node import limits, read
+from agent.node.facts import compared_variables
 from agent.node.read import gpu_fault
-from agent.node.variables import compared_variables
 from agent.runtime.ray_watch import MemoryWatch
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.base.terminal import NO_TERMINAL, Line, Terminal
+from agent.base.text import NO_TERMINAL, Line, Terminal
 from agent.boot.command_line import SHELLS, CommandLine
 from agent.boot.completion import completion_for
 from agent.cli import main

@@ -14,8 +14,8 @@ from agent.base.outcome import Kind, Outcome
 from agent.record.run_folder import outcome_text
 from agent.runtime.probes import ReadinessProbe
 from agent.settings import load
+from agent.work.services import Placeholders
 from agent.work.services_file import parse
-from agent.work.where import Placeholders
 from unit.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
 from unit.free_ports import free_port
 from unit.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch

@@ -15,7 +15,7 @@ import pytest
 import hub
 from agent.base.text import own_command
 from agent.bundled import fetch_model
-from agent.work.prepare import fetch_note, fetch_steps, is_hub_id
+from agent.work.services import fetch_note, fetch_steps, is_hub_id
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from agent.decisions.values import (
     ServiceWaits,
     StepOver,
 )
-from agent.work.where import Where
+from agent.work.services import Where
 from unit.heads import (
     INT,
     PREPARED,

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.work.job import PLACEHOLDERS, JobPlaceholders, entrypoint, fill
-from agent.work.services import reward_service, reward_url
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders, reward_service, reward_url
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 PYTHON = "/opt/ray/bin/python3"

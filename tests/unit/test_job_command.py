@@ -23,7 +23,7 @@ from agent.settings import load
 from agent.topology.resolve import resolve
 from agent.work.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
 from agent.work.recipes.recipe import JobBasis
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders
 from unit.heads import Story, goal, nodes, word
 from unit.toy_recipe import NAME, NEEDED, toy
 from unit.worlds import MACHINE, plan_of

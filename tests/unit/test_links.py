@@ -26,7 +26,7 @@ from agent.decisions.head.waits import pending_waits
 from agent.decisions.values import HERE, SAMPLE, Answer, Answered
 from agent.plan import waits as planned
 from agent.work.recipes.sizing import SLOW_LINK
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders
 from unit.fake_runs import prober_of
 from unit.heads import TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, SECRET, plan_of

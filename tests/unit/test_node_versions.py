@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import __version__
+from agent.node.facts import compared_variables
 from agent.node.python_facts import installed
 from agent.node.read import gpu_models, node_versions
-from agent.node.variables import compared_variables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.base.terminal import NO_TERMINAL
-from agent.base.text import own_command
-from agent.plan.show import duration, render
-from agent.plan.summary import MOST_LINES, summary, to_json
+from agent.base.text import NO_TERMINAL, own_command
+from agent.plan.show import MOST_LINES, duration, render, summary, to_json
 from agent.settings.redact import redactor_for
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 

@@ -19,8 +19,8 @@ from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests
 from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
-from agent.checks.all_reduce import AllReduceShare, all_reduce_result
 from agent.checks.finding import Level
+from agent.checks.network import AllReduceShare, all_reduce_result
 from agent.decisions import head, worker
 from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h
@@ -42,8 +42,8 @@ from agent.plan.show import render
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
+from agent.work.services import Placeholders
 from agent.work.torchrun import ShareOrder
-from agent.work.where import Placeholders
 from unit.fake_runs import prober_of
 from unit.free_ports import free_port
 from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word

@@ -15,8 +15,7 @@ from agent.decisions.values import StepOver
 from agent.record.run_folder import RunFolder
 from agent.runtime.waiting import NotYet, until
 from agent.settings.redact import redactor_for
-from agent.work.prepare import PrepareStep
-from agent.work.where import ON_EVERY, Placeholders
+from agent.work.services import ON_EVERY, Placeholders, PrepareStep
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.values import ItemReport, Step, StepOver
-from agent.work.prepare import PrepareStep, ordered_steps
-from agent.work.where import ON_EVERY, ON_HEAD
+from agent.work.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
 from unit.heads import TICK, History, Story, goal, nodes, word
 from unit.worlds import MACHINE
 

@@ -33,7 +33,7 @@ from agent.decisions.values import (
 )
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
-from agent.work.where import ON_EVERY, Placeholders
+from agent.work.services import ON_EVERY, Placeholders
 from unit.fake_runs import prober_of
 from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of

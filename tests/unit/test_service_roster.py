@@ -11,7 +11,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.services import service_address
 from agent.decisions.values import HERE, SCORE, Answer, Answered, ItemReport, Step
 from agent.plan import waits as planned
-from agent.work.where import Where
+from agent.work.services import Where
 from unit.heads import (
     HEAD,
     RETRIEVER,

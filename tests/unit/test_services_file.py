@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from agent.work.services import (
     NO_FILE,
+    ON_EVERY,
+    ON_HEAD,
     HttpProbe,
     LivenessCheck,
     LogPattern,
+    Placeholders,
     ServicesFile,
     TcpProbe,
+    Where,
 )
 from agent.work.services_file import parse
-from agent.work.where import ON_EVERY, ON_HEAD, Placeholders, Where
 from unit.worlds import settings_of
 
 SETTINGS = settings_of({})

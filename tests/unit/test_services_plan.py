@@ -16,10 +16,8 @@ from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
-from agent.work.prepare import ordered_steps
-from agent.work.services import digest, reward_url
+from agent.work.services import Placeholders, digest, ordered_steps, reward_url
 from agent.work.services_file import parse
-from agent.work.where import Placeholders
 from unit.launches import EXAMPLES
 from unit.worlds import MACHINE, SECRET, settings_of, with_ray
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.terminal import NO_TERMINAL
+from agent.base.text import NO_TERMINAL
 from agent.settings import load
 from agent.settings.load import env_lines, env_rows
 from agent.settings.model import FIELD_OF, KNOWN_NAMES, SECRETS, VARIABLES

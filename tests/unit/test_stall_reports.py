@@ -24,7 +24,7 @@ from agent.decisions.values import SAMPLE, SCORE, Answer
 from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
-from agent.work.where import Placeholders
+from agent.work.services import Placeholders
 from unit.free_ports import free_port
 from unit.heads import goal, word
 from unit.test_orders import OneWorker, head_at

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.node.facts import contradiction, visible_devices
 from agent.node.read import gpus_of
-from agent.node.variables import contradiction, visible_devices
 from agent.plan.environment import for_node
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 

@@ -16,8 +16,7 @@ from agent.decisions import worker
 from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, Step, StepOver
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import RunOwnStep, StartRay, StopRay, WorkerPhase
-from agent.work.prepare import PrepareStep
-from agent.work.where import ON_EVERY
+from agent.work.services import ON_EVERY, PrepareStep
 from unit.heads import RETRIEVER, RETRIEVER_SPEC
 from unit.workers import LIMITS, TERM, TICK, History, Story, spoke
 

@@ -9,8 +9,7 @@ from agent.decisions.values import LogLine, StopAsked, Tick
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import WorkerPhase
 from agent.plan import waits as planned
-from agent.work.prepare import PrepareStep
-from agent.work.where import ON_EVERY
+from agent.work.services import ON_EVERY, PrepareStep
 from unit.heads import RETRIEVER_SPEC
 
 if TYPE_CHECKING:

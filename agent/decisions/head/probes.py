@@ -9,10 +9,16 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import first_names, listed
 from agent.checks.agreement import agreement
-from agent.checks.all_reduce import NAME, AllReduceShare, all_reduce_result
 from agent.checks.finding import Finding, Level
 from agent.checks.gpu import GpuCount, gpus_missing_in_ray
-from agent.checks.network import CHECK, Link, slow_links
+from agent.checks.network import (
+    CHECK,
+    PREFLIGHT,
+    AllReduceShare,
+    Link,
+    all_reduce_result,
+    slow_links,
+)
 from agent.decisions.head import state as h
 from agent.decisions.head.state import ProbeNode
 from agent.decisions.values import (
@@ -171,7 +177,7 @@ def begin_preflight(state: HeadState, now: float) -> Decision:
         for rank, (key, _) in enumerate(shares)
     )
     nodes = f"{len(shares)} node(s)"
-    return state, (LogLine(f"{NAME}: an all-reduce over {nodes} before the job"), *orders)
+    return state, (LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *orders)
 
 
 def _apply_preflight_answers(
@@ -193,7 +199,7 @@ def preflight_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for the head's result of the all-reduce."""
     known = state.preflight
     if known is not None and not known.is_over:
-        what = f"an all-reduce over all nodes ({NAME})"
+        what = f"an all-reduce over all nodes ({PREFLIGHT})"
         yield Wait(planned.PREFLIGHT, what, known.deadline)
 
 
@@ -222,7 +228,7 @@ def finish_preflight(
 def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
     """Return the outcome: 75 if a node was lost meanwhile, else 78."""
     if lost:
-        return ends.ALL_REDUCE_ABORTED.outcome(check=NAME, nodes=listed(lost))
+        return ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(lost))
     own = known.answers.get(HERE)
     names = {key: share.node for key, share in known.shares}
     failures = [
@@ -230,7 +236,7 @@ def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> 
     ]
     if failures and (own is None or not own.words):  # else the head's own result is more detailed
         failure = listed(failures)
-    return ends.ALL_REDUCE_FAILED.outcome(check=NAME, failure=failure)
+    return ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure)
 
 
 def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:

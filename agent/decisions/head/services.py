@@ -13,7 +13,7 @@ from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
 from agent.plan import waits as planned
-from agent.work.prepare import ordered_steps
+from agent.work.services import ordered_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Decision, Key, StepOnDisk, Turn
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
+    from agent.work.services import PrepareStep, ServiceSpec
 
 
 def first_actions(state: HeadState) -> tuple[HeadAction, ...]:

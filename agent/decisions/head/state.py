@@ -26,9 +26,8 @@ from agent.decisions.values import (
     Step,
 )
 from agent.node.facts import Facts
-from agent.work.prepare import PrepareStep
 from agent.work.recipes.recipe import NodeSize
-from agent.work.services import ServiceSpec
+from agent.work.services import PrepareStep, ServiceSpec
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 
 __all__ = ["HeadAction", "HeadEvent"]

@@ -52,14 +52,14 @@ from agent.decisions.worker.state import (
     WorkerState,
 )
 from agent.plan import waits as planned
-from agent.work.prepare import ordered_steps
+from agent.work.services import ordered_steps
 from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.base.outcome import Outcome
-    from agent.work.prepare import PrepareStep
+    from agent.work.services import PrepareStep
 
 
 def hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:

@@ -20,8 +20,7 @@ from agent.decisions.values import (
     StepOver,
     WorkerAction,
 )
-from agent.work.prepare import PrepareStep
-from agent.work.services import ServiceSpec
+from agent.work.services import PrepareStep, ServiceSpec
 from agent.work.torchrun import ShareOrder, ShareOver
 
 __all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver", "WorkerAction"]

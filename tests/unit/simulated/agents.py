@@ -14,7 +14,7 @@ from unit.simulated.machines import Execution, NodeLife, Service
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from agent.work.prepare import PrepareStep
+    from agent.work.services import PrepareStep
     from unit.simulated.machines import LateFile, Machine
 
 

@@ -21,7 +21,7 @@ from unit.simulated.virtual import HERE, Clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from agent.work.prepare import PrepareStep
+    from agent.work.services import PrepareStep
     from unit.simulated.agents import Agent
     from unit.simulated.rays import Cluster, Raylet
     from unit.simulated.world import World
