@@ -181,6 +181,6 @@ def test_names_are_where_a_document_says(path: Path) -> None:
 
 def test_the_way_from_a_script_names_what_is() -> None:
     """Every variable and every recipe that it sends its readers to is known."""
-    text = (ROOT / "docs/from-your-script.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/migrate.md").read_text(encoding="utf-8")
     assert set(re.findall(r"AGENT_[A-Z_]+", text)) <= set(KNOWN_NAMES)
     assert set(re.findall(r"AGENT_JOB=([\w-]+)", text)) <= set(BY_NAME)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FROM_SCRIPT = """# From your script to the agent
+MIGRATE = """# From your script to the agent
 
 Five documents that people start from, step by step: the document's steps are on the left, the
 agent's on the right. Every node runs the same container command, `pod-agent`; differences are in
@@ -31,7 +31,7 @@ job. Tests compare the two, argument by argument.
 SETTINGS = """# {name}: its settings beside those of its framework's scripts
 
 The values are those for a model of 7B on nodes of 8 GPUs whose memory is not known, without a
-reward server, evaluation data and W&B; [sizes](../recipes.md#sizes) says what changes them. A
+reward server, evaluation data and W&B; [sizes](README.md#sizes) says what changes them. A
 setting that nobody sets has the framework's default. `AGENT_JOB_ARGS` replaces any of them.
 """
 
@@ -125,10 +125,10 @@ def typed(environment: dict[str, str], recipe: str) -> Iterator[str]:
         yield '"'
 
 
-def from_script_page() -> str:
-    """Return docs/from-your-script.md."""
+def migrate_page() -> str:
+    """Return docs/migrate.md."""
     documents, seeds = load("documents")["document"], load("seeds")["seed"]
-    lines = [FROM_SCRIPT]
+    lines = [MIGRATE]
     for document in documents:
         title = document["title"]
         lines.append(f"- [{title}](#{anchor(title)})")
@@ -197,9 +197,9 @@ def test_no_page_is_left_over() -> None:
     assert {f"{name}.md" for name in RECIPES} <= found
 
 
-def test_from_your_script() -> None:
+def test_migrate() -> None:
     """The page has every step of the documents, and every launch command."""
-    check(ROOT / "docs" / "from-your-script.md", from_script_page())
+    check(ROOT / "docs" / "migrate.md", migrate_page())
 
 
 @pytest.mark.parametrize(
