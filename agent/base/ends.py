@@ -60,7 +60,7 @@ JOB_FAILED = End(
 JOB_OUT_OF_MEMORY = End(
     None,
     Kind.JOB_FAILED,
-    "the job ran out of memory (exit code {code_name}){details}{before}",
+    "the job ran out of memory{details}{before}",
     culprit="job",
     remedy="Its output is in job.log",
     is_jobs_verdict=True,

@@ -354,7 +354,7 @@ class WorkerLogs:
             stage = worker.state(counts=state.fleet.counts(worker))
             node_state = stage if bye is None else NodeState.LEFT
             yield BundlePart(
-                f"{folder}/last-heard.txt", last_report_text(worker, node_state, now, bye)
+                f"{folder}/last-report.txt", last_report_text(worker, node_state, now, bye)
             )
             for name, text in logs.get(worker.key, ()):
                 yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)

@@ -216,7 +216,7 @@ _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
 
 
 def rdma_devices(node: CheckedNode) -> Result | None:
-    """NCCL falls back to TCP, many times slower, without a word in the usual log."""
+    """NCCL falls back to TCP, many times slower, and its usual log does not show it."""
     found, variables = node.facts.rdma, node.facts.variables
     chosen = variables.get(_CHOSEN, "").strip()
     if not found:

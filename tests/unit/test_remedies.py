@@ -191,7 +191,7 @@ def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_log_of_an_actor_that_died_is_read(run: NodeRun) -> None:
-    """Where a worker process of Ray ended without a word, its own log and Ray's record count."""
+    """The log of a worker process that ended without an error counts, and the record of Ray."""
     actor = "f1278bf7c4ae451727a2f3e803000000"
     run.folder.file("job.log").write_text(
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"

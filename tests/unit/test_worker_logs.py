@@ -160,15 +160,15 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
     assert [*parts][:4] == [
         "status.json",
         "findings.json",
-        "pod2/last-heard.txt",
+        "pod2/last-report.txt",
         "pod2/facts.json",
     ]
-    assert "silent: connection refused" in parts["pod2/last-heard.txt"]
-    assert "detail: all is well" in parts["pod2/last-heard.txt"]
+    assert "silent: connection refused" in parts["pod2/last-report.txt"]
+    assert "detail: all is well" in parts["pod2/last-report.txt"]
     assert json.loads(parts["pod2/facts.json"])["interfaces"] == {}
     assert parts["pod3/agent.log"] == "one\ntwo\n"
     assert parts["pod3/raylet.out"] == "end\n"
-    assert "state: left\ngoodbye: done\n" in parts["pod3/last-heard.txt"]
+    assert "state: left\ngoodbye: done\n" in parts["pod3/last-report.txt"]
 
 
 def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
@@ -176,8 +176,8 @@ def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
     for key in ("a", "b"):
         worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
         story.note(h.WorkerReported(worker))
-    told = [name for name in story.parts() if name.endswith("last-heard.txt")]
-    assert told == ["node-a-2/last-heard.txt", "node-a-3/last-heard.txt"]
+    told = [name for name in story.parts() if name.endswith("last-report.txt")]
+    assert told == ["node-a-2/last-report.txt", "node-a-3/last-report.txt"]
 
 
 def test_what_is_not_known_is_not_told() -> None:
