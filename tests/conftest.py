@@ -1,4 +1,4 @@
-"""The option --passed, by which a run of all tests goes on where it was interrupted."""
+"""The option --passed: an interrupted run of all tests continues where it stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the file once, where the run is controlled: each xdist worker gets the same list."""
+    """Read the file once in the controller, so that each xdist worker gets the same list."""
     path: Path | None = config.getoption("passed")
     lines: list[str] = []
     if hasattr(config, "workerinput"):
@@ -41,7 +41,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has passed."""
+    """Deselect the tests that have passed."""
     passed = config.stash[PASSED]
     done = [item for item in items if item.nodeid in passed]
     if done:
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Recorder:
-    """Appends each test that passed, or was skipped, to the file."""
+    """Appends each test that passed or was skipped to the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,13 +64,13 @@ class _Recorder:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Record from here on; an xdist worker reports to its controller, which records."""
+    """Record from here on, in the controller: xdist workers report to it."""
     path: Path | None = session.config.getoption("passed")
     if path is not None and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.register(_Recorder(path))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Where everything has passed before, that no test is left is a success."""
+    """Report success if every test had passed before and none is left to run."""
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash[PASSED]:
         session.exitstatus = pytest.ExitCode.OK

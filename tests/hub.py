@@ -1,4 +1,4 @@
-"""A stand-in for the hub, as its published API has it, and the real client that asks it."""
+"""A stand-in for the Hugging Face hub's HTTP API, and the real client for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 MODEL = "acme/tiny-2b"
 FILES = {
     "config.json": b'{"model_type": "tiny"}',
-    "model.safetensors": bytes(24 << 20),  # the client keeps what came in pieces of 10 MiB
+    "model.safetensors": bytes(24 << 20),  # the client stores a download in pieces of 10 MiB
     "pytorch_model.bin": b"the same once more" * 1000,
     "original/consolidated.00.pth": b"and once more",
     "README.md": b"# tiny",
@@ -31,7 +31,7 @@ FILES = {
 
 
 class Hub(ThreadingHTTPServer):
-    """One model, and what was asked for it; the first requests for weights can be broken off."""
+    """One model, and the requests for it; the first downloads of weights can be broken off."""
 
     daemon_threads = True
 
@@ -39,30 +39,30 @@ class Hub(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.asked: list[str] = []
         self.breaks = breaks
-        """How many answers with weights end halfway."""
+        """How many downloads of weights are broken off halfway."""
         self.busy = 0
-        """How many questions are answered with 503."""
+        """How many requests are answered with 503."""
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        """Return what HF_ENDPOINT is to be."""
+        """Return the value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers what `huggingface_hub` asks of the hub to fetch a snapshot."""
+    """Serves the requests with which `huggingface_hub` fetches a snapshot."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
     PATTERN: ClassVar = re.compile(r"/(?:(api)/models/)?([\w.-]+/[\w.-]+)(?:/(.*))?")
 
     def do_HEAD(self) -> None:
-        """Tell a file's size and hash."""
+        """Send a file's size and hash."""
         self._answer(with_body=False)
 
     def do_GET(self) -> None:
-        """Give the list of files, or one of them."""
+        """Send the list of files, or one of them."""
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_ignored: object) -> None:
-        """Say nothing: what was asked is kept."""
+        """Print nothing: requests are recorded."""
 
 
 def _oid(body: bytes) -> str:
@@ -143,9 +143,9 @@ def _oid(body: bytes) -> str:
 
 
 def client() -> Path:
-    """Return a folder with `huggingface_hub` for this Python; installed once, by its name.
+    """Return a folder with `huggingface_hub` for this Python; installed once.
 
-    Raises CalledProcessError where it cannot be installed, as without a network.
+    Raises CalledProcessError if it cannot be installed, for example without a network.
     """
     place = ROOT / ".versions" / f"hub-{sys.version_info[0]}.{sys.version_info[1]}"
     place.parent.mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def client() -> Path:
 
 
 def environment(home: Path, endpoint: str) -> dict[str, str]:
-    """Return the environment of a process that is to use that client and this hub."""
+    """Return the environment of a process that uses that client and this hub."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return {**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
 

@@ -1,4 +1,4 @@
-"""What the tests' own start must not bring into what they start: signals that are ignored."""
+"""Signals that the test runner ignores must not be ignored in its children."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import signal
 
 
 def keep_ignored_signals_from_children() -> None:
-    """Handle signals that we were started to ignore (nohup, `&`) by doing nothing.
+    """Replace "ignore" by a handler that does nothing, for signals ignored at start (nohup, `&`).
 
-    For us it is the same. But an ignored signal is inherited, no shell can trap it, and whatever
-    a test starts, and ends by it, would never end.
+    The effect on this process is the same. But child processes inherit an ignored signal, and no
+    shell can trap it: a process that a test stops by this signal would never end.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,7 +1,7 @@
-"""Which scenario of the pod lab proves which promise of README, docs and contract.
+"""The pod lab's scenario for each promise of README, docs and contract.
 
 `./scripts/test` runs these; `--all` runs every scenario. `python tests/promises.py` prints their
-names, with `--quick` the one of the quick run.
+names; with `--quick`, the one of the quick run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMISES = (
     ),
     Promise(
         "RunPod Instant Clusters: the interface of the cluster, for Ray and for NCCL",
-        "test_platforms.py::test_an_instant_cluster_meets_on_ens1",
+        "test_platforms.py::test_an_instant_cluster_uses_ens1",
     ),
     Promise(
         "Slurm: the job's code arrives, and jobs on the same hosts leave each other alone",
@@ -48,7 +48,7 @@ PROMISES = (
     ),
     Promise(
         "`pod-agent stop` ends the run from the head's own node",
-        "test_ends.py::test_stop_from_the_heads_own_node_alone",
+        "test_ends.py::test_stop_only_from_the_heads_node",
     ),
     # ends
     Promise(
@@ -69,28 +69,28 @@ PROMISES = (
     ),
     Promise(
         "AGENT_JOB=none: the cluster stays until it is stopped, then 0",
-        "test_ends.py::test_no_job_means_stay",
+        "test_ends.py::test_without_a_job_the_cluster_stays",
     ),
     Promise(
         "SIGUSR1 and SIGUSR2 reach the job",
-        "test_signals_pass.py::test_sigusr1_reaches_a_program_below_a_shell",
+        "test_user_signals.py::test_sigusr1_reaches_a_program_below_a_shell",
     ),
     Promise(
         "a stdout that nobody reads delays neither the job nor the end",
-        "test_blocked_readers.py::test_a_stdout_that_nobody_reads",
+        "test_unread_output.py::test_stdout_without_a_reader",
     ),
     # losses
     Promise(
         "an agent that is killed is started again: one job, the same Ray, no line lost",
-        "test_agent_killed.py::test_a_killed_agent_is_started_again_and_follows_on[head]",
+        "test_agent_killed.py::test_a_killed_agent_is_restarted_and_follows_the_job[head]",
     ),
     Promise(
         "a lost worker is named within 3 s; AGENT_JOB_RETRIES makes another attempt",
-        "test_deaths.py::test_a_killed_worker_that_returns_costs_an_attempt",
+        "test_losses.py::test_a_killed_worker_that_returns_costs_an_attempt",
     ),
     Promise(
         "a head that comes back elsewhere goes on with its run, and workers rejoin it",
-        "test_deaths.py::test_a_head_with_a_new_address_continues_its_run[shared]",
+        "test_losses.py::test_a_head_with_a_new_address_continues_its_run[shared]",
     ),
     # reward server, services, prepare steps
     Promise(
@@ -124,13 +124,13 @@ PROMISES = (
     ),
     Promise(
         "torchrun: the first failed rank's code is every node's",
-        "test_torchrun.py::test_the_first_failed_rank_decides_for_all",
+        "test_torchrun.py::test_the_first_failed_ranks_code_ends_all_nodes",
     ),
 )
 
 
 def main(argv: list[str]) -> None:
-    """Print the scenarios as pytest takes them, each once."""
+    """Print each scenario once, as an argument for pytest."""
     chosen = [QUICK] if "--quick" in argv else [promise.scenario for promise in PROMISES]
     print(*dict.fromkeys(f"tests/lab/{scenario}" for scenario in chosen), sep="\n")
 

@@ -1,4 +1,4 @@
-"""A real reward server for tests: its own process, on a free loopback port."""
+"""A real reward server for tests: a separate process on a free loopback port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(main(sys.argv[1:]))
 """
 """Runs the server as if math-verify were not installed."""
 NOTICE = f"reward server: {WITHOUT_MATH_VERIFY}\n"
-"""What it then writes to stderr."""
+"""The notice that it then writes to stderr."""
 
 
 class Reply(NamedTuple):
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 class RewardProcess:
-    """The server's process, and where it listens."""
+    """The server's process and its URL."""
 
     def __init__(self, process: subprocess.Popen[bytes], line: str) -> None:
         self.process = process
@@ -52,11 +52,11 @@ class RewardProcess:
         self.port = int(self.url.split(":")[2].split("/")[0])
 
     def at(self, path: str) -> str:
-        """Return the address of another path."""
+        """Return the URL of another path."""
         return f"http://127.0.0.1:{self.port}{path}"
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Signal it, and return its exit code and the rest of its stderr."""
+        """Signal it; return its exit code and the rest of its stderr."""
         self.process.send_signal(number)
         _, stderr = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, stderr.decode()
@@ -64,7 +64,7 @@ class RewardProcess:
 
 @contextlib.contextmanager
 def reward_server(*flags: str, env: dict[str, str] | None = None) -> Iterator[RewardProcess]:
-    """Run a reward server until the end of the block; with math-verify only from a PYTHONPATH."""
+    """Run a reward server during the block; math-verify is found only on a PYTHONPATH."""
     has_math_verify = "PYTHONPATH" in (env or {})
     program = ["-m", PROGRAM] if has_math_verify else ["-c", WITHOUT]
     process = subprocess.Popen(
@@ -95,7 +95,7 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
 
 
 def ask(url: str, body: bytes | dict[str, object] | None = None) -> Reply:
-    """POST a body, or GET without one; return whatever is replied."""
+    """POST a body, or GET without one; return the reply."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     try:
         with urllib.request.urlopen(url, data, timeout=SECONDS) as reply:  # noqa: S310 # loopback

@@ -1,4 +1,4 @@
-"""A server of RunPod's API for pods, made from its published description.
+"""A server for RunPod's pod API, made from its published description.
 
 It refuses what the description refuses, and checks each of its own replies against it. By hand:
 `python tests/runpod_server.py PORT KEY POD... [--tls CERTIFICATE KEY]` prints each request.
@@ -34,7 +34,7 @@ AFTER = {"stop": "EXITED", "start": "STARTING", "restart": "RUNNING", "terminate
 
 
 def resolved(schema: Any) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Replace each reference by what it names."""
+    """Replace each reference by its target."""
     if isinstance(schema, list):
         return [resolved(one) for one in schema]
     if not isinstance(schema, dict):
@@ -58,7 +58,7 @@ def flat(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def sample(schema: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Make the least value of a schema: its required properties alone."""
+    """Make the smallest value of a schema: its required properties only."""
     for one in ("enum", "oneOf", "anyOf"):
         if one in schema:
             first = schema[one][0]
@@ -78,7 +78,7 @@ def sample(schema: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever JSON has
 
 @dataclass
 class RunPodServer:
-    """Pods by their id, one key, and the requests so far."""
+    """Pods by ID, one key, and the requests so far."""
 
     key: str
     pods: dict[str, dict[str, Any]]
@@ -87,12 +87,12 @@ class RunPodServer:
     faults: dict[str, list[tuple[int, dict[str, str]]]] = field(default_factory=dict)
     """By method: codes and headers of the next replies; 0 breaks the connection."""
     rights: bool = True
-    """Whether the key has the right to act."""
+    """Whether the key has the permission to act."""
     url: str = ""
-    """Where it is served."""
+    """The base URL of the server."""
 
     def pod(self, pod: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any property
-        """Return a pod as the schema has it."""
+        """Return a pod in the schema's form."""
         schema = resolved(DESCRIPTION["components"]["schemas"]["Pod"])
         made = {**sample(schema), "id": pod, "status": "RUNNING", "cost": 0.44, **changes}
         return {**made, "actions": changes.get("actions", ALLOWED[made["status"]])}
@@ -100,7 +100,7 @@ class RunPodServer:
     def reply(  # noqa: PLR0911 - one refusal, one return
         self, method: str, path: str, key: str, body: bytes
     ) -> tuple[int, Any]:
-        """Return code and content of the reply to a request."""
+        """Return status code and content of the reply to a request."""
         match = re.fullmatch(r"/v2/pods/([^/]+)(/action)?", path)
         template = "/v2/pods/{id}" + ((match[2] or "") if match else "")
         operation = DESCRIPTION["paths"][template].get(method.lower()) if match else None
@@ -129,7 +129,7 @@ class RunPodServer:
         return (204, None) if action == "terminate" else (200, self.pod(match[1], **state))
 
     def content(self, method: str, path: str, code: int, found: Any) -> bytes:  # noqa: ANN401 - as above
-        """Return the body of a reply, which the description must allow."""
+        """Return the body of a reply, checked against the description."""
         template = "/v2/pods/{id}/action" if path.endswith("/action") else "/v2/pods/{id}"
         replies = DESCRIPTION["paths"][template].get(method.lower(), {}).get("responses", {})
         described = resolved(replies.get(str(code), replies.get("default", {})))

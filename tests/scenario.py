@@ -1,4 +1,4 @@
-"""What the scenarios share: agents in the pods of a lab, their ends and their words."""
+"""Shared by the scenarios: agents in the pods of a lab, their output, and waiting."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).parents[1]
 ENVIRONMENT = Path(os.environ.get("POD_AGENT_ENVIRONMENT") or sys.prefix)
-"""Where pods have agent and Ray from; scripts/versions names others than this Python's own."""
+"""The environment with agent and Ray for the pods; scripts/versions sets another one."""
 AGENT = str(ENVIRONMENT / "bin/pod-agent")
 RAY = str(ENVIRONMENT / "bin/ray")
 QUICK_DNS = {"RES_OPTIONS": "timeout:1 attempts:1"}
 BOOT = 90.0
-"""Longest that a job may take to start; three Rays share two cores here."""
+"""Maximum time until a job starts; three Rays share two cores here."""
 
 
 def needed_in_pods() -> list[Path]:
-    """List what pods must see, wherever it lies: that environment and the Python behind it."""
+    """List paths that pods must see: that environment, and the Python that it links to."""
     pythons = [str(ENVIRONMENT / "bin/python"), os.environ.get("POD_AGENT_TORCH_PYTHON")]
     given = [Path(python) for python in pythons if python]
     return [path.parents[1] for python in given for path in (python, python.resolve())]
 
 
 def ray_in_pods() -> str:
-    """Return the version of the Ray that pods have."""
+    """Return the version of Ray in the pods."""
     asked = subprocess.run([AGENT, "--version"], capture_output=True, text=True, check=True)
     return asked.stdout.split()[-1]
 
 
 def need_lab() -> None:
-    """Skip where no lab can be made, and say why; in CI that is a failure."""
+    """Skip where no lab can be made, with the reason; in CI, fail."""
     reason = podlab.missing()
     if reason is not None:
         if os.environ.get("CI"):
@@ -56,7 +56,7 @@ def need_lab() -> None:
 
 @dataclass
 class Cluster:
-    """Pods of a lab, one identical environment, and the agents that were started in them."""
+    """Pods of a lab, one identical environment, and the agents started in them."""
 
     lab: podlab.Lab
     env: dict[str, str]
@@ -68,7 +68,7 @@ class Cluster:
         return list(self.lab.pods)
 
     def agent(self, pod: Pod | int, *job: str, env: Mapping[str, str] | None = None) -> Container:
-        """Start the agent as a pod's first process, as RunPod would."""
+        """Start the agent as a pod's first process, as on RunPod."""
         where = self.pods[pod] if isinstance(pod, int) else pod
         own = {"RUNPOD_POD_ID": where.name}
         command = [AGENT, "run", "--", *job] if job else [AGENT]
@@ -100,7 +100,7 @@ def read_outcome(folder: Path, file: str = "outcome.json") -> dict[str, Any]:
 
 
 def ends(containers: Sequence[Container], timeout: float = BOOT) -> list[int]:
-    """Wait for all; return their exit codes."""
+    """Wait until all have exited; return their exit codes."""
     until = time.monotonic() + timeout
     return [c.wait(timeout=max(0.1, until - time.monotonic())) for c in containers]
 
@@ -111,7 +111,7 @@ def last_line(container: Container) -> str:
 
 
 def lookup(container: Container, name: str) -> str:
-    """Return the first address that the container's own resolver gives for a name."""
+    """Return the first address that the container's resolver finds for a name."""
     done = container.exec(["getent", "ahostsv4", name], env=QUICK_DNS, timeout=20)
     return (done.stdout.split() or [""])[0]
 
@@ -126,27 +126,27 @@ def await_true(
         time.sleep(step)
 
 
-def let_pass(seconds: float, *agents: Container) -> None:
-    """Let so much time pass, in which the agents must live."""
+def keep_running(seconds: float, *agents: Container) -> None:
+    """Wait for a duration, during which the agents must keep running."""
     over = time.monotonic() + seconds
     await_true(f"{seconds} s", lambda: time.monotonic() >= over, seconds + 5)
     assert all(agent.running for agent in agents), [agent.tail() for agent in agents]
 
 
 def agents_in(container: Container) -> list[ProcessInfo]:
-    """List the agents under the container's first process; there is one, or for a moment none."""
+    """List the agents below the container's first process: one, or briefly none."""
     everyone = container.processes()
     first = everyone[0].cmdline if everyone else ""
     return [p for p in everyone if p.ppid == 1 and p.cmdline == first]
 
 
 def kill_agent(container: Container) -> None:
-    """Have the agent die as by the kernel's OOM killer."""
+    """Kill the agent with SIGKILL, as the kernel's OOM killer does."""
     (agent,) = agents_in(container)
     os.kill(agent.host_pid, signal.SIGKILL)
 
 
 def states(head: Container) -> dict[str, str]:
-    """Return how each node stands, as the head's status says."""
+    """Return each node's state from the head's status."""
     status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
     return {node["name"]: node["state"] for node in status["nodes"]}

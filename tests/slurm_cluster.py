@@ -32,11 +32,11 @@ PACKAGES = {
     "slurmd": "slurmd",
     "sbatch": "slurm-client",
 }
-INIT = ("bash", "-c", "sleep infinity & wait")  # a PID 1 that reaps, as a machine's init does
+INIT = ("bash", "-c", "sleep infinity & wait")  # a PID 1 that reaps, like a machine's init
 TOKEN = "a-secret-that-all-nodes-share"  # noqa: S105 - of these nodes alone
-STATE = "/tmp/slurm"  # in each node's own /tmp
+STATE = "/tmp/slurm"  # in each node's private /tmp
 READY = 60.0
-"""Longest that a daemon takes to be ready, on a busy machine."""
+"""Maximum time until a daemon is ready, on a busy machine."""
 CONF = """\
 ClusterName=lab
 SlurmctldHost={head}({head_ip})
@@ -63,7 +63,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 
 def need_slurm() -> None:
-    """Skip where Slurm is not installed, and say so; in CI that is a failure."""
+    """Skip where Slurm is not installed, with the reason; in CI, fail."""
     absent = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
     if not absent:
         return
@@ -74,7 +74,7 @@ def need_slurm() -> None:
 
 
 class SlurmCluster:
-    """A Slurm cluster over all pods of a lab, with a folder that all nodes share."""
+    """A Slurm cluster over all pods of a lab, with a shared folder."""
 
     def __init__(self, lab: podlab.Lab, shared: Path, more: str = "") -> None:
         self._lab = lab
@@ -85,7 +85,7 @@ class SlurmCluster:
         self.jobs: list[Job] = []
 
     def up(self) -> None:
-        """Start the daemons; return when every node is ready for jobs."""
+        """Start the daemons; return when every node accepts jobs."""
         self._configure()
         for pod in self._lab.pods:
             (pod.tmp / "slurm").mkdir(mode=0o755)
@@ -101,14 +101,14 @@ class SlurmCluster:
         await_true("all nodes are idle", lambda: self.run(*ready).stdout == count, READY)
 
     def bring_back(self, name: str) -> None:
-        """Boot a node that was killed, with its daemon."""
+        """Boot a killed node again, with its daemon."""
         self._boot(next(pod for pod in self._lab.pods if pod.name == name))
         self._daemon(name, "slurmd", "-D", "-N", name)
 
     def _boot(self, pod: Pod) -> None:
-        """Start a machine, with all but its slurmd."""
+        """Start a machine with everything but slurmd."""
         socket = pod.tmp / "slurm" / "munge.socket"
-        socket.unlink(missing_ok=True)  # of its life before
+        socket.unlink(missing_ok=True)  # left by a previous boot
         env = {"SLURM_CONF": str(self._shared / "slurm.conf")}
         self.nodes[pod.name] = pod.start(INIT, env=env, cwd=self._shared)
         self._daemon(pod.name, *self._munged())
@@ -142,15 +142,15 @@ class SlurmCluster:
         self._daemons.append(self.nodes[node].spawn(argv))
 
     def report(self) -> str:
-        """Return the daemons' last words, for a test that failed."""
+        """Return the daemons' last log lines, for a failed test."""
         return "\n".join(f"{daemon}{daemon.tail()}" for daemon in self._daemons)
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands on the first node, in the shared folder."""
+        """Run a Slurm command on the first node, in the shared folder."""
         return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
 
     def submit(self, name: str, job: str, *options: str) -> Job:
-        """Submit the start file with a command, its three lines changed; the job is bash words."""
+        """Submit the example's script with its three job lines replaced; `job` is shell text."""
         lines = {
             "#SBATCH --nodes=": f"#SBATCH --nodes={len(self.nodes)}",
             "agent=": f"agent={AGENT}",
@@ -176,13 +176,13 @@ class SlurmCluster:
         return self.jobs[-1]
 
     def outcome(self, run: str, node: str, file: str = "outcome.json") -> dict[str, Any]:
-        """Read a node's outcome.json of a run, or the one of a former life."""
+        """Read a node's outcome.json of a run, or that of an earlier run of the job."""
         return read_outcome(self._shared / "agent-logs" / run / node, file)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a cluster, and the `sbatch --wait` that it came from."""
+    """A job of a cluster, and the `sbatch --wait` that submitted it."""
 
     cluster: SlurmCluster
     id: str
@@ -190,21 +190,21 @@ class Job:
     sbatch: Running
 
     def text(self) -> str:
-        """Return what the job has written so far."""
+        """Return the job's output so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def fields(self) -> dict[str, str]:
-        """Return what Slurm knows of it."""
+        """Return the fields of `scontrol show job`."""
         words = self.cluster.run("scontrol", "show", "job", "--oneliner", self.id).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for(self, pattern: str, timeout: float = BOOT) -> None:
-        """Wait until its output matches."""
+        """Wait until the job's output matches."""
         compiled = re.compile(pattern, re.MULTILINE)
         self._wait(f"{pattern!r} in", lambda: compiled.search(self.text()) is not None, timeout)
 
     def state(self, timeout: float, *wanted: str) -> dict[str, str]:
-        """Wait until Slurm says that it is in one of these states; return all that it says."""
+        """Wait until the job is in one of these states; return its fields."""
         self._wait(" or ".join(wanted), lambda: self.fields().get("JobState") in wanted, timeout)
         return self.fields()
 
@@ -216,30 +216,30 @@ class Job:
             raise AssertionError(f"{late}\n{told}") from None
 
     def processes(self) -> dict[str, list[ProcessInfo]]:
-        """Return its processes by node: Slurm's variables mark them, whoever their parent is."""
+        """Return the job's processes by node, found by Slurm's variables, whatever their parent."""
         return {
             name: [info for info in node.processes() if self._owns(info)]
             for name, node in self.cluster.nodes.items()
         }
 
     def _owns(self, info: ProcessInfo) -> bool:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has exited meanwhile
             return info.environ().get("SLURM_JOB_ID") == self.id
         return False
 
     def parent(self, node: str) -> ProcessInfo:
-        """Return the small parent that Slurm started on a node."""
+        """Return the agent's parent process, which Slurm started on a node."""
         found = self.processes()[node]
         return next(p for p in found if "pod-agent run" in p.cmdline and p.name != "srun")
 
     def agent(self, node: str) -> ProcessInfo | None:
-        """Return the agent proper below it; for a moment there may be none."""
+        """Return the agent below it: one, or briefly none."""
         parent = self.parent(node)
         below = [p for p in self.processes()[node] if p.ppid == parent.pid]
         return next((p for p in below if p.cmdline == parent.cmdline), None)
 
     def ray(self) -> dict[str, dict[str, int]]:
-        """Return the pids of its Ray's own processes, by node and name."""
+        """Return the PIDs of the job's Ray processes, by node and name."""
         parts = {"gcs_server", "raylet"}
         return {
             node: {info.name: info.pid for info in found if info.name in parts}
@@ -247,7 +247,7 @@ class Job:
         }
 
     def wait_until_gone(self, timeout: float, *nodes: str) -> None:
-        """Wait until no process of it is left on these nodes, or on any."""
+        """Wait until none of the job's processes is left on these nodes, or on any."""
 
         def gone() -> bool:
             return not any(self.processes()[name] for name in nodes or self.cluster.nodes)
@@ -255,5 +255,5 @@ class Job:
         self._wait("no process is left of", gone, timeout)
 
     def outcomes(self, file: str = "outcome.json") -> dict[str, dict[str, Any]]:
-        """Read every node's outcome.json, or the one of a former life."""
+        """Read every node's outcome.json, or that of an earlier run of the job."""
         return {name: self.cluster.outcome(self.id, name, file) for name in self.cluster.nodes}

@@ -1,12 +1,11 @@
-"""Stands in for the programs that an example calls: what they would do is only noted.
+"""Stand-ins for the programs that an example calls: most calls are only recorded.
 
     stand_in.py PROGRAM ARG…
 
-Each call is noted with its arguments and environment in the folder STAND_IN_NOTES. `srun` runs its
-command once for each node of STAND_IN_NODES, `docker` and `podman` run the image's entrypoint with
-nothing but what `--env` gives, `apptainer` its command, `ssh` runs its command in a new shell,
-`pod-agent` ends with the code STAND_IN_CODE, where STAND_IN_STAY is set not before a `docker stop`
-in its place.
+Each call is recorded with its arguments and environment in the folder STAND_IN_NOTES. `srun` runs
+its command once for each node of STAND_IN_NODES. `docker` and `podman` run the image's entrypoint
+with the variables of `--env` only. `apptainer` runs its command, `ssh` runs its command in a new
+shell. `pod-agent` exits with STAND_IN_CODE; if STAND_IN_STAY is set, only after a `docker stop`.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import tempfile
 from pathlib import Path
 
 OURS = "STAND_IN_"
-ONLY_NOTED = {"scontrol", "git", "pip", "curl", "sha256sum"}
+ONLY_RECORDED = {"scontrol", "git", "pip", "curl", "sha256sum"}
 BARE = {"--rm"}
-"""Flags of docker's that take no value."""
+"""Flags of docker that take no value."""
 
 
 def main(program: str, arguments: list[str]) -> int:
-    """Note the call, then do what there is of it."""
+    """Record the call, then do the program's part."""
     if program == "pod-agent" and os.environ.get("STAND_IN_STAY"):
-        os.mkfifo(stopper())
+        os.mkfifo(stop_fifo())
     note(program, arguments)
     if program == "srun":
         return srun(arguments)
@@ -37,15 +36,15 @@ def main(program: str, arguments: list[str]) -> int:
         return apptainer(arguments)
     if program == "ssh":
         return ssh(arguments)
-    if program in ONLY_NOTED:
+    if program in ONLY_RECORDED:
         return 0
     if os.environ.get("STAND_IN_STAY"):
-        stopper().read_text()  # ends when `docker stop` has opened and closed it
+        stop_fifo().read_text()  # the FIFO returns when `docker stop` has opened and closed it
     return int(os.environ.get("STAND_IN_CODE", "0"))
 
 
 def note(program: str, arguments: list[str]) -> None:
-    """Leave a file about this call."""
+    """Write a file about this call."""
     folder = os.environ["STAND_IN_NOTES"]
     environ = {name: text for name, text in os.environ.items() if not name.startswith(OURS)}
     place = os.environ.get("STAND_IN_PLACE", "")
@@ -56,19 +55,19 @@ def note(program: str, arguments: list[str]) -> None:
     Path(path).rename(f"{path}.json")
 
 
-def stopper() -> Path:
-    """Return the pipe through which an agent that stays is stopped."""
+def stop_fifo() -> Path:
+    """Return the FIFO through which a staying agent is stopped."""
     return Path(os.environ["STAND_IN_NOTES"], f"{os.environ['STAND_IN_PLACE']}.stop")
 
 
 def kept() -> dict[str, str]:
-    """Return what stand-ins need to find each other, wherever they run."""
+    """Return the variables that stand-ins need to find each other."""
     found = {name: text for name, text in os.environ.items() if name.startswith(OURS)}
     return {**found, "PATH": os.environ["PATH"]}
 
 
 def srun(arguments: list[str]) -> int:
-    """Run the command on every node; return the highest code."""
+    """Run the command on every node; return the highest exit code."""
     at = next(n for n, word in enumerate(arguments) if not word.startswith("--"))
     codes = []
     for place, node in enumerate(json.loads(os.environ["STAND_IN_NODES"])):
@@ -78,9 +77,9 @@ def srun(arguments: list[str]) -> int:
 
 
 def container(arguments: list[str]) -> int:
-    """Run the image's entrypoint, which is the agent, with the variables that were given."""
+    """Run the image's entrypoint, the agent, with only the given variables."""
     if arguments[0] == "stop":
-        with stopper().open("w"):  # as soon as the agent there listens
+        with stop_fifo().open("w"):  # as soon as that agent listens
             return 0
     environ, rest = kept(), arguments[1:]
     while rest[0].startswith("--"):
@@ -98,7 +97,7 @@ def container(arguments: list[str]) -> int:
 
 
 def apptainer(arguments: list[str]) -> int:
-    """Run the command, which keeps the environment and the folders."""
+    """Run the command with the caller's environment and folders."""
     assert arguments[:2] == ["exec", "--nv"]
     rest = arguments[2:]
     while rest[0].startswith("--"):
@@ -107,7 +106,7 @@ def apptainer(arguments: list[str]) -> int:
 
 
 def ssh(arguments: list[str]) -> int:
-    """Run the command in a shell that knows nothing of the caller's environment."""
+    """Run the command in a shell without the caller's environment."""
     while arguments[0] == "-o":
         arguments = arguments[2:]
     host, *command = arguments

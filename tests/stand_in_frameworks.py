@@ -1,8 +1,8 @@
 """Stand-ins for the frameworks of recipes: their arguments, placement and checkpoints.
 
-`install` lays out packages of their names, whose programs end here. Each reads its arguments as
-strictly as the real one, asks Ray for the same kind of placement, asks the reward server in the
-same words, and keeps checkpoints where and as the real one does. It trains nothing.
+`install` writes packages with their names, whose programs call this file. Each one reads its
+arguments as strictly as the real one, asks Ray for the same kind of placement, sends the reward
+server the same requests, and writes checkpoints with the same layout. It trains nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PLACEMENT_LIMIT = 20.0
-"""The real ones wait for ever for what cannot be placed."""
+"""The real frameworks wait without limit for a placement."""
 STEPS = 20
-"""From one checkpoint to the next: a run is over after that many."""
+"""Steps between two checkpoints: a run ends after that many."""
 
 VERL_KEYS = {
     *("algorithm.adv_estimator", "data.train_files", "data.val_files", "data.train_batch_size"),
@@ -52,9 +52,9 @@ VERL_KEYS = {
     ),
     "actor_rollout_ref.ref.fsdp_config.param_offload",
 }
-"""What verl 0.9 has in its configuration, of what a recipe may set."""
+"""The keys of verl 0.9's configuration that a recipe may set."""
 VERL_OPEN = ("reward.custom_reward_function.reward_kwargs.",)
-"""Where keys may be added, with a + before them."""
+"""Groups in which + may add keys."""
 
 OPENRLHF_NUMBERS = {
     *("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node"),
@@ -76,7 +76,7 @@ OPENRLHF_SWITCHES = {
     *("ds.packing_samples", "train.dynamic_batch_enable", "reward.normalize_enable"),
     *("vllm.enable_prefix_caching", "ds.adam_offload"),
 }
-"""What train_ppo_ray of OpenRLHF 0.11 takes, of what a recipe may set."""
+"""The options of OpenRLHF 0.11's train_ppo_ray that a recipe may set."""
 
 
 TRAIN_NUMBERS = {
@@ -92,7 +92,7 @@ TRAIN_SWITCHES = {
     *("model.gradient_checkpointing_enable", "ckpt.load_enable", "data.apply_chat_template"),
     *("ds.packing_samples", "ds.adam_offload"),
 }
-"""What train_sft, train_rm and train_dpo of OpenRLHF 0.11 take, of what a recipe may set."""
+"""The options of OpenRLHF 0.11's train_sft, train_rm and train_dpo that a recipe may set."""
 
 OPENRLHF_M_NUMBERS = {
     *("actor_num_nodes", "actor_num_gpus_per_node", "ref_num_nodes", "ref_num_gpus_per_node"),
@@ -115,7 +115,7 @@ OPENRLHF_M_SWITCHES = {
     *("gradient_checkpointing", "bf16", "flash_attn", "vllm_sync_with_ray", "load_checkpoint"),
     *("enable_prefix_caching", "save_hf_ckpt", "normalize_reward", "adam_offload"),
 }
-"""What OpenRLHF-M takes, of what a recipe may set."""
+"""The options of OpenRLHF-M that a recipe may set."""
 
 SEARCH_R1_KEYS = {
     *("data.train_files", "data.val_files", "data.train_batch_size", "data.val_batch_size"),
@@ -148,22 +148,22 @@ SEARCH_R1_KEYS = {
     ),
 }
 SEARCH_R1_OPEN = ("trainer.val_before_train", "trainer.val_only")
-"""What Search-R1 has in its configuration: `resume_mode` is not among it."""
+"""The keys of Search-R1's configuration that + adds; it has no `resume_mode`."""
 
 
 class Work(NamedTuple):
-    """What a program was asked for, whichever it is."""
+    """The inputs of a program, the same for every framework."""
 
     groups: int
     gpus: int
     cpus: int
-    """Beside each GPU."""
+    """Per GPU."""
     strategy: str
     model: str
     folder: str
     reward: str
     function: str = ""
-    """The file of a reward function, where the framework calls one."""
+    """The file of a reward function, if the framework calls one."""
 
 
 PROGRAMS = {
@@ -177,7 +177,7 @@ BY_TORCHRUN = {
     "train_rm": ("data.chosen_key", "data.rejected_key"),
     "train_dpo": ("data.chosen_key", "data.rejected_key"),
 }
-"""OpenRLHF's other programs, and the keys of the data that each reads."""
+"""OpenRLHF's other programs, and the data keys that each reads."""
 KEPT = {
     "openrlhf by torchrun": ("", "global_step{}", "latest"),
     "verl": ("", "global_step_{}", "latest_checkpointed_iteration.txt"),
@@ -185,13 +185,13 @@ KEPT = {
     "openrlhf": ("_actor", "global_step{}", "latest"),
     "openrlhf-m": ("_actor", "global_step{}", "latest"),
 }
-"""Where each keeps its steps, how they are called, and what names the last; '' resumes never."""
+"""Per framework: checkpoint folder, step names, the file that names the last; '' never resumes."""
 FORKS = {"search-r1": "search_r1", "openrlhf-m": "openrlhf/models/remote_rm"}
-"""Forks, which have no version, and the folder by which each is known."""
+"""Forks without a version, and the folder that identifies each."""
 
 
 def install(place: Path, framework: str, version: str = "") -> None:
-    """Lay out a framework's package, with the metadata of a version."""
+    """Write a framework's package, with the metadata of a version."""
     file = place / PROGRAMS[framework]
     file.parent.mkdir(parents=True)
     for folder in (file.parent, file.parents[1]):
@@ -206,18 +206,18 @@ def install(place: Path, framework: str, version: str = "") -> None:
 
 
 def main(framework: str) -> None:
-    """Be a framework's program."""
+    """Run as a framework's program."""
     work = READ[framework](sys.argv[1:])
     print(f"{framework}: {work.groups} x {work.gpus} GPUs, model {work.model}", flush=True)
-    where = placed(work)
+    where = place_ranks(work)
     print(f"on {' '.join(sorted(where))}", flush=True)
-    score = scored(work) if work.reward else None
-    print(f"score {score}", flush=True)
-    keep(framework, work)
+    reward = score(work) if work.reward else None
+    print(f"score {reward}", flush=True)
+    write_checkpoint(framework, work)
 
 
 def train(program: str) -> None:
-    """Be one rank of a program that torchrun starts; rank 0 keeps what all have trained."""
+    """Run as one rank of a torchrun program; rank 0 writes the checkpoint."""
     found = flags(sys.argv[1:], TRAIN_NUMBERS, TRAIN_TEXTS, TRAIN_SWITCHES)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if found["train.batch_size"] % (world * found["train.micro_batch_size"]):
@@ -228,17 +228,17 @@ def train(program: str) -> None:
     model, folder = found["model.model_name_or_path"], found["ckpt.path"]
     print(f"{program}: rank {rank} of {world}, model {model}", flush=True)
     if rank == 0:
-        keep("openrlhf by torchrun", Work(1, world, 0, "", model, folder, ""))
+        write_checkpoint("openrlhf by torchrun", Work(1, world, 0, "", model, folder, ""))
 
 
 def read_verl(words: list[str]) -> Work:
-    """Read verl's overrides, and refuse what its own validation refuses."""
+    """Read verl's overrides; refuse those that its validation refuses."""
     found = dict(override(word, VERL_KEYS, VERL_OPEN) for word in words)
     if "actor_rollout_ref.rollout.name" not in found:
         sys.exit("rollout.name is mandatory")
     if found.get("actor_rollout_ref.actor.use_dynamic_bsz") != "True":
         sys.exit("micro batches are missing")
-    groups, gpus = _dealt(found, int(found["actor_rollout_ref.rollout.n"]))
+    groups, gpus = _divisors(found, int(found["actor_rollout_ref.rollout.n"]))
     url = found.get("reward.custom_reward_function.reward_kwargs.url", "")
     function = found.get("reward.custom_reward_function.path", "")
     model, folder = found["actor_rollout_ref.model.path"], found["trainer.default_local_dir"]
@@ -246,17 +246,17 @@ def read_verl(words: list[str]) -> Work:
 
 
 def read_search_r1(words: list[str]) -> Work:
-    """Read Search-R1's overrides: a frozen fork of verl 0.1, with a retriever and no reward URL."""
+    """Read the overrides of Search-R1, a fork of verl 0.1 with a retriever and no reward URL."""
     found = dict(override(word, SEARCH_R1_KEYS, SEARCH_R1_OPEN) for word in words)
-    groups, gpus = _dealt(found, 1)
+    groups, gpus = _divisors(found, 1)
     if not found.get("retriever.url", "").startswith("http://"):
         sys.exit("there is nobody to retrieve")
     model, folder = found["actor_rollout_ref.model.path"], found["trainer.default_local_dir"]
     return Work(groups, gpus, 1, "STRICT_PACK", model, folder, "")
 
 
-def _dealt(found: dict[str, str], samples: int) -> tuple[int, int]:
-    """Return nodes and GPUs of each, among which the batches can be dealt out."""
+def _divisors(found: dict[str, str], samples: int) -> tuple[int, int]:
+    """Return the nodes and GPUs per node among which the batches are divided."""
     groups, gpus = int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])
     for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"):
         if int(found[key]) * samples % (groups * gpus):
@@ -265,7 +265,7 @@ def _dealt(found: dict[str, str], samples: int) -> tuple[int, int]:
 
 
 def override(word: str, keys: set[str], open_keys: tuple[str, ...]) -> tuple[str, str]:
-    """Read one override as hydra does: unknown keys are refused, + only adds, quotes come off."""
+    """Read one override like hydra: an unknown key fails, + only adds, quotes are removed."""
     match = re.fullmatch(r"(\+{0,2})([\w.]+)=(.*)", word, re.DOTALL)
     if match is None:
         sys.exit(f"no override: {word}")
@@ -341,8 +341,8 @@ READ: dict[str, Callable[[list[str]], Work]] = {
 }
 
 
-def placed(work: Work) -> set[str]:
-    """Have every rank run where the framework would put it; return the nodes' addresses."""
+def place_ranks(work: Work) -> set[str]:
+    """Run every rank where the framework would place it; return the nodes' addresses."""
     import ray  # noqa: PLC0415 - as the real ones do, in the job alone
     from ray.util.placement_group import placement_group  # noqa: PLC0415 - same
     from ray.util.scheduling_strategies import (  # noqa: PLC0415 - same
@@ -379,8 +379,8 @@ def placed(work: Work) -> set[str]:
     return {address for address, _ in ray.get(calls)}
 
 
-def scored(work: Work) -> float:
-    """Have an answer scored: by the reward function, else by the server, as OpenRLHF asks it."""
+def score(work: Work) -> float:
+    """Score an answer: by the reward function, else by the server, with OpenRLHF's request."""
     if work.function:
         compute = runpy.run_path(work.function)["compute_score"]
         return float(asyncio.run(compute("sums", "1+1=2", "2", {}, url=work.reward)))
@@ -393,8 +393,8 @@ def scored(work: Work) -> float:
     return float(reward)
 
 
-def keep(framework: str, work: Work) -> None:
-    """Go on from the last checkpoint, and write the next one, as the framework lays them out."""
+def write_checkpoint(framework: str, work: Work) -> None:
+    """Resume from the last checkpoint, and write the next one in the framework's layout."""
     inner, form, note = KEPT[framework]
     place = Path(work.folder) / inner
     last = int(re.findall(r"\d+", (place / note).read_text())[0]) if (place / note).is_file() else 0

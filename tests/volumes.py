@@ -1,4 +1,4 @@
-"""Disks for the pods of a lab: small ones that fill up, and one that blocks every write."""
+"""Disks for the pods of a lab: small ones that fill up, and one that blocks writes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _run(*argv: str | Path) -> None:
 
 
 class Disk:
-    """A disk of its own under a folder that a pod sees; mounted before the pod is started."""
+    """A separate disk mounted on a folder that a pod sees, before the pod starts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def fill(self) -> None:
-        """Leave no room for another byte."""
+        """Fill the disk to the last byte."""
         with suppress(OSError), (self.folder / _BALLAST).open("ab", buffering=0) as file:
             while True:
                 file.write(_PIECE)
@@ -34,15 +34,15 @@ class Disk:
                 file.write(b"\0")
 
     def free(self) -> None:
-        """Make room again."""
+        """Free the space again."""
         (self.folder / _BALLAST).unlink()
 
     def freeze(self) -> None:
-        """Have every write to it wait."""
+        """Block every write."""
         _run("fsfreeze", "--freeze", self.folder)
 
     def thaw(self) -> None:
-        """Let the writes go on."""
+        """Unblock the writes."""
         _run("fsfreeze", "--unfreeze", self.folder)
 
 
@@ -59,7 +59,7 @@ def memory_disk(folder: Path, size: str) -> Iterator[Disk]:
 
 @contextmanager
 def loop_disk(folder: Path, image: Path) -> Iterator[Disk]:
-    """Mount an ext4 of 64 MiB in a file, which can be frozen; thawed at the end in any case."""
+    """Mount a 64 MiB ext4 in a file, which can be frozen; always thawed at the end."""
     folder.mkdir(exist_ok=True)
     with image.open("wb") as file:
         file.truncate(64 << 20)
@@ -69,6 +69,6 @@ def loop_disk(folder: Path, image: Path) -> Iterator[Disk]:
     try:
         yield disk
     finally:
-        with suppress(subprocess.CalledProcessError):  # it is not frozen
+        with suppress(subprocess.CalledProcessError):  # it was not frozen
             disk.thaw()
         _run("umount", "--lazy", folder)

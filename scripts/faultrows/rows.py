@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEATHS = "tests/lab/test_deaths.py::"
+LOSSES = "tests/lab/test_losses.py::"
 KILLED = "tests/lab/test_agent_killed.py::"
 ENDS = "tests/lab/test_ends.py::"
 REWARD = "tests/lab/test_reward.py::"
 SERVICES = "tests/lab/test_services.py::"
-SIGNALS = "tests/lab/test_signals_pass.py::"
-READERS = "tests/lab/test_blocked_readers.py::"
+SIGNALS = "tests/lab/test_user_signals.py::"
+READERS = "tests/lab/test_unread_output.py::"
 PLATFORMS = "tests/lab/test_platforms.py::"
 SLURM = "tests/lab/test_slurm.py::"
 SLURM_LOSSES = "tests/lab/test_slurm_losses.py::"
@@ -43,8 +43,8 @@ ROWS = (
         "a worker's pod is killed and started again",
         "the head names it within 3 s; it rejoins; the lost attempt is made again",
         (
-            DEATHS + "test_a_killed_worker_that_returns_costs_an_attempt",
-            DEATHS + "test_a_killed_worker_is_named_within_three_seconds",
+            LOSSES + "test_a_killed_worker_that_returns_costs_an_attempt",
+            LOSSES + "test_a_killed_worker_is_named_within_three_seconds",
         ),
     ),
     Row(
@@ -53,7 +53,7 @@ ROWS = (
         "after AGENT_NODE_GRACE the job is stopped: another attempt, or 75 with its name",
         (
             ENDS + "test_sigterm_to_a_worker",
-            DEATHS + "test_a_killed_worker_is_named_within_three_seconds",
+            LOSSES + "test_a_killed_worker_is_named_within_three_seconds",
         ),
     ),
     Row(
@@ -78,19 +78,19 @@ ROWS = (
         "head-back",
         "the head's pod is killed and restarted elsewhere, with its disk or without",
         "workers wait AGENT_HEAD_GRACE and rejoin; the run continues with its next attempt",
-        (DEATHS + "test_a_head_with_a_new_address_continues_its_run",),
+        (LOSSES + "test_a_head_with_a_new_address_continues_its_run",),
     ),
     Row(
         "head-other",
         "the head starts another run",
         "a worker of the former run leaves with 75",
-        (DEATHS + "test_a_head_that_starts_another_run",),
+        (LOSSES + "test_a_head_that_starts_another_run",),
     ),
     Row(
         "head-gone",
         "the head does not return",
         "workers leave with 75 after AGENT_HEAD_GRACE",
-        (DEATHS + "test_a_head_that_never_returns",),
+        (LOSSES + "test_a_head_that_never_returns",),
     ),
     Row(
         "ray-boot",
@@ -105,19 +105,19 @@ ROWS = (
         "ray-job",
         "the head's Ray is killed while a job runs",
         "the attempt is lost and made again on a new Ray while retries remain; then 75",
-        (DEATHS + "test_the_heads_ray_is_killed_twice",),
+        (LOSSES + "test_the_heads_ray_is_killed_twice",),
     ),
     Row(
         "ray-idle",
         "Ray is killed while no job runs, on the head or a worker",
         "Ray is restarted in place; a worker rejoins",
-        (DEATHS + "test_a_killed_ray_without_a_job_is_restarted",),
+        (LOSSES + "test_a_killed_ray_without_a_job_is_restarted",),
     ),
     Row(
         "dashboard",
         "Ray's dashboard hangs while a job runs",
         "the job continues, and its end is read from GCS",
-        (DEATHS + "test_a_hung_dashboard_does_not_end_the_job",),
+        (LOSSES + "test_a_hung_dashboard_does_not_end_the_job",),
     ),
     Row(
         "dashboard-asked",
@@ -134,7 +134,7 @@ ROWS = (
         "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
         "a new one continues with the same Ray, services and job; no line of output is lost",
         (
-            KILLED + "test_a_killed_agent_is_started_again_and_follows_on",
+            KILLED + "test_a_killed_agent_is_restarted_and_follows_the_job",
             KILLED + "test_killed_while_everything_boots",
             KILLED + "test_logs_follow_survives_a_killed_agent",
             KILLED + "test_killed_between_two_attempts",
@@ -149,7 +149,7 @@ ROWS = (
         "verdict",
         (
             KILLED + "test_killed_while_it_ends",
-            KILLED + "test_the_next_agent_reads_of_a_loss",
+            KILLED + "test_the_next_agent_reads_the_loss",
             KILLED + "test_killed_while_it_stops_a_job_after_a_loss",
             KILLED + "test_a_stop_right_after_the_agent_was_killed",
         ),
@@ -280,8 +280,8 @@ ROWS = (
         "no process reads the agent's stdout or stderr",
         "deadlines, SIGTERM and the exit work as usual",
         (
-            READERS + "test_a_stdout_that_nobody_reads",
-            READERS + "test_a_stderr_that_nobody_reads",
+            READERS + "test_stdout_without_a_reader",
+            READERS + "test_stderr_without_a_reader",
             READERS + "test_closed_stdout_and_stderr",
         ),
     ),
@@ -293,7 +293,7 @@ ROWS = (
             ENDS + "test_sigterm_to_the_head_stops_all_within_the_grace",
             ENDS + "test_sigterm_while_booting",
             ENDS + "test_a_second_sigint_kills",
-            ENDS + "test_stop_from_the_heads_own_node_alone",
+            ENDS + "test_stop_only_from_the_heads_node",
             SIGNALS + "test_sigusr1_reaches_a_program_below_a_shell",
         ),
     ),

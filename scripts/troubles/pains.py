@@ -14,7 +14,7 @@ NOISE = "tests/unit/test_remedies.py::test_noise_is_never_a_cause"
 DECISIONS = "tests/unit/test_head_decisions.py"
 PROBES = "tests/unit/test_probes_of_nodes.py"
 ENVIRONMENT = "tests/unit/test_environment.py"
-SURVEY = "tests/lab/test_platforms.py::test_an_instant_cluster_meets_on_ens1"
+SURVEY = "tests/lab/test_platforms.py::test_an_instant_cluster_uses_ens1"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ PAINS: tuple[Pain, ...] = (
         18,
         "the head restarts, workers never rejoin",
         (
-            avoided("tests/lab/test_deaths.py::test_a_head_with_a_new_address_continues_its_run"),
+            avoided("tests/lab/test_losses.py::test_a_head_with_a_new_address_continues_its_run"),
             explained("GCS lost"),
         ),
     ),
@@ -183,7 +183,7 @@ PAINS: tuple[Pain, ...] = (
         19,
         "`mistakenly been marked as dead by the GCS`",
         (
-            avoided("tests/lab/test_deaths.py::test_a_killed_worker_that_returns_costs_an_attempt"),
+            avoided("tests/lab/test_losses.py::test_a_killed_worker_that_returns_costs_an_attempt"),
             checked("links between nodes", f"{PROBES}::test_a_ring_and_the_head"),
             explained("marked dead"),
         ),
@@ -192,7 +192,7 @@ PAINS: tuple[Pain, ...] = (
         20,
         "`Session name … does not match persisted value`",
         (
-            avoided("tests/lab/test_boot.py::test_alone_with_a_stale_ray_on_the_port"),
+            avoided("tests/lab/test_boot.py::test_one_node_with_a_stale_ray_on_its_port"),
             explained("session"),
         ),
     ),
@@ -200,7 +200,7 @@ PAINS: tuple[Pain, ...] = (
         21,
         "`Ray is trying to start at X:6379, but is already running`",
         (
-            avoided("tests/lab/test_boot.py::test_alone_with_a_stale_ray_on_the_port"),
+            avoided("tests/lab/test_boot.py::test_one_node_with_a_stale_ray_on_its_port"),
             explained("running already"),
         ),
     ),

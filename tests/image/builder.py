@@ -1,7 +1,7 @@
-"""Images built with buildah in a store of their own, over a Debian that debootstrap makes.
+"""Images built with buildah in a private store, over a Debian made by debootstrap.
 
-No registry and no engine: wheels are downloaded outside and mounted into the build, where pip is
-told to look nowhere else.
+No registry and no container engine: wheels are downloaded outside and mounted into the build, where
+pip may use no index.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ IN_DEBIAN = "python3,python3-pip,ca-certificates"
 PINS = ROOT / "requirements"
 BUILD_TIMEOUT = 600.0
 OLD_TENACITY = "8.1.0"
-"""Older than the agent asks for: a framework pinned it."""
+"""Older than the agent requires: a framework pinned it."""
 
 
 class Store:
-    """Images and working containers in a folder, all gone with close()."""
+    """Images and working containers in a folder; close() removes all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,13 +31,13 @@ class Store:
         self._pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
 
     def download(self, *wanted: str) -> None:
-        """Fetch wheels for Debian's Python, as pinned, with all that they need."""
+        """Download pinned wheels for Debian's Python, with their dependencies."""
         target = ["--python-version", DEBIANS_PYTHON, "--only-binary", ":all:"]
         words = ["--quiet", "--dest", str(self._wheels), *target, *wanted]
         _run([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *words])
 
     def bootstrap(self, name: str) -> None:
-        """Make an image of Debian with its own Python and pip, guarded as Debian guards them."""
+        """Make an image of Debian with its Python and pip, externally managed as in Debian."""
         root = self._folder / name
         _run(["debootstrap", "--variant=minbase", f"--include={IN_DEBIAN}", DEBIAN, str(root)])
         container = self.buildah("from", "scratch").strip()
@@ -56,14 +56,14 @@ class Store:
         return self._do([*words, "--tag", f"localhost/{name}", str(context)])
 
     def over(self, name: str, base: str, *lines: str) -> subprocess.CompletedProcess[str]:
-        """Build an image from a few lines over another image."""
+        """Build an image from a few Dockerfile lines over another image."""
         context = self._folder / f"{name}-context"
         context.mkdir()
         (context / "Dockerfile").write_text("\n".join([f"FROM localhost/{base}", *lines, ""]))
         return self.build(name, context)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return what an image says of how it is run."""
+        """Return an image's configuration."""
         told = json.loads(self.buildah("inspect", "--type", "image", f"localhost/{name}"))
         config = told["Docker"]["config"]
         assert isinstance(config, dict)
@@ -81,7 +81,7 @@ class Store:
         self.buildah("rmi", "--all", "--force")
 
     def buildah(self, *words: str) -> str:
-        """Run buildah to its good end; return what it printed."""
+        """Run buildah; return its output, or raise on failure."""
         done = self._do(list(words))
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,4 +1,4 @@
-"""The images, built once: Debian, Debian with a framework's libraries, the agent over both."""
+"""The images, built once: Debian, Debian with a framework's libraries, the agent over each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Return a store with two bases: `debian`, and `framework` with Ray and an older tenacity.
+    """Return a store with two bases: `debian`, and `framework` with Ray and an old tenacity.
 
-    The framework's image keeps its pins and its libraries to itself, as some do: by variables.
+    The framework's image protects its pins and libraries by PIP_CONSTRAINT and PYTHONPATH, as some
+    real ones do.
     """
     need_lab()
     absent = [tool for tool in ("buildah", "debootstrap") if shutil.which(tool) is None]

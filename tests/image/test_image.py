@@ -35,7 +35,7 @@ sys.exit(7)
 
 
 class Pods:
-    """Pods that run an image as a platform would: its entrypoint, environment and folder."""
+    """Pods that run an image like a platform: its entrypoint, environment and folder."""
 
     def __init__(self, store: Store, lab: podlab.Lab, name: str) -> None:
         self._config = store.config(name)
@@ -88,10 +88,10 @@ def contents(root: Path) -> dict[str, tuple[int, float]]:
     return {str(p.relative_to(root)): (p.stat().st_size, p.stat().st_mtime) for p in sources}
 
 
-def test_nothing_of_a_frameworks_image_moves(
+def test_a_frameworks_image_is_unchanged(
     store: Store, over_framework: subprocess.CompletedProcess[str]
 ) -> None:
-    """The build proves it, and the two file systems say the same."""
+    """The build checks it; the two file systems confirm it."""
     assert over_framework.returncode == 0, over_framework.stdout + over_framework.stderr
     assert re.search(r"nothing moved: .*; new: nothing", over_framework.stdout)
     before, after = (contents(store.mount(name)) for name in ("framework", "agent"))
@@ -99,10 +99,10 @@ def test_nothing_of_a_frameworks_image_moves(
     assert before == after
 
 
-def test_an_image_says_how_it_is_run(
+def test_the_configuration_of_an_image(
     store: Store, over_framework: subprocess.CompletedProcess[str]
 ) -> None:
-    """Exec-form entrypoint, no command of the base's, a health check, labels, the base's folder."""
+    """Exec-form entrypoint, no CMD of the base, a health check, labels, the base's workdir."""
     assert over_framework.returncode == 0
     config = store.config("agent")
     assert (config["Entrypoint"], config.get("Cmd") or []) == (["pod-agent"], [])
@@ -129,10 +129,10 @@ def test_a_rehearsal_on_three_pods_from_the_image(
     assert "mean reward" in agents[0].stdout()
 
 
-def test_a_jobs_code_and_what_it_sees(
+def test_a_jobs_exit_code_and_environment(
     store: Store, lab: podlab.Lab, over_framework: subprocess.CompletedProcess[str]
 ) -> None:
-    """The job sees the framework's libraries only, in its folder, and its code comes out."""
+    """The job sees only the framework's libraries, in its folder; its exit code is returned."""
     assert over_framework.returncode == 0
     agents = Pods(store, lab, "agent").start("run", "--", "python3", "-c", LOOK_AROUND)
     assert ends(agents, BOOT) == [7, 7, 7], agents[0].tail()
@@ -143,7 +143,7 @@ def test_a_jobs_code_and_what_it_sees(
 
 
 def test_over_a_base_without_ray(store: Store) -> None:
-    """Ray is installed, under Debian's guard, beside what is there; the agent boots with it."""
+    """Ray is installed, although Debian guards its Python, and the agent boots with it."""
     done = store.build("plain", BASE="localhost/debian")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"nothing moved: .*; new: .*\bray \d", done.stdout)
@@ -157,7 +157,7 @@ def test_over_a_base_without_ray(store: Store) -> None:
 
 
 def test_a_python_that_is_not_on_path(store: Store) -> None:
-    """A framework's own environment is named: its Ray is found there, though PATH knows none."""
+    """A framework's environment is given by path: its Ray is found there, without PATH."""
     python = "/opt/framework/bin/python"
     base = store.over(
         "hidden",
@@ -174,8 +174,8 @@ def test_a_python_that_is_not_on_path(store: Store) -> None:
         assert ends(agents, BOOT) == [5], agents[0].tail()
 
 
-def test_ray_that_does_not_fit_ends_the_build(store: Store) -> None:
-    """A base whose libraries Ray cannot take is refused, not changed, with what to do."""
+def test_a_conflicting_ray_ends_the_build(store: Store) -> None:
+    """A base whose libraries conflict with Ray is refused unchanged, with a remedy."""
     info = f"/{LIBRARIES}/click-6.7.dist-info"
     metadata = r"Metadata-Version: 2.1\nName: click\nVersion: 6.7\n"
     base = store.over(
@@ -187,14 +187,14 @@ def test_ray_that_does_not_fit_ends_the_build(store: Store) -> None:
     assert re.search(
         r"pod-agent's layer: ray\[default\]==\S+ does not fit beside what", done.stderr
     )
-    assert "click" in done.stdout + done.stderr  # pip tells which
+    assert "click" in done.stdout + done.stderr  # pip names them
     assert "--build-arg RAY=" in done.stderr
 
 
-def test_a_move_over_the_image_is_found(
+def test_a_changed_library_is_found(
     store: Store, over_framework: subprocess.CompletedProcess[str]
 ) -> None:
-    """The check stays in the image: a later layer that moves something can be told by it."""
+    """The check stays in the image: it detects a later layer that changes a library."""
     assert over_framework.returncode == 0
     check = "/opt/pod-agent/layer/moved.py check /opt/pod-agent/base.json"
     moving = "PIP_CONSTRAINT= pip install --quiet --break-system-packages --upgrade tenacity"

@@ -1,7 +1,7 @@
-/* A pod's own time of day: the machine's, and as many seconds more as a file says, at any moment.
+/* A pod's time of day: the machine's plus an offset in seconds, read from a file at each call.
 
-   Loaded before the C library (LD_PRELOAD). Only the time of day is moved, as where a clock is set:
-   monotonic time goes on, and who waits until a time of day waits as long as before. Debian's
+   Loaded before the C library (LD_PRELOAD). Only the time of day changes, as when a clock is set:
+   monotonic time continues, and a wait until a time of day takes as long as before. Debian's
    faketime (0.9.10) does this too, but breaks Python's time.sleep, which then raises EINVAL. */
 
 #define _GNU_SOURCE

@@ -23,7 +23,7 @@ keep_ignored_signals_from_children()
 def cluster_of(
     count: int, request: pytest.FixtureRequest, options: Mapping[str, Any] | None = None
 ) -> Iterator[Cluster]:
-    """Create pods with one identical environment; on a failure print what their agents wrote."""
+    """Create pods with one identical environment; on a failure, print their agents' logs."""
     need_lab()
     names = [f"pod{letter}" for letter in "abcdef"[:count]]
     with podlab.Lab(names=names, shm="1g", share=needed_in_pods(), **options or {}) as lab:
@@ -60,14 +60,14 @@ def shared_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """Return a folder that all pods see and may write to, as a network volume is."""
+    """Return a folder that all pods can read and write, like a network volume."""
     with tempfile.TemporaryDirectory(prefix="pod-agent-shared-", dir="/var/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[podlab.Lab]:
-    """Three pods for all tests of a file; skipped, or in CI failed, where there can be none."""
+    """Three pods for all tests of a file; skipped, or failed in CI, where no lab can be made."""
     need_lab()
     with podlab.Lab(pods=3) as made:
         yield made

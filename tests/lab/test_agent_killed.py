@@ -35,8 +35,8 @@ def raylets(container: Container) -> list[int]:
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("killed", [0, 1], ids=["head", "worker"])
-def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed: int) -> None:
-    """One job, no Ray started anew, no line of output lost, and the job's own code."""
+def test_a_killed_agent_is_restarted_and_follows_the_job(cluster: Cluster, killed: int) -> None:
+    """The job, Ray and the output continue undisturbed; the exit code is the job's."""
     agents = cluster.agents("sh", "-c", COUNTING)
     agents[0].wait_for("line 5$", stream="stdout", timeout=BOOT)
     rays = raylets(agents[killed])
@@ -48,8 +48,8 @@ def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed
     assert raylets(agents[killed]) == rays != []
     assert ends(agents, 40) == [7, 7]
     assert "left Ray" not in agents[0].stderr()
-    told = agents[0].stdout().splitlines()
-    assert [*dict.fromkeys(line for line in told if line.startswith("line "))] == [
+    lines = agents[0].stdout().splitlines()
+    assert [*dict.fromkeys(line for line in lines if line.startswith("line "))] == [
         f"line {i}" for i in range(1, 61)
     ]
     (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
@@ -58,7 +58,7 @@ def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed
 
 @pytest.mark.pods(1)
 def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) -> None:
-    """Three times it is started again; then the parent ends everything with 70."""
+    """After the third restart, the parent ends everything with 70."""
     (head,) = cluster.agents("sh", "-c", FOREVER)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
 
 @pytest.mark.pods(2)
 def test_killed_while_everything_boots(cluster: Cluster) -> None:
-    """Ray that boots and the reward server are adopted; a prepare step is not done again."""
+    """The next agent adopts a booting Ray and reward server; no prepare step runs twice."""
     cluster.env["AGENT_PREPARE"] = "echo prepared >> /tmp/prepared"
     head, worker = cluster.agents()
     record = cluster.pods[0].tmp / "logs/latest/poda/node.json"
@@ -89,8 +89,8 @@ def test_killed_while_everything_boots(cluster: Cluster) -> None:
     assert "removing a stale Ray" not in head.stderr()
 
 
-DEAF = "trap '' TERM; echo running; while :; do sleep 0.1; done"
-"""Does not stop when it is asked to, so that its stop takes the whole grace."""
+IGNORES_TERM = "trap '' TERM; echo running; while :; do sleep 0.1; done"
+"""Ignores SIGTERM, so that stopping it takes the whole grace."""
 
 
 def attempt(cluster: Cluster) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def attempt(cluster: Cluster) -> dict[str, Any]:
 
 @pytest.mark.pods(2)
 def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
-    """The next agent reads why the job is being stopped: 75 with the worker's name, not 143."""
+    """The next agent reads why the job was stopped: 75 with the worker's name, not 143."""
     cluster.env["AGENT_NODE_GRACE"] = "3s"
-    head, worker = cluster.agents("sh", "-c", DEAF)
+    head, worker = cluster.agents("sh", "-c", IGNORES_TERM)
     head.wait_for("^running$", "stdout", timeout=BOOT)
     worker.kill()
     await_true(
@@ -121,7 +121,7 @@ def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_the_next_agent_reads_of_a_loss(cluster: Cluster) -> None:
+def test_the_next_agent_reads_the_loss(cluster: Cluster) -> None:
     """A job that fails within a minute after a worker's loss is retried by the next agent."""
     cluster.env["AGENT_JOB_RETRIES"] = "1"
     until = "while [ ! -e /tmp/fail ]; do sleep 0.1; done; exit 9"
@@ -144,12 +144,13 @@ def test_the_next_agent_reads_of_a_loss(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_killed_while_it_ends(cluster: Cluster) -> None:
-    """The outcome stays: the next agent starts no run, and the worker receives the verdict."""
+    """The outcome stands: the next agent starts no run, and the worker receives the verdict."""
     until = "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7"
     head, worker = cluster.agents("sh", "-c", f"echo running; {until}")
     head.wait_for("^running$", "stdout", timeout=BOOT)
     (follower,) = agents_in(worker)
-    assert worker.exec(["kill", "-STOP", str(follower.pid)]).returncode == 0  # it hears no goodbye
+    # it misses the head's goodbye
+    assert worker.exec(["kill", "-STOP", str(follower.pid)]).returncode == 0
     (cluster.pods[0].tmp / "end").touch()
     head.wait_for("leaving: the job failed with exit code 7", timeout=30)
     kill_agent(head)
@@ -163,7 +164,7 @@ def test_killed_while_it_ends(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_killed_between_two_attempts(cluster: Cluster) -> None:
-    """The Ray that was started for the next attempt is adopted; a worker's return begins it."""
+    """The next agent adopts the Ray started for the next attempt; the worker's return starts it."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
     job = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 2 ] && exit 7; sleep 600'
     head, worker = cluster.agents("sh", "-c", job)
@@ -180,7 +181,7 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_killed_together_with_its_ray(cluster: Cluster) -> None:
-    """The next attempt's output is passed on from its start, however long the earlier one's was."""
+    """All output of the next attempt is passed on, even after a long output of the earlier one."""
     cluster.env["AGENT_JOB_RETRIES"] = "1"
     job = '[ "$AGENT_ATTEMPT" = 2 ] && echo second && exit 7; seq 3000; sleep 600'
     (head,) = cluster.agents("sh", "-c", job)
@@ -190,9 +191,9 @@ def test_killed_together_with_its_ray(cluster: Cluster) -> None:
             os.kill(process.host_pid, signal.SIGKILL)
     kill_agent(head)
     assert head.wait(2 * BOOT) == 7, head.tail()
-    told = head.stdout().splitlines()
-    assert told[-1] == "second"
-    assert [*dict.fromkeys(told)] == [*map(str, range(1, 3001)), "second"]
+    lines = head.stdout().splitlines()
+    assert lines[-1] == "second"
+    assert [*dict.fromkeys(lines)] == [*map(str, range(1, 3001)), "second"]
     (copy,) = cluster.pods[0].tmp.glob("logs/2*/poda/job.log")
     assert copy.read_text().splitlines()[-1] == "second"
 
@@ -200,7 +201,7 @@ def test_killed_together_with_its_ray(cluster: Cluster) -> None:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_right_after_the_agent_was_killed(cluster: Cluster, signum: signal.Signals) -> None:
-    """The next agent stops the job in order, though the signal came before it was up."""
+    """The next agent stops the job in order, although the signal arrived before it was ready."""
     job = f"trap 'sleep 1; echo cleaned; exit 0' TERM; {FOREVER}"
     head, worker = cluster.agents("sh", "-c", job)
     head.wait_for("^running$", "stdout", timeout=BOOT)
@@ -214,7 +215,7 @@ def test_a_stop_right_after_the_agent_was_killed(cluster: Cluster, signum: signa
 
 @pytest.mark.pods(1)
 def test_a_killed_parent_stops_the_agent(cluster: Cluster) -> None:
-    """A parent that is no pod's first process may be killed: the agent ends as on SIGTERM."""
+    """A parent that is not the pod's first process is killed: the agent ends as on SIGTERM."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     command = [AGENT, "run", "--", "sh", "-c", FOREVER]
@@ -246,5 +247,5 @@ def test_logs_follow_survives_a_killed_agent(cluster: Cluster) -> None:
     head.wait_for("still runs: adopted", timeout=20)
     assert head.wait(BOOT) == 7, head.tail()
     assert follower.wait(30) == 0, follower.tail()
-    told = [line for line in follower.stdout().splitlines() if line.startswith("line ")]
-    assert [*dict.fromkeys(told)] == [f"line {i}" for i in range(1, 61)]
+    lines = [line for line in follower.stdout().splitlines() if line.startswith("line ")]
+    assert [*dict.fromkeys(lines)] == [f"line {i}" for i in range(1, 61)]

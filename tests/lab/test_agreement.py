@@ -1,4 +1,4 @@
-"""Nodes that differ, and nodes that do not reach what they need: named before the job."""
+"""Differing nodes and unreachable targets are reported before the job starts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def seconds(line: str) -> int:
 
 @pytest.mark.pods(3)
 def test_differences_between_nodes_are_logged(cluster: Cluster) -> None:
-    """One warning for each difference; `doctor --all` prints them, too.
+    """One warning for each difference; `doctor --all` prints the same.
 
-    The odd node looks for the reward server on a port on which there is none.
+    The third node is configured with a reward server port where no server listens.
     """
     asks = f"{AGENT} doctor --all --json"
     reward = {"AGENT_REWARD": "builtin"}
@@ -37,14 +37,14 @@ def test_differences_between_nodes_are_logged(cluster: Cluster) -> None:
         for pod in range(3)
     ]
     assert ends(agents) == [0, 0, 0], agents[0].tail()
-    said = agents[0].stderr()
+    log = agents[0].stderr()
     odd = cluster.pods[2].name
-    assert f"NCCL_IB_DISABLE: 1 on {odd}, not set on the 2 others" in said
-    assert f"reward server: {odd} gets no score from it: connection refused" in said
-    assert "network: " not in said
-    joined = max(seconds(line) for line in said.splitlines() if line.endswith(" joined Ray"))
-    (told,) = [line for line in said.splitlines() if "NCCL_IB_DISABLE: " in line]
-    assert seconds(told) - joined <= 1
+    assert f"NCCL_IB_DISABLE: 1 on {odd}, not set on the 2 others" in log
+    assert f"reward server: {odd} gets no score from it: connection refused" in log
+    assert "network: " not in log
+    joined = max(seconds(line) for line in log.splitlines() if line.endswith(" joined Ray"))
+    (warning,) = [line for line in log.splitlines() if "NCCL_IB_DISABLE: " in line]
+    assert seconds(warning) - joined <= 1
     data = json.loads(agents[0].stdout())
     assert sorted(data["nodes"]) == sorted(pod.name for pod in cluster.pods)
     assert not data["unknown"]
@@ -54,31 +54,33 @@ def test_differences_between_nodes_are_logged(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_nodes_that_must_not_differ_end_the_run(cluster: Cluster) -> None:
-    """Another debugger on one node is found once the last has joined, and no job is submitted."""
+def test_differences_that_end_the_run(cluster: Cluster) -> None:
+    """A DEBUG_RAY that differs on one node: found when all have joined; no job is submitted."""
     agents = [cluster.agent(0, "true"), cluster.agent(1, "true", env={"DEBUG_RAY": "1"})]
     assert ends(agents) == [78, 78]
     names = [pod.name for pod in cluster.pods]
-    told = f"the nodes do not agree: DEBUG_RAY: 1 on {names[1]}, 0 on {names[0]}"
-    assert all(told in last_line(agent) for agent in agents)
+    warning = f"the nodes do not agree: DEBUG_RAY: 1 on {names[1]}, 0 on {names[0]}"
+    assert all(warning in last_line(agent) for agent in agents)
     assert cluster.outcome(0)["culprit"] == "agreement"
     assert not cluster.file(0, "job.log").exists()
 
 
 @pytest.mark.pods(3)
 def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
-    """One pod's traffic is limited as by RunPod's Global Networking: that pod is named once."""
+    """One pod's traffic is limited as on RunPod's Global Networking; one warning names it."""
     slow = cluster.pods[1].name
     cluster.pods[1].slow_down(100)
-    cluster.env |= BY_TORCHRUN  # which needs no Ray: the ways are the same
+    cluster.env |= BY_TORCHRUN  # torchrun needs no Ray; the links are measured in the same way
     agents = cluster.agents("sh", "-c", "exec sleep 600")
     agents[0].wait_for(r"Mbps between \w+ and \w+ and \w+: syncing", timeout=BOOT)
     agents[0].wait_for("the job is started", timeout=BOOT)
-    (told,) = [line for line in agents[0].stderr().splitlines() if " Mbps between " in line]
-    found = re.search(r"network: (\d+) Mbps between (\w+) and (\w+) and (\w+): syncing 15 GB", told)
-    assert found is not None, told
+    (warning,) = [line for line in agents[0].stderr().splitlines() if " Mbps between " in line]
+    found = re.search(
+        r"network: (\d+) Mbps between (\w+) and (\w+) and (\w+): syncing 15 GB", warning
+    )
+    assert found is not None, warning
     assert 60 <= int(found[1]) <= 120
     assert found[2] == slow
-    assert "Instant Clusters have faster links" in told
+    assert "Instant Clusters have faster links" in warning
     agents[0].signal(signal.SIGTERM)
     assert ends(agents, 40) == [143, 143, 143]

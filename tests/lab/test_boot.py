@@ -15,7 +15,7 @@ LOOK_AROUND = "env; pwd; echo done; exit 7"
 
 @pytest.mark.pods(3)
 def test_three_pods_one_environment_two_runs(cluster: Cluster) -> None:
-    """Three pods end with the job's code, twice in a row; the decoy is never chosen."""
+    """Three pods end with the job's code, twice in a row; the decoy interface is never chosen."""
     agents = cluster.agents("sh", "-c", LOOK_AROUND)
     assert ends(agents) == [7, 7, 7]
     head, *workers = agents
@@ -70,7 +70,7 @@ def test_a_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2, unpublished=("poda",))
 def test_the_heads_name_resolves_ten_seconds_late(cluster: Cluster) -> None:
-    """A late DNS entry of the head delays the run by that time only."""
+    """A late DNS entry of the head delays the run by no more than that."""
     head, worker = cluster.agents("true")
     until = worker.started_at + 10
     await_true("10 s", lambda: worker.poll() is not None or time.monotonic() >= until, 15)
@@ -82,7 +82,7 @@ def test_the_heads_name_resolves_ten_seconds_late(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_never_starts(cluster: Cluster) -> None:
-    """At the deadline head and worker end with 69, and the head names the missing one."""
+    """At the deadline, head and worker end with 69; the head names the missing worker."""
     cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "25s"}
     head, worker = cluster.agents("true")
     assert ends([head, worker], 60) == [69, 69]
@@ -116,7 +116,7 @@ def test_dstack_names_the_missing_rank(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_alone_with_a_stale_ray_on_the_port(cluster: Cluster) -> None:
+def test_one_node_with_a_stale_ray_on_its_port(cluster: Cluster) -> None:
     """EXPECTED_WORKERS=0 needs no worker; a Ray left on the pod is removed first."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"], env={"RAY_AUTH_MODE": "disabled"})
@@ -137,9 +137,9 @@ def _own(cluster: Cluster) -> dict[str, str]:
 
 @pytest.mark.pods(2)
 def test_a_head_without_head_pod_id(cluster: Cluster) -> None:
-    """Its id is known only once it runs: it waits for workers, which have HEAD_POD_ID set.
+    """The pod ID exists only once the head runs; workers get it in HEAD_POD_ID.
 
-    The pods of examples/runpod start like this.
+    The pods of examples/runpod start in this order.
     """
     head_id = cluster.env.pop("HEAD_POD_ID")
     cluster.env["EXPECTED_WORKERS"] = "1"
@@ -151,9 +151,9 @@ def test_a_head_without_head_pod_id(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_background_server_of_a_prepare_step(cluster: Cluster) -> None:
-    """A server that AGENT_PREPARE_EACH starts in the background runs until the job's end.
+    """AGENT_PREPARE_EACH starts a background server: it runs until the job ends.
 
-    examples/skypilot/search-r1.yaml starts its retriever like this.
+    examples/skypilot/search-r1.yaml starts its retriever in this way.
     """
     serve = "sleep 4321 & echo $! > /tmp/server.pid"
     head = cluster.agent(

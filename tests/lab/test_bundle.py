@@ -1,4 +1,4 @@
-"""What a failed run leaves to look at: one file, wherever something has failed."""
+"""The bundle of a failed run: one file, on the node where something failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bundles(cluster: Cluster, pod: int) -> list[Path]:
 
 
 def unpacked(path: Path) -> dict[str, str]:
-    """Return what is in a bundle."""
+    """Unpack a bundle: text by file name."""
     with tarfile.open(path) as archive:
         files = [(member.name, archive.extractfile(member)) for member in archive.getmembers()]
         return {
@@ -33,8 +33,8 @@ def unpacked(path: Path) -> dict[str, str]:
         }
 
 
-def the_bundle(cluster: Cluster, pod: int, container: Container) -> dict[str, str]:
-    """Return what is in a pod's one bundle, whose path its last line tells."""
+def bundle_contents(cluster: Cluster, pod: int, container: Container) -> dict[str, str]:
+    """Return the contents of a pod's only bundle, whose path the last log line gives."""
     (path,) = bundles(cluster, pod)
     where = last_line(container).rpartition(" ")[2]
     assert where.endswith(f"/{path.name}"), last_line(container)
@@ -53,7 +53,7 @@ def test_the_bundle_of_a_lost_worker(cluster: Cluster) -> None:
     head.wait_for("^running$", "stdout", timeout=BOOT)
     worker.kill()
     assert head.wait(60) == 75
-    found = the_bundle(cluster, 0, head)
+    found = bundle_contents(cluster, 0, head)
     assert "state: lost" in found["podb/last-report.txt"]
     assert "phase: following the head" in found["podb/last-report.txt"]
     assert "silent: " in found["podb/last-report.txt"]
@@ -67,6 +67,6 @@ def test_the_bundle_of_a_worker_that_lost_its_head(cluster: Cluster) -> None:
     head.wait_for("^running$", "stdout", timeout=BOOT)
     head.kill()
     assert worker.wait(60) == 75
-    found = the_bundle(cluster, 1, worker)
+    found = bundle_contents(cluster, 1, worker)
     assert {"plan.txt", "podb/agent.log", "podb/ray-start.log", "podb/ray/raylet.out"} <= {*found}
     assert "The logs of this node are in " in last_line(worker)

@@ -1,4 +1,4 @@
-"""Chaos: one short seed, as scripts/chaos runs many."""
+"""Chaos: one short seed of scripts/chaos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 4
 
 @pytest.mark.timeout(480)
 def test_a_short_seed_ends_as_predicted(tmp_path: Path) -> None:
-    """Whatever goes wrong in a minute, the run ends with a code that may be, in time, and clean."""
+    """After a minute of faults, the run ends in time, with an allowed code, without leftovers."""
     need_lab()
     result = attempt(SEED, 60.0, tmp_path / "kept", print)
     assert not result.problems, result.sentence()

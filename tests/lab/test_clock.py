@@ -1,4 +1,4 @@
-"""A clock that jumps by an hour in both directions: no timeout follows the time of day."""
+"""A clock that jumps by an hour in either direction: timeouts use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, ends, last_line, let_pass
+from scenario import BOOT, Cluster, ends, keep_running, last_line
 
 if TYPE_CHECKING:
     from podlab import Pod
 
 SOURCE = Path(__file__).with_name("clock.c")
 FAKED = {"LD_PRELOAD": "/tmp/clock.so", "POD_CLOCK": "/tmp/clock"}
-"""With this a pod's programs have its own time of day; the machine's clock stays as it is."""
+"""Gives a pod's programs another time of day; the machine's clock stays as it is."""
 HOUR = 3600
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build what moves a pod's clock."""
+    """Build the library that shifts a pod's clock."""
     compiler = shutil.which("cc")
     if compiler is None:
         reason = "no C compiler is installed here (Debian's gcc)"
@@ -44,7 +44,8 @@ def _give_a_clock(pod: Pod, library: Path) -> None:
 
 
 def _set_ahead(pod: Pod, seconds: int) -> None:
-    with (pod.tmp / "clock").open("r+b") as file:  # in its place: the pod's programs have it mapped
+    # write in place: the pod's programs have the file mapped
+    with (pod.tmp / "clock").open("r+b") as file:
         file.write(struct.pack("l", seconds))
 
 
@@ -65,13 +66,13 @@ def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
     head.wait_for("^here$", "stdout", timeout=BOOT)
     for seconds in (HOUR, -HOUR):
         _set_ahead(pod, seconds)
-        let_pass(20, head, worker)
+        keep_running(20, head, worker)
     (cluster.pods[0].tmp / "enough").touch()
     assert ends([head, worker], 40) == [7, 7], head.tail()
     assert "silent" not in head.stderr() + worker.stderr()
     assert "left Ray" not in head.stderr()
     assert len(cluster.outcome(0)["attempts"]) == 1
-    if who == "head":  # its job has the same clock, by which that was an hour behind
+    if who == "head":  # the job ran with the same clock, which was an hour behind
         assert abs(int(head.stdout().split()[-1]) - (time.time() - HOUR)) < 600
 
 

@@ -1,4 +1,4 @@
-"""Ray's legacy debugger, as verl has it: a breakpoint on a worker, found from the head."""
+"""Ray's legacy debugger, as used with verl: the head finds a worker's breakpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPS = textwrap.dedent(
     print("result", ray.get(work.remote()), flush=True)
     """
 )
-PERSON = textwrap.dedent(
+DEBUG_SESSION = textwrap.dedent(
     """
     import os, subprocess, sys
     ray, address = sys.argv[1:]
@@ -68,10 +68,10 @@ PERSON = textwrap.dedent(
 
 @pytest.mark.pods(2)
 def test_a_breakpoint_on_a_worker_is_found_from_the_head(cluster: Cluster) -> None:
-    """`ray debug` on the head lists it, looks into the task's variables, and lets it go on."""
+    """`ray debug` on the head lists it, prints the task's variables, and continues the task."""
     cluster.env["DEBUG_RAY"] = "1"
     (cluster.pods[0].tmp / "place.py").write_text(STOPS)
-    (cluster.pods[0].tmp / "person.py").write_text(PERSON)
+    (cluster.pods[0].tmp / "person.py").write_text(DEBUG_SESSION)
     job = (sys.executable, "/tmp/place.py")
     head = cluster.agent(0, *job)
     worker = cluster.agent(1, *job, env={"AGENT_RESOURCES": '{"here": 1}'})

@@ -24,24 +24,24 @@ SERVER = (
     "  self.end_headers(); self.wfile.write(body)\n"
     "h.ThreadingHTTPServer(('', 5000), S).serve_forever()\""
 )
-"""A reward server that writes much for each request: to a log of its own it would hang, or fail."""
+"""A reward server that writes much per request: with its own log file it would hang or fail."""
 ASKED = "python3 -c \"import urllib.request as u; print(u.urlopen('{reward_url}', b'{}').status)\""
 
 
-def told_once(stderr: str) -> str:
-    """Return the one warning of a disk."""
-    (told,) = [line for line in stderr.splitlines() if "cannot be written" in line]
-    assert "the job goes on" in told
-    assert "AGENT_LOG_DIR" in told
-    return told
+def only_warning(stderr: str) -> str:
+    """Return a disk's warning, which must be logged exactly once."""
+    (warning,) = [line for line in stderr.splitlines() if "cannot be written" in line]
+    assert "the job goes on" in warning
+    assert "AGENT_LOG_DIR" in warning
+    return warning
 
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("moment", ["boot", "job"])
 def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> None:
-    """One warning with folder, consequence and remedy; output and code are the job's own.
+    """One warning with folder, consequence and remedy; output and code are the job's.
 
-    Neither `ray start` nor a reward server that logs each request needs that disk.
+    `ray start` and a reward server that logs each request do not need that disk.
     """
     cluster.env["AGENT_REWARD"] = SERVER
     job = f"{COUNTING}; {ASKED}; exit 7"
@@ -54,15 +54,15 @@ def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> 
         disk.fill()
         assert ends([head, worker]) == [7, 7], head.tail()
         assert head.stdout().splitlines()[-2:] == ["line 40", "200"]
-    told = told_once(head.stderr())
-    assert "/tmp/logs/" in told
-    assert "No space left on device" in told
+    warning = only_warning(head.stderr())
+    assert "/tmp/logs/" in warning
+    assert "No space left on device" in warning
 
 
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("end", ["job", "SIGTERM"])
 def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> None:
-    """One warning; neither the job nor the agent's end is delayed; then writes succeed again."""
+    """One warning; neither the job nor the agent's exit is delayed; later writes succeed again."""
     pod = cluster.pods[0]
     cluster.env["AGENT_REWARD"] = SERVER
     code = "exit 7" if end == "job" else "exec sleep 1000"
@@ -78,7 +78,7 @@ def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> N
             agent.signal(signal.SIGTERM)
         assert agent.wait(40) == (7 if end == "job" else 143), agent.tail()
         assert time.monotonic() - began < 25
-        assert "a write takes longer than 10 s" in told_once(agent.stderr())
+        assert "a write takes longer than 10 s" in only_warning(agent.stderr())
         disk.thaw()
         await_true(
             "nothing is left",
@@ -107,7 +107,7 @@ def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path)
 def test_sigterm_while_a_disk_stalls_an_attempt(
     cluster: Cluster, stalled: str, tmp_path: Path
 ) -> None:
-    """An attempt starts on a run or checkpoint folder that stalls: 143 within seconds."""
+    """The run folder or checkpoint folder stalls when an attempt starts: 143 within seconds."""
     install(cluster, "openrlhf", "0.11.2")
     pod, gate = cluster.pods[0], "until [ -e /tmp/go ]; do sleep 0.1; done"
     cluster.env["PYTHONPATH"] += f":{TORCH}"
@@ -131,7 +131,7 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
 
 @pytest.mark.pods(1)
 def test_a_full_tmp(cluster: Cluster) -> None:
-    """Ray cannot work without its session folder: the end names the disk and the remedy."""
+    """Ray cannot run without its session folder: the last line names the disk and the remedy."""
     pod = cluster.pods[0]
     cluster.env["AGENT_LOG_DIR"] = "/dev/shm/logs"
     with memory_disk(pod.tmp, "64m") as disk:
@@ -144,7 +144,7 @@ def test_a_full_tmp(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_full_shm(cluster: Cluster) -> None:
-    """Ray stores its objects elsewhere: a warning with its remedy, and the job's own code."""
+    """Ray stores its objects elsewhere: a warning with a remedy; the exit code is the job's."""
     pod = cluster.pods[0]
     fill = "head -c 2G /dev/zero >/dev/shm/ballast"
     job = (

@@ -1,4 +1,4 @@
-"""Ends: every way for a job or a node to end: its code, within its grace, no leftovers."""
+"""Every way for a job or a node to end: exit code, grace, no leftovers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
 
-PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+CLEANS_UP = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
 
 
 @pytest.mark.pods(1)
@@ -24,8 +24,8 @@ def test_a_signal_gives_128_and_the_signal(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_job_stopped_from_outside_gives_143(cluster: Cluster) -> None:
-    """`ray job stop` by hand ends the run with 143, and the job had its chance to clean up."""
-    head = cluster.agent(0, "sh", "-c", PATIENT)
+    """`ray job stop` by hand ends the run with 143; the job could clean up first."""
+    head = cluster.agent(0, "sh", "-c", CLEANS_UP)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     job = next(p.name for p in (cluster.pods[0].tmp / "logs").iterdir() if p.name != "latest")
     dashboard = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:8265", "RAY_AUTH_MODE": "disabled"}
@@ -39,7 +39,7 @@ def test_a_job_stopped_from_outside_gives_143(cluster: Cluster) -> None:
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> None:
     """The job cleans up, head and worker end with 143 in time, and no process is left."""
-    head, worker = cluster.agents("sh", "-c", PATIENT)
+    head, worker = cluster.agents("sh", "-c", CLEANS_UP)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     began = time.monotonic()
     head.signal(signal.SIGTERM)
@@ -50,15 +50,16 @@ def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> Non
 
 
 @pytest.mark.pods(2)
-def test_stop_from_the_heads_own_node_alone(cluster: Cluster) -> None:
-    """`pod-agent stop` ends the run as SIGTERM would; without a token only from the head's node."""
-    head, worker = cluster.agents("sh", "-c", PATIENT)
+def test_stop_only_from_the_heads_node(cluster: Cluster) -> None:
+    """`pod-agent stop` works like SIGTERM; without a token, only from the head's node."""
+    head, worker = cluster.agents("sh", "-c", CLEANS_UP)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     refused = worker.exec([AGENT, "stop"], env=cluster.env, timeout=20)
     assert refused.returncode == 69
     assert "RAY_AUTH_TOKEN" in refused.stderr
     stopped = head.exec([AGENT, "stop"], env=cluster.env, timeout=40)
-    assert "is being stopped" in stopped.stderr  # it ends with the pod, whose first process leaves
+    # the command ends with the pod, when the first process exits
+    assert "is being stopped" in stopped.stderr
     assert ends([head, worker], 10) == [143, 143]
     assert "cleaned up" in head.stdout()
 
@@ -67,7 +68,7 @@ def test_stop_from_the_heads_own_node_alone(cluster: Cluster) -> None:
 def test_sigterm_to_a_worker(cluster: Cluster) -> None:
     """The worker ends with 143; the head waits AGENT_NODE_GRACE, then ends with 75."""
     cluster.env["AGENT_NODE_GRACE"] = "4s"
-    head, worker = cluster.agents("sh", "-c", PATIENT)
+    head, worker = cluster.agents("sh", "-c", CLEANS_UP)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     worker.signal(signal.SIGTERM)
     began = time.monotonic()
@@ -82,7 +83,7 @@ def test_sigterm_to_a_worker(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_sigterm_while_booting(cluster: Cluster) -> None:
-    """A stop while Ray still boots takes effect at once."""
+    """A stop while Ray boots takes effect at once."""
     head = cluster.agent(0, "true")
     head.wait_for("starting Ray", timeout=20)
     began = time.monotonic()
@@ -93,7 +94,7 @@ def test_sigterm_while_booting(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_second_sigint_kills(cluster: Cluster) -> None:
-    """Ctrl-C twice ends everything at once with 130, though the job ignores signals."""
+    """A second Ctrl-C ends everything at once with 130, although the job ignores signals."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     deaf = "trap '' TERM INT; echo running; while :; do sleep 0.1; done"
@@ -115,7 +116,7 @@ def test_a_second_sigint_kills(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_hold_stops_all_but_the_agent(cluster: Cluster) -> None:
-    """As RunPod's first process the agent holds the pod: no Ray, no driver, no zombie."""
+    """As RunPod's first process, the agent holds the pod: no Ray, no driver, no zombie."""
     del cluster.env["AGENT_ON_DONE"]
     orphan = "(setsid sleep 1000 &) ; (sleep 0.2 &) ; exit 5"
     head = cluster.agent(0, "sh", "-c", orphan)
@@ -132,8 +133,8 @@ def test_hold_stops_all_but_the_agent(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_no_job_means_stay(cluster: Cluster) -> None:
-    """AGENT_JOB=none boots, answers `status`, takes `ray job submit` by hand, and ends with 0."""
+def test_without_a_job_the_cluster_stays(cluster: Cluster) -> None:
+    """AGENT_JOB=none boots, answers `status`, allows `ray job submit`, and ends with 0."""
     head = cluster.agent(0, env={"AGENT_JOB": "none", "DEBUG_RAY": "post-mortem"})
     head.wait_for("is up and stays", timeout=BOOT)
     status = head.exec([AGENT, "status", "--json"])
@@ -147,9 +148,9 @@ def test_no_job_means_stay(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
-    """GCS killed under a booting cluster means a second `ray start`, not the run's end.
+    """GCS is killed during boot: `ray start` runs again, and the run continues.
 
-    `ray start` itself needs 40 to 70 s to find out.
+    `ray start` itself needs 40 to 70 s to notice the loss.
     """
     head, worker = cluster.agents("sh", "-c", "exit 6")
     await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
@@ -163,7 +164,7 @@ def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
-    """The wait is logged again after 30 s without progress, and Ray is started again."""
+    """After 30 s without progress the wait is logged again, and Ray is started again."""
     head = cluster.agent(0, "true")
     await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
     gcs = next(p for p in head.processes() if p.name == "gcs_server")
@@ -177,7 +178,7 @@ def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_failed_check_on_the_head_ends_its_workers(cluster: Cluster) -> None:
-    """A taken port on the head ends the worker at once, too, with the same sentence."""
+    """A taken port on the head also ends the worker at once, with the same sentence."""
     holder = cluster.pods[0].start([sys.executable, "-u", "-m", "http.server", "8265"])
     holder.wait_for("Serving HTTP")
     head, worker = cluster.agents("true")
@@ -189,7 +190,7 @@ def test_a_failed_check_on_the_head_ends_its_workers(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_rejoins_a_cluster_without_a_job(cluster: Cluster) -> None:
-    """AGENT_JOB=none: the loss of a worker ends nothing, and it counts again when it rejoins."""
+    """AGENT_JOB=none: a lost worker does not end the run; it counts again after it rejoins."""
     cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "3s"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)
@@ -207,7 +208,7 @@ def test_a_worker_rejoins_a_cluster_without_a_job(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_restarted_pod_does_not_get_a_held_verdict(cluster: Cluster) -> None:
-    """All pods start again, the worker first: it waits for the new head, and runs with it."""
+    """All pods restart, the worker first: it waits for the new head and runs with it."""
     del cluster.env["AGENT_ON_DONE"]
     head, worker = cluster.agents("sh", "-c", "exit 5")
     for agent in (head, worker):
@@ -230,7 +231,7 @@ def test_a_restarted_pod_does_not_get_a_held_verdict(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2, unpublished=("poda",))
 def test_a_workers_port_answers_before_its_head_is_known(cluster: Cluster) -> None:
-    """A platform's probes ask the pod's own address, while the head's name does not resolve."""
+    """A platform's probes query the pod's address while the head's name does not resolve."""
     worker = cluster.agent(1, "true")
     worker.wait_for("does not resolve", timeout=30)
     url = f"http://{cluster.pods[1].decoy_ip}:8266/livez"

@@ -1,4 +1,4 @@
-"""A worker whose link is cut for good ends what it runs; the head goes on without it."""
+"""A worker whose link is cut for good stops its processes; the head continues without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _has_ray(pod: Container) -> bool:
 
 @pytest.mark.pods(2)
 def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
-    """Its Ray is stopped before the next attempt starts, which uses the remaining nodes."""
+    """Its Ray stops before the next attempt starts on the remaining nodes."""
     cluster.env |= {
         "AGENT_JOB_RETRIES": "1",
         "AGENT_NODE_GRACE": "15s",
@@ -41,7 +41,7 @@ def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_fenced_worker_rejoins(cluster: Cluster) -> None:
-    """Its link heals after the fence: only its Ray was lost, so it rejoins."""
+    """The link heals after the fence: the worker lost only its Ray, and rejoins."""
     cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "5s"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)
@@ -55,7 +55,7 @@ def test_a_fenced_worker_rejoins(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_fenced_workers_prepare_step_runs_again(cluster: Cluster) -> None:
-    """It is stopped while the head is out of reach, and starts again before the job."""
+    """The step is stopped while the head is out of reach, and runs again before the job."""
     step = "[ $RUNPOD_POD_ID = poda ] || [ -e /tmp/go ] || sleep 1000"
     cluster.env |= {"AGENT_PREPARE_EACH": step, "AGENT_NODE_GRACE": "10s"}
     head, worker = cluster.agents("sh", "-c", "exit 7")

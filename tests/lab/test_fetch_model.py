@@ -1,4 +1,4 @@
-"""The hub's real client fetches a model from a stand-in hub: once, resumed, or refused."""
+"""`huggingface_hub` fetches a model from a stand-in hub: once, resumed, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def client() -> Path:
-    """Return the folder of the hub's real client."""
+    """Return the folder with the real `huggingface_hub` client."""
     try:
         return hub.client()
     except (OSError, subprocess.SubprocessError) as problem:
@@ -28,7 +28,7 @@ def client() -> Path:
 
 @pytest.fixture
 def server() -> Iterator[hub.Hub]:
-    """Return a hub of one model."""
+    """Start a hub with one model."""
     with hub.Hub() as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
@@ -45,13 +45,13 @@ def fetch(
 
 
 def weights(home: Path) -> list[str]:
-    """Return what of the model lies in the cache, by its names."""
+    """List the model's files in the cache."""
     snapshot = next((home / "hub").glob(f"models--*/snapshots/{hub.COMMIT}"))
     return sorted(str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if p.is_file())
 
 
 def test_a_model_is_fetched_once(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """Only the files that are read; a second fetch and one with HF_HUB_OFFLINE use the cache."""
+    """Fetches only needed files; a second fetch, also with HF_HUB_OFFLINE, uses the cache."""
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
     assert f"{hub.MODEL} is in {tmp_path}" in done.stdout
@@ -66,7 +66,7 @@ def test_a_model_is_fetched_once(client: Path, server: hub.Hub, tmp_path: Path) 
 
 
 def test_an_interrupted_fetch_resumes(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A download that breaks off halfway resumes at that point."""
+    """A download that breaks off halfway resumes at that byte."""
     server.breaks = 1
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_an_interrupted_fetch_resumes(client: Path, server: hub.Hub, tmp_path: P
 
 
 def test_a_busy_hub_is_retried(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A 503 is retried until it passes."""
+    """A 503 is retried until the hub answers."""
     server.busy = 1
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
@@ -91,10 +91,10 @@ def test_a_busy_hub_is_retried(client: Path, server: hub.Hub, tmp_path: Path) ->
     ],
     ids=["missing", "gated", "offline", "no id"],
 )
-def test_a_hopeless_fetch_ends_at_once(  # noqa: PLR0913 - three fixtures and a row
+def test_an_impossible_fetch_fails_at_once(  # noqa: PLR0913 - three fixtures and a row
     client: Path, server: hub.Hub, tmp_path: Path, model: str, offline: str, words: str
 ) -> None:
-    """The last line names the model and the remedy; there is no retry."""
+    """The last line names the model and the remedy; nothing is retried."""
     done = fetch(client, tmp_path, server.url, model, HF_HUB_OFFLINE=offline)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A dashboard that hangs (SIGSTOP) where the agent needs it: nothing waits for it for ever."""
+"""The dashboard hangs (SIGSTOP) where the agent needs it: every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, RAY, Cluster, await_true, ends, let_pass
+from scenario import BOOT, RAY, Cluster, await_true, ends, keep_running
 
 if TYPE_CHECKING:
     from podlab import Container, ProcessInfo
 
-PATIENT = "trap 'echo bye; exit 3' TERM; echo here; while :; do sleep 0.2; done"
+CLEANS_UP = "trap 'echo bye; exit 3' TERM; echo here; while :; do sleep 0.2; done"
 
 
 def _dashboard(pod: Container) -> list[ProcessInfo]:
-    """List the dashboard's processes, which are several, and one of them is asked for jobs."""
+    """List the dashboard's processes: it has several, and one of them serves the jobs API."""
     marks = ("ray-dashboard-", "dashboard/dashboard.py")
     return [p for p in pod.processes() if any(mark in p.cmdline for mark in marks)]
 
@@ -28,7 +28,7 @@ def _to_the_dashboard(head: Container, how: str) -> None:
 
 
 def _is_up(head: Container) -> bool:
-    """Say whether it takes jobs, and Ray's node is there, of which its agent is a part."""
+    """Check that it accepts jobs, and that Ray's node, with its dashboard agent, is up."""
     lines = [p.cmdline for p in head.processes()]
     marks = ("ray-dashboard-JobHead", "ray::DashboardAgent")
     return all(any(line.startswith(mark) for line in lines) for mark in marks)
@@ -36,8 +36,8 @@ def _is_up(head: Container) -> bool:
 
 @pytest.mark.pods(1)
 def test_a_job_is_stopped_without_the_dashboard(cluster: Cluster) -> None:
-    """Its driver gets SIGTERM and its grace from the agent itself."""
-    head = cluster.agent(0, "sh", "-c", PATIENT)
+    """The agent itself sends the driver SIGTERM and waits for its grace."""
+    head = cluster.agent(0, "sh", "-c", CLEANS_UP)
     head.wait_for("^here$", "stdout", timeout=BOOT)
     _to_the_dashboard(head, "STOP")
     head.signal(signal.SIGTERM)
@@ -62,7 +62,7 @@ def test_a_dashboard_that_hangs_before_the_job(cluster: Cluster, *, comes_back: 
     assert time.monotonic() - stopped < 4
     worker = cluster.agent(1, "sh", "-c", "exit 7")
     if comes_back:
-        let_pass(5, head)
+        keep_running(5, head)
         _to_the_dashboard(head, "CONT")
         head.wait_for("Ray runs again: none of its processes is stopped", timeout=10)
     else:
@@ -76,7 +76,7 @@ def test_a_dashboard_that_hangs_before_the_job(cluster: Cluster, *, comes_back: 
 
 @pytest.mark.pods(1)
 def test_a_dashboard_that_hangs_without_a_job(cluster: Cluster) -> None:
-    """Ray is started again in place, except while a job of the user's own runs there."""
+    """Ray is started again in place, unless a job of the user runs there."""
     cluster.env |= {"AGENT_JOB": "none"}
     head = cluster.agent(0)
     head.wait_for("is up and stays", timeout=BOOT)
@@ -85,7 +85,7 @@ def test_a_dashboard_that_hangs_without_a_job(cluster: Cluster) -> None:
     await_true("the job runs", lambda: bool(_sleepers(head)), BOOT)
     _to_the_dashboard(head, "STOP")
     head.wait_for(r"dashboard.* is stopped: left alone, since a job runs", timeout=10)
-    let_pass(33, head)
+    keep_running(33, head)
     (driver,) = _sleepers(head)
     assert head.exec(["kill", "-9", str(driver.pid)]).returncode == 0
     head.wait_for(

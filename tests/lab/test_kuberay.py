@@ -20,7 +20,7 @@ SERVICE = "poda.runpod.internal"
 """The name of the head's service."""
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - the lab's own
 API = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:8265"}
-PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+CLEANS_UP = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
 
 UNTIL_END = (
     "echo attempt $AGENT_ATTEMPT; until [ -e /tmp/end-$AGENT_ATTEMPT ]; do sleep 0.1; done; exit 7"
@@ -28,7 +28,7 @@ UNTIL_END = (
 
 
 class Operator:
-    """What KubeRay does: containers with its variables, and `ray start` in them."""
+    """Plays KubeRay's operator: containers with its variables, in which it runs `ray start`."""
 
     def __init__(self, cluster: Cluster, secret: dict[str, str]) -> None:
         self._cluster = cluster
@@ -71,19 +71,19 @@ class Operator:
         return made
 
     def replace_worker(self) -> None:
-        """Give the worker's pod another container with another Ray."""
+        """Replace the worker pod's container by another with a new Ray."""
         self._cluster.pods[1].heal()
         self.worker = self._container(self._cluster.pods[1], self._start_worker())
         self.start_ray(self.worker)
 
     def start_ray(self, container: Container) -> Running:
-        """Run the generated command in a Ray container."""
+        """Run KubeRay's generated command in a Ray container."""
         return container.spawn(["sh", "-c", "exec $KUBERAY_GEN_RAY_START_CMD"])
 
     def submitter(
         self, *job: str, own: dict[str, str] | None = None, name: str = "rl-8h2pd"
     ) -> Container:
-        """Start the agent as the pod that a RayJob makes to submit its job."""
+        """Start the agent as the pod in which a RayJob submits its job."""
         env = {
             **(own or {}),
             "RAY_DASHBOARD_ADDRESS": f"{SERVICE}:8265",
@@ -98,7 +98,7 @@ class Operator:
 
 
 def rays(*containers: Container) -> list[int]:
-    """Return the ids of Ray's own processes, to see that they are the same later."""
+    """Return the PIDs of Ray's processes, to check later that they are the same."""
     return sorted(
         p.host_pid
         for c in containers
@@ -109,7 +109,7 @@ def rays(*containers: Container) -> list[int]:
 
 @pytest.mark.pods(2)
 def test_in_the_head_container(cluster: Cluster) -> None:
-    """The agent waits for the operator's Ray and workers, submits, and keeps Ray running."""
+    """The agent waits for the operator's Ray and workers, submits, and leaves Ray running."""
     operator = Operator(cluster, {})
     head, worker = operator.head, operator.worker
     show = ("sh", "-c", "echo {nodes} {head_ip} {reward_url}; exit 7")
@@ -133,7 +133,7 @@ def test_in_the_head_container(cluster: Cluster) -> None:
     assert len(alive) == 3
     assert not any("reward-server" in p.cmdline for p in head.processes())
     entrypoint = [RAY, "job", "submit", "--", AGENT, "run", "--", "echo", "again"]
-    again = head.exec(entrypoint, env=API, timeout=BOOT)  # as the entrypoint of a RayJob
+    again = head.exec(entrypoint, env=API, timeout=BOOT)  # used as a RayJob's entrypoint
     assert again.returncode == 0, again.stdout + again.stderr
     assert "again" in again.stdout.splitlines()
     assert rays(head, worker) == alive
@@ -142,7 +142,7 @@ def test_in_the_head_container(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_as_a_rayjobs_submitter(cluster: Cluster) -> None:
-    """From another pod, with a token: all output arrives, and a retried submitter runs nothing."""
+    """From another pod, with a token: all output arrives; a retried submitter submits nothing."""
     operator = Operator(cluster, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
     for container in (operator.head, operator.worker):
         operator.start_ray(container)
@@ -167,11 +167,11 @@ def test_as_a_rayjobs_submitter(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
-    """SIGTERM to a submitter stops its job, which may clean up; Ray keeps running."""
+    """SIGTERM to a submitter stops its job, which can clean up; Ray keeps running."""
     operator = Operator(cluster, {})
     for container in (operator.head, operator.worker):
         operator.start_ray(container)
-    agent = operator.submitter("sh", "-c", PATIENT)
+    agent = operator.submitter("sh", "-c", CLEANS_UP)
     agent.wait_for("running", stream="stdout", timeout=BOOT)
     alive = rays(operator.head, operator.worker)
     agent.signal(signal.SIGTERM)
@@ -182,8 +182,8 @@ def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
     ask = [RAY, "job", "status", "rl-8h2pd"]
 
     def stopped() -> bool:
-        told = operator.head.exec(ask, env=API)
-        return "was stopped" in told.stdout + told.stderr
+        listed = operator.head.exec(ask, env=API)
+        return "was stopped" in listed.stdout + listed.stderr
 
     await_true("the job is stopped", stopped, 20)
 
@@ -208,13 +208,13 @@ def test_a_lost_pod_and_a_killed_agent(cluster: Cluster) -> None:
     (cluster.pods[0].tmp / "end-2").touch()
     assert agent.wait(60) == 7, agent.tail()
     assert agent.stdout() == "attempt 1\nattempt 2\n"
-    told = operator.head.exec([RAY, "job", "list"], env=API).stdout
-    assert sorted({*re.findall(r"submission_id='([^']*)'", told)}) == ["rl-8h2pd", "rl-8h2pd-2"]
+    listed = operator.head.exec([RAY, "job", "list"], env=API).stdout
+    assert sorted({*re.findall(r"submission_id='([^']*)'", listed)}) == ["rl-8h2pd", "rl-8h2pd-2"]
 
 
 @pytest.mark.pods(3)
 def test_an_upload_is_logged(cluster: Cluster) -> None:
-    """Over a slow network: one line with its size before, one with its duration after."""
+    """On a slow network: one line with the size before, one with the duration after."""
     operator = Operator(cluster, {})
     for container in (operator.head, operator.worker):
         operator.start_ray(container)
@@ -228,8 +228,8 @@ def test_an_upload_is_logged(cluster: Cluster) -> None:
     agent = operator.submitter("wc", "-c", "weights.bin", own={"AGENT_WORKING_DIR": "/tmp/code"})
     assert agent.wait(BOOT) == 0, agent.tail()
     assert agent.stdout() == f"{60 << 20} weights.bin\n"
-    said = agent.stderr()
-    begun = said.index("uploading /tmp/code to Ray: 2 files, 60 MiB")
-    assert begun < said.index("uploaded /tmp/code to Ray: 2 files, 60 MiB, in ")
+    log = agent.stderr()
+    begun = log.index("uploading /tmp/code to Ray: 2 files, 60 MiB")
+    assert begun < log.index("uploaded /tmp/code to Ray: 2 files, 60 MiB, in ")
     small = operator.submitter("true", own={"AGENT_WORKING_DIR": "/tmp/small"}, name="rl-2")
     assert small.wait(BOOT) == 0, small.tail()

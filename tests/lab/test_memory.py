@@ -1,7 +1,7 @@
-"""Memory that runs out, by Ray's OOM killer or the kernel's: named, and not retried.
+"""Out of memory, by Ray's OOM killer or the kernel's: reported, and not retried.
 
-A version 1 memory cgroup stands for the container's limit; in it a process that grows has the
-kernel end another, which was offered to it.
+A version 1 memory cgroup plays the container's limit. A process inside it allocates memory until
+the kernel kills the victim, which has the highest `oom_score_adj`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ while lives():
 
 @contextmanager
 def memory_limit(name: str, size: int) -> Iterator[Path]:
-    """Make a memory cgroup below our own; skip where there is no version 1."""
+    """Make a memory cgroup below our own; skip on machines without version 1."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":")[2] for line in lines if ":memory:" in line), None)
     if own is None or not CGROUPS.is_dir():
@@ -71,7 +71,7 @@ def memory_limit(name: str, size: int) -> Iterator[Path]:
 
 
 def start_within(cluster: Cluster, folder: Path, script: str) -> Container:
-    """Start the head's agent as its pod's first process, all of it within a cgroup."""
+    """Start the head's agent as its pod's first process, entirely within a cgroup."""
     pod = cluster.pods[0]
     line = f'while [ ! -e /tmp/go ]; do sleep 0.1; done; exec {AGENT} run -- sh -c "$JOB"'
     head = pod.start(
@@ -84,10 +84,10 @@ def start_within(cluster: Cluster, folder: Path, script: str) -> Container:
 
 
 def have_killed(head: Container, folder: Path, victim: ProcessInfo) -> None:
-    """Have the kernel's OOM killer choose this process: it is offered before a hog."""
+    """Make the kernel's OOM killer choose this process, then start a memory hog."""
     for process in head.processes():
         score = "1000" if process.pid == victim.pid else "0"
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has exited
             Path(f"/proc/{process.host_pid}/oom_score_adj").write_text(score)
     running = head.spawn([sys.executable, "-c", HOG, str(victim.pid), folder.name])
     (folder / "cgroup.procs").write_text(str(running.pid))
@@ -98,12 +98,12 @@ def have_killed(head: Container, folder: Path, victim: ProcessInfo) -> None:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["worker", "driver"])
 def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
-    """A task or the driver that uses too much: the end names memory, and there is no retry."""
+    """A task or the driver uses too much: the outcome names memory; there is no retry."""
     total, free = (
         int(re.search(rf"{name}:\s+(\d+)", Path("/proc/meminfo").read_text())[1])  # type: ignore[index]
         for name in ("MemTotal", "MemAvailable")
     )
-    threshold = (total - free + (6 << 20)) / total  # 6 GiB more than now
+    threshold = (total - free + (6 << 20)) / total  # 6 GiB more than is used now
     cluster.env |= {
         "AGENT_JOB_RETRIES": "2",
         "RAY_memory_usage_threshold": f"{threshold:.3f}",
@@ -122,7 +122,7 @@ def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("who", ["driver", "raylet"])
 def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
-    """It kills the job's driver or Ray itself: the end names memory, and there is no retry."""
+    """It kills the job's driver or Ray itself: the outcome names memory; there is no retry."""
     cluster.env["AGENT_JOB_RETRIES"] = "2"
     with memory_limit("pod", 5 << 30) as folder:
         head = start_within(cluster, folder, FOREVER)

@@ -1,7 +1,7 @@
-"""Questions about one run on one cluster: its status, logs, page, metrics, end and bundle.
+"""One run on one cluster: its status, logs, page, metrics, outcome and bundle.
 
-The scenarios read only, and share one run: first those while the job runs, then those that need its
-end. The job prints a line that the agent explains, and fails with 3.
+The scenarios only read and share one run: first those that need a running job, then those that need
+its end. The job prints a line that the agent explains, and fails with 3.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from agent.record.explain import explain
-from lab.test_bundle import bundles, the_bundle
+from lab.test_bundle import bundle_contents, bundles
 from scenario import AGENT, BOOT, Cluster, ends, last_line
 
 if TYPE_CHECKING:
@@ -49,27 +49,27 @@ print(connection.getresponse().status)
 
 
 class Run(NamedTuple):
-    """A run whose job is running, and its two agents."""
+    """A run with a running job and its two agents."""
 
     cluster: Cluster
     head: Container
     worker: Container
 
     def ask(self, *argv: str, node: int = 1) -> tuple[int, str, str]:
-        """Run a command of the agent on a node: its exit code, stdout and stderr."""
+        """Run an agent command on a node: exit code, stdout and stderr."""
         container = (self.head, self.worker)[node]
         done = container.exec([AGENT, *argv], env=self.cluster.env, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     def get(self, path: str, *flags: str, port: int = 8266) -> str:
-        """Ask the head's port from the worker's pod: what curl prints."""
+        """GET from the head's port, by curl in the worker's pod; return what it prints."""
         url = f"http://{self.cluster.pods[0].ip}:{port}{path}"
         return str(self.worker.exec([*CURL, *flags, url], timeout=30).stdout)
 
 
 @pytest.fixture(scope="module")
 def run(shared_cluster: Cluster) -> Iterator[Run]:
-    """Two pods with a token, a reward server and a job that runs."""
+    """Two pods with a token, a reward server and a running job."""
     shared_cluster.env |= {
         "RAY_AUTH_TOKEN": TOKEN,
         "WANDB_API_KEY": WANDB_KEY,
@@ -84,14 +84,14 @@ def run(shared_cluster: Cluster) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def ended(run: Run) -> Run:
-    """Let the job fail; both nodes end with its code."""
+    """Let the job fail and both nodes end with its code."""
     (run.cluster.pods[0].tmp / "go").touch()
     assert ends([run.head, run.worker], 60) == [3, 3], run.head.tail()
     return run
 
 
-def test_token_guards_everything(run: Run) -> None:
-    """Ray and the agent's port ask for it; the probes are open, also during a flood."""
+def test_the_token_is_required_everywhere(run: Run) -> None:
+    """Ray and the agent's port require it; the probes are open, also during a flood."""
     shows_code = ("-o", "/dev/null", "-w", "%{http_code}")
     codes = {
         "probes": [run.get(path, *shows_code) for path in ("/livez", "/readyz")],
@@ -114,7 +114,7 @@ def test_token_guards_everything(run: Run) -> None:
 
 
 def test_debugger_and_token_reach_ray_on_both_nodes(run: Run) -> None:
-    """By the environment and flags of Ray's processes; no secret stands in any argv."""
+    """Ray's processes get both by environment and flags; no argv contains a secret."""
     for container in (run.head, run.worker):
         raylet = next(p for p in container.processes() if p.name == "raylet")
         assert raylet.environ()["RAY_DEBUG"] == "legacy"
@@ -129,20 +129,20 @@ def test_debugger_and_token_reach_ray_on_both_nodes(run: Run) -> None:
 
 
 def test_only_the_planned_ports_listen(run: Run) -> None:
-    """Whatever listens on a node stands in its plan, or is one of Ray's two kernel-chosen ports."""
+    """Every listener of a node is in its plan, or is one of Ray's two kernel-chosen ports."""
     planned = run.ask("plan", "-v", node=0)[1]
     listening = run.head.exec(["ss", "-Hltn"]).stdout.splitlines()
     ports = {int(line.split()[3].rpartition(":")[2]) for line in listening}
     fixed = {port for port in ports if not 10_002 <= port <= 19_999}
     unplanned = {port for port in fixed if f"  {port} " not in planned}
-    # Ray's dashboard opens two more on ports that the kernel hands out; there is no flag for them
+    # Ray's dashboard opens two more ports, chosen by the kernel; no flag sets them
     assert all(port >= 32_768 for port in unplanned), unplanned
     agents = [line.split()[3] for line in listening if line.split()[3].endswith(":8266")]
     assert sorted(agents) == sorted([f"{run.cluster.pods[0].ip}:8266", "127.0.0.1:8266"])
 
 
 def test_status_from_any_node(run: Run) -> None:
-    """Phases, nodes and the job's last lines with the token; a sentence without it."""
+    """Phases, nodes and the job's last lines with the token; an error without it."""
     assert run.ask("status", node=0)[0] == 0
     status = json.loads(run.ask("status", "--json")[1])
     assert status["job_tail"][-1] == "running"
@@ -154,7 +154,7 @@ def test_status_from_any_node(run: Run) -> None:
 
 
 def test_logs_of_any_node(run: Run) -> None:
-    """The job's output and a worker's agent log, by the head's port."""
+    """The head's port serves the job's output and a worker's agent log."""
     run.head.wait_for("the job's output shows: a GPU ran out of memory", timeout=30)
     code, text, error = run.ask("logs", node=0)
     assert (code, "CUDA out of memory" in text) == (0, True), error
@@ -165,7 +165,7 @@ def test_logs_of_any_node(run: Run) -> None:
 
 
 def test_page_metrics_and_events(run: Run) -> None:
-    """Each shows the run to whoever has the token, and no secret."""
+    """Each shows the run to a client with the token, and no secret."""
     page = run.get("/")
     assert "RAY_AUTH_TOKEN" in page
     metrics = run.get("/metrics", *BEARER)
@@ -177,7 +177,7 @@ def test_page_metrics_and_events(run: Run) -> None:
 
 
 def test_doctor_of_all_nodes(run: Run) -> None:
-    """`doctor --all` prints what each node found, equal findings once with their nodes."""
+    """`doctor --all` prints each node's findings; equal ones once, with their nodes."""
     code, text, error = run.ask("doctor", "--all", "--json", node=0)
     assert code == 0, error
     data = json.loads(text)
@@ -188,7 +188,7 @@ def test_doctor_of_all_nodes(run: Run) -> None:
 
 
 def test_a_failed_run_names_its_cause(ended: Run) -> None:
-    """In outcome.json, in the last line, and in ten lines by `explain`."""
+    """The cause is in outcome.json, in the last line, and in ten lines of `explain`."""
     cause = "job.log shows why: a GPU ran out of memory ("
     assert str(ended.cluster.outcome(0)["remedy"]).startswith(cause)
     assert cause in last_line(ended.head)
@@ -200,8 +200,8 @@ def test_a_failed_run_names_its_cause(ended: Run) -> None:
 
 
 def test_a_failed_run_leaves_one_bundle(ended: Run) -> None:
-    """On the head: logs of agents, Ray, services and job of all nodes, plan, facts and outcome."""
-    found = the_bundle(ended.cluster, 0, ended.head)
+    """On the head: all nodes' logs (agent, Ray, services, job), plan, facts and outcome."""
+    found = bundle_contents(ended.cluster, 0, ended.head)
     assert TOKEN not in "".join(found.values())
     assert found["poda/job.log"].startswith("key ********\n")
     wanted = {
@@ -220,7 +220,7 @@ def test_a_failed_run_leaves_one_bundle(ended: Run) -> None:
 
 
 def test_no_secret_in_any_log(ended: Run) -> None:
-    """Neither the token nor the W&B key is in any file, but for the job's own output."""
+    """No file contains the token or the W&B key, except for the job's own output."""
     files = [
         path
         for pod in ended.cluster.pods

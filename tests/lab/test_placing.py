@@ -33,10 +33,10 @@ PLACE = textwrap.dedent(
 
 
 @pytest.mark.pods(3)
-def test_actors_land_where_their_resources_are(cluster: Cluster) -> None:
-    """As in OpenRLHF's document: one kind of node has v100, another h100; Ray's flags reach each.
+def test_actors_run_where_their_resources_are(cluster: Cluster) -> None:
+    """As in OpenRLHF's docs: nodes with v100, nodes with h100; Ray's flags reach each node.
 
-    Its sessions lie below --temp-dir on all of them, in a folder that only we may enter.
+    On all nodes, sessions are below --temp-dir, in a folder with mode 700.
     """
     for pod in cluster.pods:
         (pod.tmp / "nvme").mkdir()
@@ -70,7 +70,7 @@ def test_actors_land_where_their_resources_are(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_a_partial_cluster_runs_on_the_nodes_that_joined(cluster: Cluster) -> None:
-    """One of two workers is enough: at the deadline the job starts, sized for it."""
+    """One of two workers is enough: at the deadline the job starts, sized for one worker."""
     cluster.env |= {
         "AGENT_PARTIAL": "proceed",
         "AGENT_MIN_WORKERS": "1",
@@ -81,14 +81,14 @@ def test_a_partial_cluster_runs_on_the_nodes_that_joined(cluster: Cluster) -> No
     agents = [cluster.agent(pod, "echo", words) for pod in cluster.pods[:2]]
     assert ends(agents) == [0, 0], agents[0].tail()
     assert agents[0].stdout() == "nodes=2 gpus=2 total=4\n"
-    said = agents[0].stderr()
-    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in said
-    assert "1 of 2" in said
+    log = agents[0].stderr()
+    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in log
+    assert "1 of 2" in log
 
 
 @pytest.mark.pods(2)
 def test_fewer_workers_than_the_minimum(cluster: Cluster) -> None:
-    """Below AGENT_MIN_WORKERS the run ends with 69, as without AGENT_PARTIAL."""
+    """With fewer than AGENT_MIN_WORKERS the run ends with 69, as without AGENT_PARTIAL."""
     cluster.env |= {
         "AGENT_PARTIAL": "proceed",
         "AGENT_MIN_WORKERS": "1",
@@ -109,7 +109,7 @@ env_vars:
 
 @pytest.mark.pods(1)
 def test_verls_runtime_env_is_uploaded_without_ignored_files(cluster: Cluster) -> None:
-    """The job runs in a copy of the checkout with the file's variables; a copy too large is 78."""
+    """The job runs in a copy of the checkout with the file's env_vars; an oversized copy is 78."""
     place = cluster.pods[0].tmp / "verl"
     for name in ("verl/trainer", "data", ".git"):
         (place / name).mkdir(parents=True)

@@ -38,14 +38,14 @@ looks = [look.options(scheduling_strategy=On(n["NodeID"], soft=False)).remote() 
 addresses = [node["NodeManagerAddress"] for node in nodes]
 print("survey " + json.dumps(dict(zip(addresses, ray.get(looks)))))
 """
-"""A job that says what its processes on each node found in their environment."""
+"""A job that prints the environment of its processes on each node."""
 
 SECOND_NETWORK = "10.78.0"
 
 
 @pytest.fixture
 def second_network(cluster: Cluster) -> Iterator[list[str]]:
-    """Give every pod a further interface, as an Instant Cluster's have ens2 to ens8."""
+    """Give every pod one more interface, like ens2 to ens8 of an Instant Cluster."""
     found = []
     for number, pod in enumerate(cluster.pods):
         found.append(f"{SECOND_NETWORK}.{number + 10}")
@@ -57,12 +57,13 @@ def second_network(cluster: Cluster) -> Iterator[list[str]]:
         ]
         ip("-n", pod.netns, batch=lines)
     yield found
-    for pod in cluster.pods:  # while the lab stands: a pair is gone with its namespace anyway
+    # while the lab exists: a veth pair is removed with its namespace anyway
+    for pod in cluster.pods:
         ip("-n", pod.netns, "link", "delete", "ens2")
 
 
 def instant(cluster: Cluster, rank: int) -> dict[str, str]:
-    """Return what RunPod sets on a node of an Instant Cluster."""
+    """Return the variables that RunPod sets on a node of an Instant Cluster."""
     pods = cluster.pods
     return {
         "PRIMARY_ADDR": pods[0].ip,
@@ -79,8 +80,8 @@ def instant(cluster: Cluster, rank: int) -> dict[str, str]:
 
 
 @pytest.mark.pods(3, interface="ens1")
-def test_an_instant_cluster_meets_on_ens1(cluster: Cluster, second_network: list[str]) -> None:
-    """Of an Instant Cluster's interfaces ens1 is chosen, for Ray and for NCCL, on every node."""
+def test_an_instant_cluster_uses_ens1(cluster: Cluster, second_network: list[str]) -> None:
+    """On every node, Ray and NCCL use ens1 of an Instant Cluster's interfaces."""
     del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
     envs = [instant(cluster, rank) for rank in range(3)]
     survey = (sys.executable, "-c", SURVEY)
@@ -108,7 +109,7 @@ def test_an_instant_cluster_meets_on_ens1(cluster: Cluster, second_network: list
 
 @pytest.mark.pods(2, interface="ens1")
 def test_an_instant_clusters_head_given_by_name(cluster: Cluster) -> None:
-    """Where the head's variable holds a name, the head still uses its address on ens1."""
+    """The head's variable holds a name: the head still uses its address on ens1."""
     del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
     name = {"PRIMARY_ADDR": "poda.runpod.internal", "MASTER_ADDR": "poda.runpod.internal"}
     show = ("sh", "-c", "echo $VLLM_HOST_IP $NCCL_SOCKET_IFNAME; exit 4")
@@ -118,7 +119,7 @@ def test_an_instant_clusters_head_given_by_name(cluster: Cluster) -> None:
 
 
 def dstack(pods: list[Pod], rank: int) -> dict[str, str]:
-    """Return what dstack sets on a node."""
+    """Return the variables that dstack sets on a node."""
     return {
         "DSTACK_RUN_NAME": "ray-cluster",
         "DSTACK_RUN_ID": "run-42",
@@ -132,8 +133,8 @@ def dstack(pods: list[Pod], rank: int) -> dict[str, str]:
     }
 
 
-HEARD = {"head": "waiting for workers", "worker": "waiting for the head"}
-"""What a node says that finds itself alone so far; the next one starts only then."""
+WAITS_ALONE = {"head": "waiting for workers", "worker": "waiting for the head"}
+"""The line that a node logs while it is alone; only then the next one starts."""
 
 
 @pytest.mark.pods(3)
@@ -143,7 +144,7 @@ HEARD = {"head": "waiting for workers", "worker": "waiting for the head"}
     ids=["workers first", "head in the middle, with a token"],
 )
 def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: str) -> None:
-    """Nodes start in any order; the dashboard is where dstack forwards it; one code for all."""
+    """Nodes start in any order; the dashboard uses dstack's forwarded port; one exit code."""
     secret = {"RAY_AUTH_TOKEN": token} if token else {}
     pods = cluster.pods
     job = ("sh", "-c", "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 9")
@@ -153,7 +154,7 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
         agents[rank] = pods[rank].start([AGENT, "run", "--", *job], env=env)
         cluster.started.append(agents[rank])
         if following is not None:
-            agents[rank].wait_for(HEARD["worker" if rank else "head"], timeout=BOOT)
+            agents[rank].wait_for(WAITS_ALONE["worker" if rank else "head"], timeout=BOOT)
     head = agents[0]
     head.wait_for("running", stream="stdout", timeout=BOOT)
     bearer = ("-H", f"Authorization: Bearer {token}") if token else ()
@@ -173,9 +174,9 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["volume", "own"])
 def test_dstack_resubmits_an_interrupted_run(cluster: Cluster, disk: str, shared: Path) -> None:
-    """All nodes are stopped and come back elsewhere, under the same id.
+    """All nodes are stopped and restarted on other machines, under the same run id.
 
-    With its logs on a volume the run goes on; without, it begins anew; either way it is said.
+    With logs on a volume the run continues; without a volume it starts anew. Both are logged.
     """
     logs = str(shared) if disk == "volume" else "/tmp/logs"
     job = ("sh", "-c", "echo attempt $AGENT_ATTEMPT; [ -e /tmp/go ] && exit 7; exec sleep 1000")

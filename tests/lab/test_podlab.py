@@ -36,7 +36,7 @@ IDLE = ("sleep", "infinity")
     ],
 )
 def test_exit_codes(lab: Lab, argv: list[str], code: int) -> None:
-    """PID 1's exit code arrives as a shell would give it; so does a further command's."""
+    """PID 1's exit code is returned as a shell would; so is that of a further command."""
     assert lab.pods[0].start(argv).wait(10) == code
     idle = lab.pods[0].start(IDLE)
     assert idle.exec(argv).returncode == code
@@ -44,7 +44,7 @@ def test_exit_codes(lab: Lab, argv: list[str], code: int) -> None:
 
 
 def test_killed_by_signal(idle: list[Container]) -> None:
-    """Death by signal n is 128+n, for PID 1 and for others."""
+    """A process killed by signal n returns 128+n, PID 1 included."""
     assert idle[0].exec(["sh", "-c", "kill -TERM $$"]).returncode == 143
     idle[0].signal(signal.SIGKILL)
     assert idle[0].wait(5) == 137
@@ -53,21 +53,21 @@ def test_killed_by_signal(idle: list[Container]) -> None:
 
 
 def test_pid_1_and_term(lab: Lab) -> None:
-    """PID 1 gets TERM if it has a handler, and ignores it if not, as in any container."""
+    """PID 1 receives TERM only if it has a handler, as in any container."""
     deaf = lab.pods[0].start(IDLE)
     deaf.signal(signal.SIGTERM)
-    trap = "trap 'echo told; exit 5' TERM; echo pid $$; while :; do sleep 0.02; done"
+    trap = "trap 'echo got TERM; exit 5' TERM; echo pid $$; while :; do sleep 0.02; done"
     container = lab.pods[0].start(["sh", "-c", trap])
     container.wait_for(r"^pid 1$", stream="stdout")
     container.signal(signal.SIGTERM)
     assert container.wait(5) == 5
-    assert container.stdout().endswith("told\n")
+    assert container.stdout().endswith("got TERM\n")
     assert deaf.running
     deaf.kill()
 
 
 def test_kill_takes_grandchildren_along(lab: Lab) -> None:
-    """A killed container leaves no process, whatever its session; before that all are seen."""
+    """`processes` lists every session; after `kill` no process remains."""
     script = "setsid sh -c 'sleep 971 & sleep 972' & sleep 0.01 & exec sleep 973"
     container = lab.pods[0].start(["sh", "-c", script])
 
@@ -85,7 +85,7 @@ def test_kill_takes_grandchildren_along(lab: Lab) -> None:
 
 
 def test_exec_and_spawn(idle: list[Container]) -> None:
-    """Further commands run inside, are waited for or not, and die with the container."""
+    """Further commands run inside, in the foreground or background, and end with the container."""
     done = idle[0].exec(["sh", "-c", "echo $A; hostname >&2; pwd"], env={"A": "b"}, cwd="/tmp")
     assert (done.stdout, done.stderr) == ("b\n/tmp\n", "pod0\n")
     with pytest.raises(TimeoutError, match=r"still running after 0.3 s(.|\n)*words"):
@@ -103,7 +103,7 @@ def test_exec_and_spawn(idle: list[Container]) -> None:
 
 
 def test_wait_for(lab: Lab) -> None:
-    """A match comes back; an end without one fails at once, with the logs' tails."""
+    """A match is returned; a container that exits without one fails at once, with log tails."""
     container = lab.pods[0].start(["sh", "-c", "echo port 6379; echo broken >&2; exit 4"])
     assert container.wait_for(r"port (\d+)")[1] == "6379"
     with pytest.raises(podlab.LabError, match=r"ended with 4(.|\n)*broken"):
@@ -115,7 +115,7 @@ def test_wait_for(lab: Lab) -> None:
 
 
 def test_freeze_and_thaw(lab: Lab, idle: list[Container]) -> None:
-    """A frozen pod stands still, whole, and can go on or be killed."""
+    """All processes of a frozen pod stop; they can be resumed or killed."""
     ticks = idle[0].spawn(["sh", "-c", "while :; do echo tick; sleep 0.01; done"])
     ticks.wait_for("tick")
     lab.pods[0].freeze()
@@ -127,7 +127,7 @@ def test_freeze_and_thaw(lab: Lab, idle: list[Container]) -> None:
 
 
 def test_clean_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container gets PATH, HOME, LANG and what the test gives; signals are all default."""
+    """A container gets PATH, HOME, LANG and the test's variables; default signal handling."""
     for name in ("CI", "AGENT_JOB", "RAY_ADDRESS", "RUNPOD_POD_ID"):
         monkeypatch.setenv(name, "leak")
     container = lab.pods[0].start(["env"], env={"A": "b"})
@@ -139,8 +139,8 @@ def test_clean_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(status.stdout().split()) == {"SigBlk:", "SigIgn:", "0" * 16}
 
 
-def test_private_places(lab: Lab, tmp_path: Path) -> None:
-    """/tmp and $HOME are the pod's and outlive a container; /dev/shm and /run are fresh."""
+def test_private_folders(lab: Lab, tmp_path: Path) -> None:
+    """/tmp and $HOME belong to the pod and outlast a container; /dev/shm and /run are new."""
     first, second, _ = lab.pods
     write = "echo kept | tee /tmp/note $HOME/note /dev/shm/note /run/note"
     assert first.start(["sh", "-c", write]).wait(5) == 0
@@ -150,7 +150,7 @@ def test_private_places(lab: Lab, tmp_path: Path) -> None:
     assert (first.tmp / "note").read_text() == (first.home / "note").read_text() == "kept\n"
     other = second.start(["sh", "-c", f"ls -A /tmp; ls -d {tmp_path} {lab.folder}"])
     assert other.wait(5) != 0
-    # a checkout that lies in /tmp itself is seen there; nothing else of the machine's is
+    # a checkout inside /tmp is visible there; no other file of the machine is
     assert not {"note", tmp_path.parts[2], lab.folder.name} & set(other.stdout().split())
     size = first.start(["df", "--output=size", "/dev/shm"], shm="64m")
     assert size.wait(5) == 0
@@ -159,7 +159,7 @@ def test_private_places(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_shared_path(lab: Lab, tmp_path: Path) -> None:
-    """A path under /tmp that a test shares is the same inside, read-write; DNS can start empty."""
+    """A shared path under /tmp is the same inside, read-write; DNS can start empty."""
     with podlab.Lab(names=["abc123"], unpublished=["abc123"], share=[tmp_path]) as other:
         assert other.id != lab.id
         pod = other["abc123"]
@@ -172,14 +172,15 @@ def test_shared_path(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_nothing_is_left(lab: Lab) -> None:
-    """A lab that ends, even by an exception, takes everything along; it was quick to make."""
+    """Closing a lab, even by an exception, removes everything; making it was quick."""
     before = mount_points()
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError), podlab.Lab(pods=3) as other:  # noqa: PT012 - a with block is the point
         took = time.monotonic() - began
         containers = [pod.start(["sh", "-c", "sleep 991 & sleep 992"]) for pod in other]
         assert other.id != lab.id
-        assert len(leftovers.is_left(other.id)) == 9  # 5 namespaces, 3 in /etc, one folder
+        # 5 namespaces, 3 folders in /etc, 1 temporary folder
+        assert len(leftovers.is_left(other.id)) == 9
         _ = 1 / 0
     assert took < 1.5
     assert [container.poll() for container in containers] == [137] * 3
@@ -188,7 +189,7 @@ def test_nothing_is_left(lab: Lab) -> None:
 
 
 def start_cli(*words: str) -> subprocess.Popen[str]:
-    """Start scripts/lab run, and wait for the pods' first line."""
+    """Start scripts/lab run, and wait for the first line of the pods."""
     process = subprocess.Popen(
         [sys.executable, CLI, "run", *words],
         stdout=subprocess.PIPE,
@@ -201,7 +202,7 @@ def start_cli(*words: str) -> subprocess.Popen[str]:
 
 
 def test_creator_killed(lab: Lab) -> None:
-    """A lab whose creator is killed loses its processes at once, the rest by clean()."""
+    """The creator is killed: the lab's processes end at once; clean() removes the rest."""
     process = start_cli("--pods", "1", "--", "sh", "-c", "echo up; sleep 993")
     name = f"podlab-{process.pid}-1"
     netns = f"{name}-pod-pod0"
@@ -216,9 +217,9 @@ def test_creator_killed(lab: Lab) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_stopped(lab: Lab, number: signal.Signals) -> None:
-    """Ctrl-C or TERM goes to every pod as TERM; the first pod's code is the command's."""
+    """Ctrl-C or TERM is sent to every pod as TERM; the exit code is the first pod's."""
     assert lab.pods
-    script = "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.02; done"
+    script = "trap 'echo got TERM; exit 9' TERM; echo up; while :; do sleep 0.02; done"
     process = start_cli("--pods", "2", "--", "sh", "-c", script)
     assert process.stdout is not None
     first, second = "pod0", process.stdout.readline().split()[0]
@@ -226,13 +227,13 @@ def test_command_stopped(lab: Lab, number: signal.Signals) -> None:
     out, err = process.communicate(timeout=10)
     assert process.returncode == 9, err
     assert {first, second} == {"pod0", "pod1"}
-    assert sorted(out.splitlines()) == ["pod0 | told", "pod1 | told"]
+    assert sorted(out.splitlines()) == ["pod0 | got TERM", "pod1 | got TERM"]
     assert leftovers.is_left(f"podlab-{process.pid}-1") == []
 
 
-def test_a_container_in_an_image_sees_nothing_else(lab: Lab) -> None:
-    """Its root is the image, also for what is started later; what it writes stays its own."""
-    written = Path(f"/written-{os.getpid()}")  # this machine's own files stand for an image
+def test_a_container_in_an_image_sees_only_the_image(lab: Lab) -> None:
+    """The image is its root, also for later commands; its writes stay in the container."""
+    written = Path(f"/written-{os.getpid()}")  # the machine's own files serve as the image
     first, second = (lab.pods[i].start(IDLE, image=Path("/"), cwd="/") for i in (0, 1))
     first.exec(["sh", "-c", f"echo one >{written}; echo two >/tmp/shared"])
     assert first.exec(["cat", written]).stdout == "one\n"

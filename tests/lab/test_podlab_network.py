@@ -37,26 +37,26 @@ try:
 except OSError as problem:
     print(type(problem).__name__)
 """
-HEARD = """
+RECEIVE = """
 import socket, sys
-heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-heard.bind((sys.argv[1], 7001))
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind((sys.argv[1], 7001))
 print("listening", flush=True)
 while True:
-    print(heard.recvfrom(100)[1][0], flush=True)
+    print(receiver.recvfrom(100)[1][0], flush=True)
 """
-SAY = """
+SEND = """
 import socket, sys, time
-mouth = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for _ in range(int((sys.argv + ["1"])[2])):
-    mouth.sendto(b"x", (sys.argv[1], 7001))
+    sender.sendto(b"x", (sys.argv[1], 7001))
     time.sleep(0.002)
 """
 
 
 @pytest.fixture
 def greeter(lab: Lab) -> Iterator[Pod]:
-    """The second pod, where a server on port 7000 of all addresses tells its host name."""
+    """Start a server on the second pod, port 7000, which sends its host name."""
     server = lab.pods[1].start([sys.executable, "-c", LISTEN])
     server.wait_for("listening")
     yield lab.pods[1]
@@ -66,13 +66,16 @@ def greeter(lab: Lab) -> Iterator[Pod]:
 def connect(
     container: Container, address: str, *, timeout: float = 2, port: int = 7000, interface: str = ""
 ) -> str:
-    """Return what the server says, or the name of what went wrong."""
+    """Return the server's reply, or the name of the exception."""
     words = ["-c", CONNECT, address, str(port), str(timeout), interface]
     return container.exec([sys.executable, *words], timeout=20).stdout.strip()
 
 
 def test_names(lab: Lab, idle: list[Container]) -> None:
-    """Every pod knows every other, bare and in full; unknown names fail fast; itself is a trap."""
+    """Pods resolve each other by short and full name; unknown names fail fast.
+
+    A pod's own short name resolves to loopback, as on RunPod.
+    """
     for pod in lab.pods[1:]:
         assert lookup(idle[0], pod.name) == pod.ip
         assert lookup(idle[0], f"{pod.name}.runpod.internal") == pod.ip
@@ -85,7 +88,7 @@ def test_names(lab: Lab, idle: list[Container]) -> None:
 
 
 def test_publish_later(lab: Lab, idle: list[Container]) -> None:
-    """A name is unknown until published, may move, and may vanish again; each in force at once."""
+    """A name can be published late, moved and removed; each takes effect at once."""
     name = "late.runpod.internal"
     assert lookup(idle[0], name) == ""
     lab.publish("late", "10.77.0.99")
@@ -101,7 +104,7 @@ def test_publish_later(lab: Lab, idle: list[Container]) -> None:
 
 
 def test_silent_dns(lab: Lab, idle: list[Container]) -> None:
-    """A DNS server that does not answer costs the resolver's timeout, not a quick no."""
+    """A DNS server that does not answer takes the resolver's whole timeout."""
     lab.dns(answering=False)
     began = time.monotonic()
     assert lookup(idle[0], "pod1") == ""
@@ -133,7 +136,7 @@ def test_network(greeter: Pod, idle: list[Container]) -> None:
 
 
 def test_cut_and_heal(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
-    """A pod cut off is silent, both ways, with its link up; healed, it is back."""
+    """A cut pod can neither send nor receive, with its link up; `heal` restores both."""
     greeter.cut()
     assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
     assert connect(idle[1], lab.pods[0].ip, timeout=0.3) == "TimeoutError"
@@ -143,20 +146,20 @@ def test_cut_and_heal(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
 
 
 def test_drop_one_way(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
-    """What a pod sends to one peer vanishes; that peer's own packets, and all others, arrive."""
-    echo = idle[1].spawn([sys.executable, "-c", HEARD, greeter.ip])
+    """`drop` discards a pod's packets to one peer; all other packets arrive."""
+    echo = idle[1].spawn([sys.executable, "-c", RECEIVE, greeter.ip])
     echo.wait_for("listening")
     lab.pods[0].drop(greeter)
     assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
     assert connect(idle[2], greeter.ip) == "pod1"
-    idle[0].exec([sys.executable, "-c", SAY, greeter.ip])
-    idle[2].exec([sys.executable, "-c", SAY, greeter.ip])
+    idle[0].exec([sys.executable, "-c", SEND, greeter.ip])
+    idle[2].exec([sys.executable, "-c", SEND, greeter.ip])
     echo.wait_for(f"^{lab.pods[2].ip}$")
     assert lab.pods[0].ip not in echo.stdout()
     greeter.drop(lab.pods[0])
     lab.pods[0].heal()
     assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
-    idle[0].exec([sys.executable, "-c", SAY, greeter.ip])
+    idle[0].exec([sys.executable, "-c", SEND, greeter.ip])
     echo.wait_for(f"^{lab.pods[0].ip}$")
     greeter.heal()
     assert connect(idle[0], greeter.ip) == "pod1"
@@ -164,17 +167,17 @@ def test_drop_one_way(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
 
 
 def test_slow(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
-    """A bad line delays every packet, loses its part of them, and harms none that it hands on."""
+    """A slow link delays every packet, loses its share of them, and corrupts none."""
     greeter.slow(delay=0.2)
     assert _seconds_to(idle[0], greeter) > 0.4
     greeter.slow(loss=0.3)
     sent = 400
-    heard = idle[1].spawn([sys.executable, "-c", HEARD, greeter.ip])
-    heard.wait_for("listening")
-    idle[0].exec([sys.executable, "-c", SAY, greeter.ip, str(sent)])
-    await_true("what came is counted", lambda: _count(heard.stdout()) > 0.5 * sent)
-    assert _count(heard.stdout()) < 0.9 * sent
-    heard.kill()
+    receiver = idle[1].spawn([sys.executable, "-c", RECEIVE, greeter.ip])
+    receiver.wait_for("listening")
+    idle[0].exec([sys.executable, "-c", SEND, greeter.ip, str(sent)])
+    await_true("packets arrive", lambda: _count(receiver.stdout()) > 0.5 * sent)
+    assert _count(receiver.stdout()) < 0.9 * sent
+    receiver.kill()
     assert connect(idle[0], greeter.ip, timeout=20) == "pod1"
     assert lookup(idle[1], "pod0.runpod.internal") in {lab.pods[0].ip, ""}
     greeter.heal()
@@ -186,7 +189,7 @@ def _count(text: str) -> int:
 
 
 def _seconds_to(container: Container, pod: Pod) -> float:
-    """Return how long a connection and its first bytes take, at best of three."""
+    """Return the seconds until a connection's first bytes, the best of three."""
     code = (
         "import socket, sys, time\nbegan = time.monotonic()\n"
         "socket.create_connection((sys.argv[1], 7000), 10).recv(100)\n"
@@ -197,7 +200,7 @@ def _seconds_to(container: Container, pod: Pod) -> float:
 
 
 def test_lose(lab: Lab, idle: list[Container]) -> None:
-    """A pod lost is dead and silent: where a port of a dead process refuses, it does not."""
+    """A lost pod does not answer at all, whereas a killed process's port refuses."""
     assert connect(idle[0], lab.pods[2].ip, port=1) == "ConnectionRefusedError"
     lab.pods[2].lose()
     assert idle[2].poll() == 137

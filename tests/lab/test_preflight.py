@@ -1,6 +1,6 @@
-"""AGENT_PREFLIGHT=nccl: an all-reduce over all pods before the job, by gloo on their CPUs.
+"""AGENT_PREFLIGHT=nccl: an all-reduce over all pods before the job, by gloo on CPUs.
 
-For real where POD_AGENT_TORCH_PYTHON names a Python that has torch, as test_torchrun_real.py says.
+It uses real torch if POD_AGENT_TORCH_PYTHON names a Python with torch; see test_torchrun_real.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 200.0
-"""Ten processes that import torch share two cores here."""
+"""A limit for ten processes that import torch on two shared cores."""
 BROKEN = """
 import sys
 if "all_reduce" in sys.argv[0]:
@@ -40,7 +40,7 @@ def with_job(cluster: Cluster) -> None:
 
 
 def await_ranks(agent: Container) -> None:
-    """Wait until a pod's ranks are there."""
+    """Wait until a pod's ranks run."""
 
     def are_there() -> bool:
         return any("--local-rank" in process.cmdline for process in agent.processes())
@@ -51,22 +51,22 @@ def await_ranks(agent: Container) -> None:
 @needs_torch
 @pytest.mark.pods(3)
 def test_an_all_reduce_precedes_the_job(cluster: Cluster) -> None:
-    """Its time is logged, then the job starts."""
+    """Its duration is logged, then the job starts."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     agents = cluster.agents(PYTHON, "/tmp/job.py")
     assert ends(agents, START) == [0, 0, 0], agents[0].tail()
-    said = agents[0].stderr()
-    speed = re.search(r"an all-reduce of 8 MiB over 3 node\(s\) by CPU takes ([\d.]+) ms", said)
-    assert speed is not None, said
-    assert said.index(speed[0]) < said.index("starting the job by torchrun")
+    log = agents[0].stderr()
+    speed = re.search(r"an all-reduce of 8 MiB over 3 node\(s\) by CPU takes ([\d.]+) ms", log)
+    assert speed is not None, log
+    assert log.index(speed[0]) < log.index("starting the job by torchrun")
     assert "the job" in agents[0].stdout()
 
 
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
-    """Its share fails: 78 with its name on every node, and no job is started."""
+    """Its part fails: every node ends with 78 and its name; no job is started."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     broken = Path(cluster.pods[1].tmp) / "broken" / "torch"
@@ -81,8 +81,8 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
         cluster.agent(1, PYTHON, "/tmp/job.py", env={"PYTHONPATH": "/tmp/broken"}),
     ]
     assert ends(agents, 60) == [78, 78], agents[0].tail()
-    told = f"the all-reduce failed: {cluster.pods[1].name}: "
-    assert told in last_line(agents[0])
+    message = f"the all-reduce failed: {cluster.pods[1].name}: "
+    assert message in last_line(agents[0])
     assert "libcudart.so.12" in last_line(agents[0])
     assert "the job" not in agents[0].stdout()
 
@@ -90,7 +90,7 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_stop_during_an_all_reduce(cluster: Cluster) -> None:
-    """SIGTERM meanwhile: all nodes end with 143, and no rank is left."""
+    """SIGTERM during the all-reduce: all nodes end with 143, and no rank is left."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     agents = cluster.agents(PYTHON, "/tmp/job.py")
@@ -130,14 +130,14 @@ def test_an_all_reduce_without_torch(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_an_all_reduce_before_a_ray_job(cluster: Cluster) -> None:
-    """Beside Ray, in Ray's Python, where POD_AGENT_ENVIRONMENT names one that has torch, too."""
+    """Beside Ray, in Ray's Python; real torch if POD_AGENT_ENVIRONMENT has it."""
     if find_torch({}, str(ENVIRONMENT / "bin/python")).version is None:
         pytest.skip(f"{ENVIRONMENT} has no torch")
     cluster.env["AGENT_PREFLIGHT"] = "nccl"
     agents = cluster.agents("sh", "-c", "echo the job")
     assert ends(agents, START) == [0, 0], agents[0].tail()
-    said = agents[0].stderr()
-    speed = re.search(r"an all-reduce of 8 MiB over 2 node\(s\) by CPU takes ([\d.]+) ms", said)
-    assert speed is not None, said
-    assert said.index(speed[0]) < said.index("submitting the job")
+    log = agents[0].stderr()
+    speed = re.search(r"an all-reduce of 8 MiB over 2 node\(s\) by CPU takes ([\d.]+) ms", log)
+    assert speed is not None, log
+    assert log.index(speed[0]) < log.index("submitting the job")
     assert agents[0].stdout() == "the job\n"

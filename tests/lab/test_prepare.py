@@ -1,4 +1,4 @@
-"""Prepare steps: beside the boot, before the job, and what a failing one costs."""
+"""Prepare steps run during the boot and before the job; a failed step ends the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
 
 @pytest.mark.pods(2)
 def test_steps_run_beside_the_boot_and_before_the_job(cluster: Cluster) -> None:
-    """Ray boots and the worker joins during the head's step; the job finds all steps done."""
+    """Ray boots and the worker joins during the head's step; the job starts after all steps."""
     cluster.env |= {"AGENT_PREPARE": FETCH, "AGENT_PREPARE_EACH": "echo each > /tmp/each"}
     head, worker = cluster.agents("sh", "-c", "cat /tmp/each /tmp/data && exit 7")
     head.wait_for("podb joined Ray", timeout=BOOT)
@@ -25,14 +25,14 @@ def test_steps_run_beside_the_boot_and_before_the_job(cluster: Cluster) -> None:
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [7, 7]
     assert head.stdout() == "each\ndata\n"
-    said = head.stderr()
-    done = said.index("AGENT_PREPARE_EACH and AGENT_PREPARE: done")
-    assert done < said.index("submitting the job")
+    log = head.stderr()
+    done = log.index("AGENT_PREPARE_EACH and AGENT_PREPARE: done")
+    assert done < log.index("submitting the job")
 
 
 @pytest.mark.pods(2)
 def test_a_reward_command_waits_for_the_data_that_it_reads(cluster: Cluster) -> None:
-    """It starts after AGENT_PREPARE, on which it would exit; Ray and the worker do not wait."""
+    """It starts after AGENT_PREPARE, whose data it needs; Ray and the worker do not wait."""
     serve = f"exec {AGENT} reward-server --host {{node_ip}} --port 5000"
     cluster.env |= {
         "AGENT_PREPARE": FETCH,
@@ -47,13 +47,13 @@ def test_a_reward_command_waits_for_the_data_that_it_reads(cluster: Cluster) -> 
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
     assert head.stdout() == "data\n"
-    said = head.stderr()
-    assert said.index("AGENT_PREPARE: done") < said.index("reward server answers")
+    log = head.stderr()
+    assert log.index("AGENT_PREPARE: done") < log.index("reward server answers")
 
 
 @pytest.mark.pods(2)
 def test_a_failed_step_ends_the_run(cluster: Cluster) -> None:
-    """Head and worker end with 69 at once; the last line has the variable and the step's output."""
+    """Head and worker end with 69 at once; the last line has the variable and the output."""
     cluster.env["AGENT_PREPARE"] = "echo no such dataset; exit 3"
     head, worker = cluster.agents("true")
     assert ends([head, worker]) == [69, 69]
@@ -64,7 +64,7 @@ def test_a_failed_step_ends_the_run(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> None:
-    """It ends with 69; the head waits for another until its deadline, and names the reason."""
+    """It ends with 69; the head waits for another until its deadline, and logs the reason."""
     cluster.env |= {
         "AGENT_PREPARE_EACH": "[ $RUNPOD_POD_ID = poda ] || { echo disk full; exit 5; }",
         "AGENT_WAIT_WORKERS": "20s",
@@ -79,7 +79,7 @@ def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> Non
 
 @pytest.mark.pods(2)
 def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> None:
-    """Both nodes have it before the job runs; where the hub has none, the run ends with 69."""
+    """Both nodes have it before the job; if the hub lacks the model, the run ends with 69."""
     try:
         client = hub.client()
     except (OSError, subprocess.SubprocessError) as problem:
@@ -101,8 +101,8 @@ def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> No
     assert ends([head, worker]) == [0, 0], head.tail()
     assert head.stdout().split() == ["README.md", "config.json", "model.safetensors"]
     assert list((cluster.pods[1].tmp / "hf").glob("hub/models--*/snapshots/*/config.json"))
-    said = head.stderr()
-    assert said.index("starting Ray's head") < said.index("submitting the job")
+    log = head.stderr()
+    assert log.index("starting Ray's head") < log.index("submitting the job")
     assert f"{hub.MODEL} is in /tmp/hf" in cluster.file(1, "model.log").read_text()
 
     cluster.env["AGENT_MODEL"] = "acme/none"

@@ -1,4 +1,4 @@
-"""Recipes end to end: sized for the nodes that joined, scored, saved, and resumed."""
+"""Recipes end to end: sized for the joined nodes, scored, saved, and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TORCH = Path(__file__).with_name("stand_in")
 
 
 def install(cluster: Cluster, framework: str, version: str = "") -> None:
-    """Have a framework's stand-in on every pod."""
+    """Install a framework's stand-in on every pod."""
     for pod in cluster.pods:
         stand_in_frameworks.install(pod.tmp / "frameworks", framework, version)
     path = {"PYTHONPATH": f"{PLACE}:{REPO / 'tests'}"}
@@ -30,24 +30,24 @@ def install(cluster: Cluster, framework: str, version: str = "") -> None:
 
 @pytest.mark.pods(2)
 def test_verl_is_sized_scored_and_resumed(cluster: Cluster) -> None:
-    """Both nodes' GPUs train, the reward server scores, and a second run resumes the first.
+    """Both nodes' GPUs train, the reward server scores, a second run resumes the first.
 
-    A third run on one node is refused: verl's shards fit the number of ranks that wrote them.
+    A third run on one node is refused: verl's shards fit only the number of ranks that wrote them.
     """
     install(cluster, "verl", "0.9.1")
     cluster.env |= {"AGENT_JOB": "verl-grpo", "AGENT_REWARD": "builtin"}
     first = cluster.agents()
     assert ends(first) == [0, 0], first[0].tail()
-    said, out = first[0].stderr(), first[0].stdout()
+    log, out = first[0].stderr(), first[0].stdout()
     assert "verl: 2 x 2 GPUs, model org/model" in out
     assert f"on {' '.join(sorted(pod.ip for pod in cluster.pods))}" in out
     assert "score 1.0" in out
     assert "from step 0" in out
-    assert "4 GPUs = 4 engines" in said
-    assert "checkpoints go to /tmp/checkpoints" in said
-    assert "is no disk that all nodes share" in said
+    assert "4 GPUs = 4 engines" in log
+    assert "checkpoints go to /tmp/checkpoints" in log
+    assert "is no disk that all nodes share" in log
 
-    cluster.env["AGENT_RERUN"] = "1"  # a container that is only started again repeats nothing
+    cluster.env["AGENT_RERUN"] = "1"  # a container that is only restarted repeats no step
     again = cluster.agents()
     assert ends(again) == [0, 0], again[0].tail()
     assert "resumes from /tmp/checkpoints/global_step_20" in again[0].stderr()
@@ -62,7 +62,7 @@ def test_verl_is_sized_scored_and_resumed(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_openrlhf_refuses_an_engine_that_does_not_fit(cluster: Cluster) -> None:
-    """An engine of 4 GPUs on 3: both nodes end with 78, and no job is submitted."""
+    """An engine of 4 GPUs on 3 GPUs: both nodes end with 78, and no job is submitted."""
     install(cluster, "openrlhf", "0.11.2")
     cluster.env |= {"AGENT_JOB": "openrlhf-grpo"}
     agents = cluster.agents()
@@ -92,7 +92,7 @@ def test_openrlhf_refuses_an_engine_that_does_not_fit(cluster: Cluster) -> None:
     ],
 )
 def test_every_other_recipe(cluster: Cluster, name: str, framework: str, version: str) -> None:
-    """Its framework takes every argument, finds its GPUs, is scored where it asks, and saves."""
+    """Its framework accepts every argument, finds its GPUs, is scored at its URL, and saves."""
     install(cluster, framework, version)
     cluster.env |= {"AGENT_JOB": name, "EXPECTED_WORKERS": "0"}
     head = cluster.agent(0)
@@ -106,7 +106,7 @@ def test_every_other_recipe(cluster: Cluster, name: str, framework: str, version
 
 @pytest.mark.pods(2)
 def test_openrlhf_by_torchrun_is_resumed(cluster: Cluster) -> None:
-    """Every node's GPUs train; a second run resumes, one of another size is refused."""
+    """All nodes' GPUs train; a second run resumes; one of another size is refused."""
     install(cluster, "openrlhf", "0.11.2")
     cluster.env["PYTHONPATH"] += f":{TORCH}"
     cluster.env |= {"AGENT_JOB": "openrlhf-sft"}
@@ -133,7 +133,7 @@ def test_openrlhf_by_torchrun_is_resumed(cluster: Cluster) -> None:
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("name", ["rm", "dpo"])
 def test_every_other_recipe_by_torchrun(cluster: Cluster, name: str) -> None:
-    """Its program takes every argument, and saves."""
+    """Its program accepts every argument, and saves."""
     install(cluster, "openrlhf", "0.11.2")
     cluster.env["PYTHONPATH"] += f":{TORCH}"
     cluster.env |= {"AGENT_JOB": f"openrlhf-{name}", "EXPECTED_WORKERS": "0"}

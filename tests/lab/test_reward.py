@@ -1,4 +1,4 @@
-"""The reward server: real readiness, early death, patience, and its place beside Ray's boot."""
+"""The reward server: readiness, early exit, wrong replies, restarts; it starts beside Ray."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOOD = '{"rewards": [1.0]}'
 
 
 def server(cluster: Cluster, delay: float, reply: str) -> str:
-    """Write a reward server into the pod's /tmp; return the command that runs it."""
+    """Write a reward server into the pod's /tmp; return its command line."""
     (cluster.pods[0].tmp / "server.py").write_text(SERVER)
     return f"exec {sys.executable} /tmp/server.py {delay:g} '{reply}'"
 
@@ -53,7 +53,7 @@ def test_a_reward_server_that_exits_early(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_slow_reward_server_overlaps_with_the_boot(cluster: Cluster) -> None:
-    """A server that needs 12 s delays the job by the longer of the two; its URL is the head's."""
+    """A server that takes 12 s starts in parallel with Ray; its URL is on the head."""
     cluster.env["AGENT_REWARD"] = server(cluster, 12, GOOD)
     head = cluster.agent(0, "echo", "url={reward_url}")
     began = time.monotonic()
@@ -79,7 +79,7 @@ def test_a_slow_reward_server_overlaps_with_the_boot(cluster: Cluster) -> None:
 def test_a_wrong_reply_is_retried_until_the_deadline(
     cluster: Cluster, reply: str, complaint: str
 ) -> None:
-    """Wrong replies and silence are retried until AGENT_WAIT_REWARD, then named."""
+    """Wrong replies and silence are retried until AGENT_WAIT_REWARD, then reported."""
     cluster.env |= {"AGENT_REWARD": server(cluster, 0, reply), "AGENT_WAIT_REWARD": "12s"}
     head = cluster.agent(0, "echo", "{reward_url}")
     began = time.monotonic()
@@ -90,7 +90,7 @@ def test_a_wrong_reply_is_retried_until_the_deadline(
 
 @pytest.mark.pods(1)
 def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
-    """A server that is killed under the job is started again, and the job continues."""
+    """A server that is killed while the job runs is started again; the job continues."""
     (cluster.pods[0].tmp / "server.py").write_text(SERVER)
     start = (
         f"{sys.executable} /tmp/server.py 0 '{GOOD}' & echo $! > /tmp/server.pid; wait $!; exit 9"
@@ -112,7 +112,7 @@ def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> None:
-    """SIGSTOP, then 500 to every request: found by the probe, and recorded as outages."""
+    """SIGSTOP, then 500 for every request: the probe finds both; both are recorded as outages."""
     tmp = cluster.pods[0].tmp
     (tmp / "server.py").write_text(SERVER)
     start = f"exec {sys.executable} /tmp/server.py 0 '{GOOD}'"

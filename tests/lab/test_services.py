@@ -48,7 +48,7 @@ ask("asked again")
 
 
 def write(cluster: Cluster, text: str) -> None:
-    """Give every pod the same services file."""
+    """Write the same services file on every pod."""
     for pod in cluster.pods:
         (pod.tmp / "services.toml").write_text(text)
     cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
@@ -56,7 +56,7 @@ def write(cluster: Cluster, text: str) -> None:
 
 @pytest.mark.pods(2)
 def test_a_retriever_on_every_node(cluster: Cluster) -> None:
-    """The job starts when all are ready, and asks each; a killed one is started again."""
+    """The job starts when all are ready, and queries each; a killed one is restarted."""
     write(cluster, RETRIEVER)
     hosts = [pod.ip for pod in cluster.pods]
     (cluster.pods[0].tmp / "ask.py").write_text(ASK)
@@ -64,9 +64,9 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
     job = f"while [ ! -e /tmp/go ]; do sleep 0.1; done; {ask}"
     head, worker = cluster.agents("sh", "-c", job)
     head.wait_for("the job is submitted", timeout=BOOT)
-    said = head.stderr()
+    log = head.stderr()
     for title in ("retriever answers", "retriever on podb answers"):
-        assert said.index(title) < said.index("submitting the job")
+        assert log.index(title) < log.index("submitting the job")
     assert "retriever listening on" in cluster.file(1, "retriever.log").read_text()
     pid = (cluster.pods[1].tmp / "retriever.pid").read_text().strip()
     assert worker.exec(["kill", "-9", pid]).returncode == 0
@@ -79,7 +79,7 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> None:
-    """It ends the run at once, with its last lines and the name of its node."""
+    """It ends the run at once, with its last lines and its node's name."""
     command = "echo no index in /data; exit 4"
     write(cluster, f'[services.finder]\ncommand = "{command}"\nwhere = "workers"\nready.tcp = 8000')
     head, worker = cluster.agents("true")
@@ -92,7 +92,7 @@ def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> Non
 
 @pytest.mark.pods(3)
 def test_a_reward_server_on_a_separate_node(cluster: Cluster) -> None:
-    """That node joins no Ray and is no worker; it gets a rank, and the job gets its URL."""
+    """That node neither joins Ray nor is a worker; it has a rank, and the job gets its URL."""
     write(cluster, '[services.reward]\nwhere = "rank 2"\nalone = true\n')
     cluster.env["EXPECTED_WORKERS"] = "1"
     job = "import ray; ray.init(); print(len(ray.nodes()), '{nodes}', '{reward_url}')"
@@ -108,7 +108,7 @@ def test_a_reward_server_on_a_separate_node(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_killed_agent_of_a_separate_node(cluster: Cluster) -> None:
-    """Its service keeps running under the next agent, and the job keeps using it."""
+    """Its service keeps running under the next agent; the job keeps using it."""
     write(cluster, '[services.reward]\nwhere = "rank 1"\nalone = true\n')
     cluster.env["EXPECTED_WORKERS"] = "0"
     head, alone = cluster.agents(sys.executable, "-c", SCORING, "{reward_url}")
@@ -125,7 +125,7 @@ def test_a_killed_agent_of_a_separate_node(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_a_step_on_a_shared_disk_runs_once(cluster: Cluster, shared: Path) -> None:
-    """The head runs it, the workers wait and find it done; so does a second run."""
+    """The head runs it, workers wait and skip it; a second run skips it as well."""
     (shared / "deep").mkdir()
     step = f"""
 [prepare.data]
@@ -146,7 +146,7 @@ once = "{shared}/deep/.prepared"
 
 @pytest.mark.pods(2)
 def test_the_next_head_agent_keeps_a_workers_services(cluster: Cluster) -> None:
-    """The head's agent is killed; the next one starts no retriever again on any node."""
+    """The head's agent is killed; the next one restarts no retriever on any node."""
     write(cluster, RETRIEVER)
     job = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     head, worker = cluster.agents("sh", "-c", job)
@@ -163,7 +163,7 @@ def test_the_next_head_agent_keeps_a_workers_services(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_after_holds_across_a_killed_agent(cluster: Cluster) -> None:
-    """A step of each node waits for the head's, a retriever for its node's; one agent is killed."""
+    """A node's step waits for the head's, its retriever for its step; one agent is killed."""
     step = '[prepare.data]\ncommand = "cp /tmp/go /tmp/data"\nwhere = "every"\n'
     after = RETRIEVER.replace("exec", "test -e /tmp/data || exit 2; exec")
     write(cluster, f'{after}after = ["data"]\n{step}after = ["AGENT_PREPARE"]\n')

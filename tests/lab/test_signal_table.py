@@ -1,8 +1,7 @@
-"""A table of role, phase and signal: the exit code, the time, and what is left running.
+"""A table of role, phase and signal: exit code, time, and leftover processes.
 
-SIGTERM and SIGHUP end it with 143, SIGINT with 130, on every node, and its last line names the
-signal; what was held ends with its verdict. SIGKILL hits the agent alone: its small parent starts
-another, which goes on.
+SIGTERM and SIGHUP end every node with 143, SIGINT with 130; the last line names the signal. A held
+pod exits with its verdict. SIGKILL hits only the agent: its parent starts another, which continues.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ if TYPE_CHECKING:
     from podlab.process import Running
 
 JOB = "trap 'sleep 3; exit 0' TERM; echo running; for i in $(seq 120); do sleep 0.1; done; exit 7"
-"""Cleans up for a while where it is stopped, and else ends by itself."""
+"""Cleans up for 3 s when it is stopped; otherwise ends by itself."""
 GRACE = 25.0
 SIGNALS = (SIGTERM, SIGINT, SIGHUP, SIGKILL)
 PHASES = {
-    "head": ("first word", "booting", "waiting", "running", "stopping", "holding"),
-    "worker": ("first word", "waiting", "joining", "running"),
+    "head": ("starting", "booting", "waiting", "running", "stopping", "holding"),
+    "worker": ("starting", "waiting", "joining", "running"),
 }
-ELSEWHERE = {
+COVERED = {
     ("head", "booting", SIGTERM),  # test_ends.py
-    ("head", "running", SIGTERM),  # same, with the job's clean-up and the worker's end
+    ("head", "running", SIGTERM),  # same, with the job's clean-up and the worker's exit
     ("worker", "running", SIGTERM),  # same, with the head's grace
     ("head", "running", SIGKILL),  # test_agent_killed.py, with every line of the job's output
     ("worker", "running", SIGKILL),  # same
     ("head", "booting", SIGKILL),  # same, with services and a prepare step
 }
-WORDS = {
-    "first word": "pod-agent on",
+LOG_LINES = {
+    "starting": "pod-agent on",
     "booting": "starting Ray's head",
     "joining": "joining Ray at",
     "stopping": "stopping the job",
@@ -58,19 +57,19 @@ class Cell(NamedTuple):
 
 
 def cells() -> Sequence[object]:
-    """Return all cells that no other scenario has."""
+    """Return all cells that no other scenario covers."""
     found = []
     for role, phases in PHASES.items():
         for phase, signum in itertools.product(phases, SIGNALS):
             cell = Cell(role, phase, signum)
-            if cell not in ELSEWHERE:
+            if cell not in COVERED:
                 name = f"{role}-{phase.replace(' ', '-')}-{signum.name}"
                 found.append(pytest.param(cell, id=name))
     return found
 
 
 class Node:
-    """An agent that is not its container's first process, so that what it leaves can be seen."""
+    """An agent that is not its container's first process, so that leftovers can be listed."""
 
     def __init__(self, cluster: Cluster, number: int, job: str, **env: str) -> None:
         pod = cluster.pods[number]
@@ -80,13 +79,13 @@ class Node:
         cluster.started.append(self.idle)
 
     def agents(self) -> list[ProcessInfo]:
-        """Return the agent below the small parent: one, or for a moment none."""
+        """Return the agent below its parent: one, or briefly none."""
         everyone = self.idle.processes()
         parents = [p.pid for p in everyone if p.host_pid == self.parent.pid]
         return [p for p in everyone if p.ppid in parents and not p.zombie and AGENT in p.cmdline]
 
     def signal(self, signum: signal.Signals) -> None:
-        """Send a signal as a platform would, or have the agent killed as the kernel would."""
+        """Send a signal; SIGKILL hits the agent, as by the kernel's OOM killer."""
         if signum is not SIGKILL:
             self.parent.signal(signum)
             return
@@ -94,7 +93,7 @@ class Node:
         os.kill(self.agents()[0].host_pid, signum)
 
     def left(self) -> list[str]:
-        """List what still runs here."""
+        """List the processes that still run here."""
         everyone = [p.cmdline for p in self.idle.processes() if not p.zombie]
         return [line for line in everyone if line != "sleep infinity"]
 
@@ -102,7 +101,7 @@ class Node:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("cell", cells())
 def test_a_signal(cluster: Cluster, cell: Cell) -> None:
-    """Send one signal to one role in one phase: the right code in time, and nothing left."""
+    """Send one signal to one role in one phase: the right code in time, no leftovers."""
     cluster.env |= {"AGENT_NODE_GRACE": "3s", "EXPECTED_WORKERS": "1"}
     hit, other = _start(cluster, cell)
     _await_phase(hit, other, cell)
@@ -110,7 +109,7 @@ def test_a_signal(cluster: Cluster, cell: Cell) -> None:
     if cell.signum is SIGKILL:
         hit.parent.wait_for("starting it again", timeout=10)
     code = _expected(cell)
-    if code is None:  # it goes on, and waits as before
+    if code is None:  # it continues, and waits as before
         await_true("another agent", lambda: len(hit.agents()) == 1, 20)
         anew = r"pod-agent on(.|\n)*pod-agent on"
         hit.parent.wait_for("its verdict stands" if cell.phase == "holding" else anew, timeout=20)
@@ -128,7 +127,7 @@ def test_a_signal(cluster: Cluster, cell: Cell) -> None:
 
 
 def _start(cluster: Cluster, cell: Cell) -> tuple[Node, Node | None]:
-    """Start the node that is hit, and the other where the phase needs one."""
+    """Start the node that gets the signal, and the other one if the phase needs it."""
     job = "exit 5" if cell.phase == "holding" else JOB
     on_done = {"AGENT_ON_DONE": "hold"} if cell.phase == "holding" else {}
     if cell.role == "head":
@@ -152,23 +151,23 @@ def _await_phase(hit: Node, other: Node | None, cell: Cell) -> None:
         head.parent.wait_for("^running$", stream="stdout", timeout=BOOT)
     if phase == "stopping":
         parent.signal(SIGTERM)
-    if phase in WORDS:
-        parent.wait_for(WORDS[phase], timeout=BOOT)
+    if phase in LOG_LINES:
+        parent.wait_for(LOG_LINES[phase], timeout=BOOT)
 
 
 def _expected(cell: Cell) -> int | None:
-    """Return the code of the node that is hit; None where it goes on without an end."""
+    """Return the exit code of the node that gets the signal; None if it continues."""
     if cell.phase == "holding":
         return None if cell.signum is SIGKILL else 5
     if cell.signum is SIGKILL:
         return {"running": 7, "joining": 7, "stopping": 143}.get(cell.phase)
     if cell.phase == "stopping":
-        return 143  # the first request stands; a second SIGINT alone would kill
+        return 143  # the first request stands; only a second SIGINT would kill
     return 130 if cell.signum is SIGINT else 143
 
 
 def _other_leaves(cell: Cell, other: Node, code: int) -> None:
-    """Workers leave with the head's code; a head without its worker waits for it, or gives up."""
+    """Workers end with the head's code; a head without its worker waits, or gives up."""
     if cell.role == "head" or cell.signum is SIGKILL:
         assert other.parent.wait(BOOT) == code, other.parent.tail()
     elif cell.phase == "running":

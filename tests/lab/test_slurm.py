@@ -1,6 +1,6 @@
-"""Slurm for real: the plain example under its daemons, one agent a node, every way to end.
+"""Real Slurm daemons run the plain example, one agent per node, with every way to end.
 
-The jobs run beside one another where they can: hosts are shared here, and Slurm counts in minutes.
+The jobs run side by side where possible: Slurm lets them share hosts, and its timers take minutes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from slurm_cluster import Job, SlurmCluster, need_slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
-DEAF = "trap '' TERM; echo running; while :; do sleep 0.1; done"
+CLEANS_UP = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+IGNORES_TERM = "trap '' TERM; echo running; while :; do sleep 0.1; done"
 ONCE = r"echo running; [ -n \"\$SLURM_RESTART_COUNT\" ] || sleep 100; echo second run"
 KILL_WAIT = 30.0
-"""Slurm's default: the seconds from its TERM to its KILL."""
+"""Slurm's default: seconds between its TERM and its KILL."""
 SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=15"
-"""A Ray whose agent was killed ends when it has missed the head's for a minute, here less."""
+"""A Ray whose agent was killed exits when its GCS is away for 60 s; here for 15 s."""
 ORPHANED = 120.0
 END = 40.0
-"""Longest from a job's end to Slurm's word of it."""
-ASKED_AGAIN = 120.0
-"""`sbatch --wait` asks after 2 s, then ever later, up to every half minute."""
+"""Maximum time from a job's end until Slurm reports it."""
+SBATCH_POLLS = 120.0
+"""`sbatch --wait` polls after 2 s, then less and less often, down to every 30 s."""
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Two nodes, which jobs share as Slurm's hosts may be shared."""
+    """Two nodes that jobs share, as Slurm's hosts may be shared."""
     need_lab()
     need_slurm()
     shared = tmp_path_factory.mktemp("shared")
@@ -45,9 +45,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module")
-def neighbour(slurm: SlurmCluster) -> Job:
-    """A job on the same nodes, which is deaf, and whose worker's agent hangs with its parent."""
-    job = slurm.submit("neighbour", f'sh -c "{DEAF}"')
+def neighbor(slurm: SlurmCluster) -> Job:
+    """A job on the same nodes that ignores signals, with its worker's agent and parent stopped."""
+    job = slurm.submit("neighbor", f'sh -c "{IGNORES_TERM}"')
     job.wait_for("^running$")
     hung = job.parent("node2")
     slurm.nodes["node2"].exec(["kill", f"-{signal.SIGSTOP}", str(hung.pid)])
@@ -55,15 +55,15 @@ def neighbour(slurm: SlurmCluster) -> Job:
 
 
 @pytest.fixture(scope="module")
-def seven(slurm: SlurmCluster, neighbour: Job) -> Job:
-    """A job that ends with 7, beside the neighbour."""
-    assert neighbour
+def seven(slurm: SlurmCluster, neighbor: Job) -> Job:
+    """A job that ends with 7, next to the neighbor."""
+    assert neighbor
     return slurm.submit("seven", 'sh -c "echo nodes={nodes}; exit 7"')
 
 
-def test_the_jobs_code_arrives_and_another_jobs_ray_stays(neighbour: Job, seven: Job) -> None:
-    """Both leave with 7, whoever is first; --kill-on-bad-exit then stops nobody with 143."""
-    before = neighbour.ray()
+def test_the_jobs_code_arrives_and_another_jobs_ray_stays(neighbor: Job, seven: Job) -> None:
+    """Both nodes exit with 7, in any order; --kill-on-bad-exit then stops none with 143."""
+    before = neighbor.ray()
     assert set(before["node1"]) == {"gcs_server", "raylet"}
     assert set(before["node2"]) == {"raylet"}
     assert seven.state(BOOT + END, "FAILED", "COMPLETED")["ExitCode"] == "7:0", seven.text()
@@ -71,11 +71,11 @@ def test_the_jobs_code_arrives_and_another_jobs_ray_stays(neighbour: Job, seven:
     seven.wait_until_gone(2)
     outcomes = seven.outcomes().values()
     assert [(one["kind"], one["exit_code"]) for one in outcomes] == [("job-failed", 7)] * 2
-    assert neighbour.ray() == before
+    assert neighbor.ray() == before
 
 
 def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
-    """Each would start another Ray: 78, with the remedy."""
+    """Each task would start its own Ray: 78, with the remedy."""
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", AGENT, "run", "--", "true")
     assert done.returncode == 78
     assert done.stderr.count("more than one task on a node") == 4
@@ -83,8 +83,8 @@ def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
 
 
 def test_scancel(slurm: SlurmCluster) -> None:
-    """The job may clean up, all nodes log why they end, and end before Slurm kills."""
-    job = slurm.submit("cancelled", f'sh -c "{PATIENT}"')
+    """The job can clean up; all nodes log the reason, and exit before Slurm kills them."""
+    job = slurm.submit("cancelled", f'sh -c "{CLEANS_UP}"')
     job.wait_for("^running$")
     began = time.monotonic()
     slurm.run("scancel", job.id)
@@ -98,7 +98,7 @@ def test_scancel(slurm: SlurmCluster) -> None:
 
 def test_a_killed_task_ends_the_others(slurm: SlurmCluster) -> None:
     """--kill-on-bad-exit: a parent is killed; the head is stopped, and lets the job clean up."""
-    job = slurm.submit("bad-exit", f'sh -c "{PATIENT}"', SHORT_OF_GCS)
+    job = slurm.submit("bad-exit", f'sh -c "{CLEANS_UP}"', SHORT_OF_GCS)
     job.wait_for("^running$")
     dying = job.parent("node2")
     slurm.nodes["node2"].exec(["kill", f"-{signal.SIGKILL}", str(dying.pid)])
@@ -110,7 +110,7 @@ def test_a_killed_task_ends_the_others(slurm: SlurmCluster) -> None:
 
 
 def test_requeue(slurm: SlurmCluster) -> None:
-    """The second run of a job continues in the same folders, beside the first's outcome."""
+    """The second run of a job continues in the same folders; the first outcome is kept."""
     job = slurm.submit("requeued", f'sh -c "{ONCE}"')
     job.wait_for("^running$")
     slurm.run("scontrol", "requeue", job.id)
@@ -125,26 +125,26 @@ def test_requeue(slurm: SlurmCluster) -> None:
     assert [(one["kind"], one["exit_code"]) for one in second] == [("done", 0)] * 2
 
 
-def test_time_limit(slurm: SlurmCluster, neighbour: Job) -> None:
-    """TERM at the limit, KILL for what hangs: the head ends in order, and no process is left."""
-    slurm.run("scontrol", "update", f"JobId={neighbour.id}", "TimeLimit=1")
-    neighbour.state(150, "TIMEOUT")
-    neighbour.wait_until_gone(2)
-    outcome = neighbour.cluster.outcome(neighbour.id, "node1")
+def test_time_limit(slurm: SlurmCluster, neighbor: Job) -> None:
+    """TERM at the limit, KILL for a hung process: the head ends in order, without leftovers."""
+    slurm.run("scontrol", "update", f"JobId={neighbor.id}", "TimeLimit=1")
+    neighbor.state(150, "TIMEOUT")
+    neighbor.wait_until_gone(2)
+    outcome = neighbor.cluster.outcome(neighbor.id, "node1")
     assert (outcome["culprit"], outcome["exit_code"]) == ("SIGTERM", 143)
-    assert "stopped: asked to stop by SIGTERM (exit code 143)" in neighbour.text()
+    assert "stopped: asked to stop by SIGTERM (exit code 143)" in neighbor.text()
 
 
 def test_sbatch_waits_for_the_code(seven: Job) -> None:
-    """`sbatch --wait` ends with it too, when it has asked again."""
+    """`sbatch --wait` exits with the same code after its next poll."""
     seven.state(BOOT + END, "FAILED", "COMPLETED")
-    assert seven.sbatch.wait(ASKED_AGAIN) == 7
+    assert seven.sbatch.wait(SBATCH_POLLS) == 7
 
 
 def test_nothing_is_left(slurm: SlurmCluster) -> None:
-    """No process of any job, not even of the task whose agent was killed.
+    """No process of any job is left, not even of the task whose agent was killed.
 
-    Slurm loses sight of such processes where it follows parents, as here, rather than cgroups.
+    Slurm loses track of such processes if it follows parents, as here, instead of cgroups.
     """
     assert slurm.jobs
     for job in slurm.jobs:

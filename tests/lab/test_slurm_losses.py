@@ -1,4 +1,4 @@
-"""Slurm for real: an agent that is killed within its step, and a node that is lost."""
+"""Real Slurm daemons: an agent is killed within its step, and a node is lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 END = 60.0
-"""Longest from a job's end to Slurm's word of it."""
-ASKED_AGAIN = 120.0
-"""`sbatch --wait` asks after 2 s, then ever later, up to every half minute."""
-MISSED = 30
-"""The seconds after which Slurm takes a node for lost; by default 300."""
+"""Maximum time from a job's end until Slurm reports it."""
+SBATCH_POLLS = 120.0
+"""`sbatch --wait` polls after 2 s, then less and less often, down to every 30 s."""
+SLURMD_TIMEOUT = 30
+"""Seconds until Slurm marks a silent node as down; by default 300."""
 COUNTS = "sh -c 'until [ -e {go} ]; do i=$((i+1)); echo line $i; sleep 0.25; done; exit 7'"
 TWICE = "sh -c 'echo attempt $AGENT_ATTEMPT; [ \"$AGENT_ATTEMPT\" = 1 ] || exit 0; sleep 1000'"
 SOON = "--export=ALL,AGENT_NODE_GRACE=10s,AGENT_WAIT_WORKERS=60s"
@@ -33,14 +33,14 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
     need_lab()
     need_slurm()
     with podlab.Lab(names=["node1", "node2"], shm="1g", share=[tmp_path]) as lab:
-        cluster = SlurmCluster(lab, tmp_path, f"SlurmdTimeout={MISSED}")
+        cluster = SlurmCluster(lab, tmp_path, f"SlurmdTimeout={SLURMD_TIMEOUT}")
         cluster.up()
         yield cluster
 
 
 @pytest.mark.timeout(600)
 def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Its parent starts the next agent: same Ray, one attempt, the job's own code."""
+    """Its parent starts the next agent: same Ray, one attempt, the job's exit code."""
     go = tmp_path / "go"
     job = slurm.submit("killed", COUNTS.format(go=go))
     job.wait_for("^line 5$")
@@ -52,23 +52,23 @@ def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) ->
         _kill_agent(job, node)
         job.wait_for(rf"(still runs: adopted[\s\S]*){{{number}}}")
         written = _last_line(job)
-        job.wait_for(f"^line {written + 20}$")  # the job goes on, and what it writes is followed
+        job.wait_for(f"^line {written + 20}$")  # the job continues, and its output is followed
     assert _parents(job) == parents
     assert job.ray() == rays
     go.touch()
     assert job.state(END, "FAILED", "COMPLETED")["ExitCode"] == "7:0", job.text()
-    told = [line for line in job.text().splitlines() if line.startswith("line ")]
-    assert [*dict.fromkeys(told)] == [f"line {i}" for i in range(1, _last_line(job) + 1)]
+    lines = [line for line in job.text().splitlines() if line.startswith("line ")]
+    assert [*dict.fromkeys(lines)] == [f"line {i}" for i in range(1, _last_line(job) + 1)]
     outcomes = job.outcomes()
     assert [one["exit_code"] for one in outcomes.values()] == [7, 7]
     assert [one["number"] for one in outcomes["node1"]["attempts"]] == [1]
     job.wait_until_gone(END)
-    assert job.sbatch.wait(ASKED_AGAIN) == 7
+    assert job.sbatch.wait(SBATCH_POLLS) == 7
 
 
 @pytest.mark.timeout(600)
 def test_a_hung_node_requeues_the_job(slurm: SlurmCluster) -> None:
-    """At 75 the batch script requeues the job, which continues as the next attempt of its run."""
+    """On 75 the batch script requeues the job, which continues as the run's next attempt."""
     job = slurm.submit("hangs", TWICE, SOON)
     job.wait_for("^attempt 1$")
     for process in job.processes()["node2"]:
@@ -80,7 +80,7 @@ def test_a_hung_node_requeues_the_job(slurm: SlurmCluster) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_lost_node_requeues_the_job(slurm: SlurmCluster) -> None:
-    """Slurm requeues it after the node's loss; it continues as the next attempt of its run."""
+    """Slurm requeues it after the node's loss; it continues as the run's next attempt."""
     job = slurm.submit("lost", TWICE, SOON)
     job.wait_for("^attempt 1$")
     slurm.nodes["node2"].kill()
@@ -91,7 +91,7 @@ def test_a_lost_node_requeues_the_job(slurm: SlurmCluster) -> None:
 
 
 def _goes_on(slurm: SlurmCluster, job: Job) -> None:
-    """The same job runs again, does not wait until Slurm likes, and makes the second attempt."""
+    """Start the requeued job without Slurm's delay; it must make the second attempt."""
     await_true("it is requeued", lambda: job.fields().get("Restarts") == "1", 2 * BOOT, step=0.3)
     slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
     job.wait_for("^attempt 2$", timeout=2 * BOOT)
@@ -110,11 +110,11 @@ def _kill_agent(job: Job, node: str) -> None:
 
 
 def _parents(job: Job) -> dict[str, int]:
-    """Return the pids of what Slurm started, by node."""
+    """Return the PIDs of the processes that Slurm started, by node."""
     return {node: job.parent(node).pid for node in job.cluster.nodes}
 
 
 def _last_line(job: Job) -> int:
-    """Return the number of the line that the job wrote last."""
+    """Return the number in the job's last line."""
     lines = [line for line in job.text().splitlines() if line.startswith("line ")]
     return int(lines[-1].split()[1])

@@ -1,4 +1,4 @@
-"""A worker more than the attempt needs: unused until the next attempt, and then one of it."""
+"""A spare worker beyond those that an attempt needs: used from the next attempt on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scenario import BOOT, Cluster, ends
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
-"""Hangs at the first attempt, as in a collective, and ends at the second."""
+"""Hangs in the first attempt, like a collective, and ends in the second."""
 SPARE = "podc is one more than the running attempt needs: unused until another begins"
 
 
@@ -18,7 +18,7 @@ SPARE = "podc is one more than the running attempt needs: unused until another b
 def test_a_spare_joins_the_next_attempt(cluster: Cluster, comes: str) -> None:
     """A node of the attempt is lost: the spare replaces it in the next attempt, not in this one."""
     is_late = comes == "late"
-    grace = "15s" if is_late else "60s"  # in which the spare must have joined
+    grace = "15s" if is_late else "60s"  # the spare must join within it
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": grace}
     job = ("sh", "-c", TWICE)
     head, used = cluster.agent(0, *job), cluster.agent(1, *job)

@@ -1,4 +1,4 @@
-"""A job that hangs: every node's stacks are collected once, and a warning is logged."""
+"""A job that hangs: the agent collects every node's stacks once and logs a warning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.test_bundle import the_bundle
+from lab.test_bundle import bundle_contents
 from scenario import BOOT, ENVIRONMENT, Cluster, ends
 
 HANGS = """
@@ -33,7 +33,7 @@ wait_for_the_trainers()
 
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
-"""Hangs at the first attempt, as for want of an actor, and ends at the second."""
+"""Hangs in the first attempt, as if an actor were missing, and ends in the second."""
 
 
 @pytest.mark.pods(2)
@@ -53,28 +53,29 @@ def test_a_job_that_hangs_after_a_loss_is_retried(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_is_inspected_on_every_node(cluster: Cluster) -> None:
-    """Stacks of the driver and of one actor on each node; a warning where py-spy is missing."""
+    """Stacks of the driver and of one actor per node; a warning where py-spy is missing."""
     cluster.env["AGENT_STALL"] = "20s"
     for pod in cluster.pods:
         (Path(pod.tmp) / "train.py").write_text(HANGS)
     head, worker = cluster.agents(sys.executable, "/tmp/train.py")
     tool = str(ENVIRONMENT / "bin/py-spy")
-    hidden = worker.exec(["mount", "--bind", "/dev/null", tool])  # in this pod alone
+    hidden = worker.exec(["mount", "--bind", "/dev/null", tool])  # only in this pod
     assert hidden.returncode == 0, hidden.stderr
     head.wait_for("^nodes 2$", "stdout", timeout=BOOT)
     head.wait_for("stall: the job shows no sign of work for", timeout=180)
-    said = head.stderr()
-    assert "stacks of poda: driver (pid " in said, head.tail()
-    assert "wait_for_the_trainers" in said
-    assert "stacks of poda: busiest: ray::Trainer" in said
-    assert "all_reduce_that_never_ends" in said
-    assert "stacks of podb: py-spy is not installed here" in said
-    driver = re.search(r"driver \(pid (\d+)\)", said)  # the agent's own command ends alike
+    log = head.stderr()
+    assert "stacks of poda: driver (pid " in log, head.tail()
+    assert "wait_for_the_trainers" in log
+    assert "stacks of poda: busiest: ray::Trainer" in log
+    assert "all_reduce_that_never_ends" in log
+    assert "stacks of podb: py-spy is not installed here" in log
+    # the agent's command exits with the same code
+    driver = re.search(r"driver \(pid (\d+)\)", log)
     assert driver is not None
     assert head.exec(["kill", "-9", driver[1]]).returncode == 0
     assert ends([head, worker]) == [137, 137]
     assert head.stderr().count("stall: the job shows no sign of work") == 1
-    found = the_bundle(cluster, 0, head)
+    found = bundle_contents(cluster, 0, head)
     assert "wait_for_the_trainers" in found["poda/stacks-1.log"]
     assert "--- podb\npy-spy is not installed here" in found["poda/stacks-1.log"]
     assert '"check": "stall"' in found["status.json"]

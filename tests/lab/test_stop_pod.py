@@ -1,4 +1,4 @@
-"""Pods stopped by RunPod's API after the job's end, with real agents."""
+"""Pods are stopped by RunPod's API after the job's end, with real agents."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STOP_POD = {
 
 
 def requests_of(server: Container) -> list[list[object]]:
-    """Return the requests that a server printed."""
+    """Return the requests that the server printed."""
     lines = server.stdout().splitlines()
     return [json.loads(line) for line in lines if line.startswith("[")]
 
 
 @pytest.mark.pods(2)
 def test_pods_are_stopped_after_the_verdict(cluster: Cluster) -> None:
-    """Each agent stops its own pod, the worker's first, and ends with the job's code."""
+    """Each agent stops its own pod, the worker first, and exits with the job's code."""
     program = str(REPO / "tests/runpod_server.py")
     servers = [
         pod.start([sys.executable, "-u", program, "9443", KEY, pod.name]) for pod in cluster.pods
@@ -41,7 +41,7 @@ def test_pods_are_stopped_after_the_verdict(cluster: Cluster) -> None:
     worker.wait_for("RunPod accepted to stop this pod", timeout=BOOT)
     assert cluster.outcome(1)["exit_code"] == 5
     assert not any("POST" in request for request in requests_of(servers[0]))
-    worker.kill()  # as RunPod does
+    worker.kill()  # RunPod stops a pod with SIGTERM
     head.wait_for("RunPod accepted to stop this pod", timeout=40)
     assert cluster.outcome(0)["exit_code"] == 5
     for pod, server in zip(cluster.pods, servers, strict=True):

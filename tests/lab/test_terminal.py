@@ -28,19 +28,19 @@ EACH = "AGENT_PREPARE_EACH"
 PREPARES = "echo 40% of it; while [ ! -e /tmp/prepared ]; do sleep 0.1; done"
 
 
-class Shown:
-    """The screen of a terminal after some bytes, and its history."""
+class Screen:
+    """A terminal's screen after some output, with its scrollback."""
 
     def __init__(self, written: str) -> None:
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=5000)
         pyte.Stream(self._screen).feed(written.replace("\n", "\r\n"))  # a file read as text
 
     def screen(self) -> list[str]:
-        """Return what it shows now."""
+        """Return the visible lines."""
         return [line.rstrip() for line in self._screen.display if line.strip()]
 
     def all(self) -> list[str]:
-        """Return that and what scrolled off at the top."""
+        """Return all lines, scrollback included."""
         former = (
             "".join(line[column].data for column in range(COLUMNS)).rstrip()
             for line in self._screen.history.top
@@ -60,12 +60,12 @@ def test_the_view_follows_a_run(cluster: Cluster) -> None:
     cluster.started.append(watch)
 
     def screen() -> list[str]:
-        return Shown(watch.stdout()).screen()
+        return Screen(watch.stdout()).screen()
 
     await_true("the view", lambda: any(line.startswith("workers") for line in screen()), BOOT)
     assert any(line.startswith("workers") and "[" in line for line in screen()), screen()
     worker = cluster.agent(1, "sh", "-c", JOB)
-    progress = f"{EACH}: 40% of it"  # in the worker's reports, and of the head's own step
+    progress = f"{EACH}: 40% of it"  # from the worker's reports and from the head's own step
     await_true("progress", lambda: any(progress in line for line in screen()), BOOT)
     for each in cluster.pods:
         (each.tmp / "prepared").touch()
@@ -78,6 +78,6 @@ def test_the_view_follows_a_run(cluster: Cluster) -> None:
     (pod.tmp / "go").touch()
     assert ends([head, worker]) == [0, 0]
     assert watch.wait(30) == 0
-    assert any("the job succeeded" in line for line in Shown(watch.stdout()).all())
+    assert any("the job succeeded" in line for line in Screen(watch.stdout()).all())
     assert "half and half" in head.stdout()
     assert "\x1b" not in head.stdout()

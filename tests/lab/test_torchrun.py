@@ -1,7 +1,7 @@
-"""torchrun: one on each pod, no Ray; the first failed rank's code is every node's.
+"""torchrun on each pod, without Ray; the first failed rank's code is every node's.
 
-Torch itself is no dependency of ours: `stand_in/torch` starts processes as torchrun does. With a
-Python that has torch, in POD_AGENT_TORCH_PYTHON, test_torchrun_real.py runs the real one.
+Torch is not a dependency: `stand_in/torch` starts processes as torchrun does. If
+POD_AGENT_TORCH_PYTHON names a Python with torch, test_torchrun_real.py runs the real one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAY = "import os, time; print('running', os.environ['RANK'], flush=True); time.
 
 
 def start(cluster: Cluster, script: str, *args: str) -> list[Container]:
-    """Start the agents with a job in Python for torchrun."""
+    """Start the agents with a Python job for torchrun."""
     cluster.env |= BY_TORCHRUN
     for pod in cluster.pods:
         (Path(pod.tmp) / "train.py").write_text(script)
@@ -43,13 +43,13 @@ def start(cluster: Cluster, script: str, *args: str) -> list[Container]:
 
 
 def job_log(cluster: Cluster, pod: int) -> str:
-    """Return what a pod's ranks wrote."""
+    """Return the output of a pod's ranks."""
     return cluster.file(pod, "job.log").read_text()
 
 
 @pytest.mark.pods(3)
 def test_ranks_over_three_pods_and_no_ray(cluster: Cluster) -> None:
-    """Six ranks meet; rank 0 is on the head, whose output is the run's; nothing of Ray runs."""
+    """Six ranks connect; rank 0 is on the head, whose output is the run's; no Ray runs."""
     say_more = (
         f"{WHO}\n"
         'say("told", *sys.argv[1:], os.environ["AGENT_ATTEMPT"])\n'
@@ -74,8 +74,8 @@ def test_ranks_over_three_pods_and_no_ray(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(3)
-def test_the_first_failed_rank_decides_for_all(cluster: Cluster) -> None:
-    """Rank 3 ends with 7: all stop at once, every node ends with 7, and node and rank are named."""
+def test_the_first_failed_ranks_code_ends_all_nodes(cluster: Cluster) -> None:
+    """Rank 3 ends with 7: all stop at once, every node ends with 7; node and rank are named."""
     script = "import os, time\nif os.environ['RANK'] == '3':\n    os._exit(7)\ntime.sleep(600)\n"
     agents = start(cluster, script)
     assert ends(agents, START) == [7, 7, 7], agents[0].tail()
@@ -87,7 +87,7 @@ def test_the_first_failed_rank_decides_for_all(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_one_node_with_an_exception_and_a_signal(cluster: Cluster) -> None:
-    """EXPECTED_WORKERS=0: torch's error file gives the message; a killed rank's code is 128+n."""
+    """EXPECTED_WORKERS=0: torch's error file has the message; a killed rank's code is 128+n."""
     script = (
         "import json, os, sys\n"
         "if sys.argv[1] == 'kill':\n    os.kill(os.getpid(), 9)\n"
@@ -105,7 +105,7 @@ def test_one_node_with_an_exception_and_a_signal(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
-    """All nodes end with 143 within the grace, the ranks got their signal, and none is left."""
+    """All nodes end with 143 within the grace; the ranks receive SIGTERM; none is left."""
     script = (
         "import os, signal, sys, time\n"
         "def end(*_):\n    print('cleaned up', os.environ['RANK'], flush=True)\n    sys.exit(0)\n"
@@ -123,7 +123,7 @@ def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
-    """The other ranks keep sleeping: after AGENT_NODE_GRACE 75, with the node's name."""
+    """The other ranks keep sleeping: after AGENT_NODE_GRACE, 75 with the node's name."""
     cluster.env["AGENT_NODE_GRACE"] = "3s"
     head, worker = start(cluster, STAY)
     head.wait_for("running 0", stream="stdout", timeout=START)
@@ -135,7 +135,7 @@ def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_ranks_that_fail_after_a_killed_pod(cluster: Cluster) -> None:
-    """Shares that fail because another node was lost do not hide it: 75 with its name."""
+    """Ranks that fail because another node was lost do not hide the loss: 75 with its name."""
     script = f"import os, time\n{WHO}\ntime.sleep(4)\nraise SystemExit(1)\n"
     head, worker = start(cluster, script)
     head.wait_for("I am 0", stream="stdout", timeout=START)
@@ -165,9 +165,9 @@ def test_another_attempt_when_the_node_is_back(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_killed_torchrun_ends_the_job(cluster: Cluster) -> None:
-    """A worker's torchrun that is killed names no rank: its own end is the job's, 137.
+    """A worker's torchrun is killed, so no rank is named: the run ends with 137.
 
-    Its ranks, each in a session of its own, live on: none is left beside another attempt.
+    Its ranks, each in its own session, keep running; all are stopped before another attempt.
     """
     head, worker = start(cluster, STAY)
     head.wait_for("running 0", stream="stdout", timeout=START)
@@ -193,7 +193,7 @@ def test_a_different_command_is_refused_by_name(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_plan_and_refusals(cluster: Cluster) -> None:
-    """`plan` shows torchrun's own command line and port; a leading torchrun is refused."""
+    """`plan` shows torchrun's command line and port; a leading torchrun is refused."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     env = {**cluster.env, **BY_TORCHRUN, "RUNPOD_POD_ID": pod.name}

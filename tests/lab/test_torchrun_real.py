@@ -1,7 +1,7 @@
-"""Real torchrun by gloo on CPUs, where POD_AGENT_TORCH_PYTHON names a Python with torch.
+"""Real torchrun by gloo on CPUs, if POD_AGENT_TORCH_PYTHON names a Python with torch.
 
-Torch is a gigabyte and no dependency of ours, so the default suite runs a stand-in:
-test_torchrun.py. This file holds the stand-in to what the real one does.
+Torch takes a gigabyte and is not a dependency, so the default suite uses a stand-in:
+test_torchrun.py. This file checks the stand-in's assumptions against the real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 150.0
-"""Six processes that import torch share two cores here."""
+"""A limit for six processes that import torch on two shared cores."""
 
 pytestmark = pytest.mark.skipif(
     not PYTHON, reason="POD_AGENT_TORCH_PYTHON names no Python that has torch"
@@ -88,7 +88,7 @@ def test_an_all_reduce_over_three_pods(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_a_short_ddp_training(cluster: Cluster) -> None:
-    """It learns, and all ranks end with the same weights."""
+    """The loss decreases, and all ranks end with the same weights."""
     agents = start(cluster, DDP)
     assert ends(agents, START) == [0, 0, 0], agents[0].tail()
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", agents[0].stdout())]
@@ -99,7 +99,7 @@ def test_a_short_ddp_training(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_a_rank_that_fails_during_collectives(cluster: Cluster) -> None:
-    """The other ranks fail with 1 after it: the first one's 7 is the result, with its node."""
+    """The other ranks fail with 1 after it: the outcome is the first one's 7, with its node."""
     agents = start(cluster, FAILS_AMID)
     assert ends(agents, START) == [7, 7, 7], agents[0].tail()
     assert "exit code 7 (local rank 1 on pod" in last_line(agents[0])
@@ -107,7 +107,7 @@ def test_a_rank_that_fails_during_collectives(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_pod_killed_during_collectives(cluster: Cluster) -> None:
-    """Its neighbors' errors are not the job's result: 75, and the pod is named."""
+    """Its peers' errors are not the job's outcome: 75, and the pod is named."""
     script = FAILS_AMID.replace("step == 20 and", "False and").replace("1000):", "10**9):")
     script = script.replace("for step", 'print("running", flush=True)\nfor step')
     head, worker = start(cluster, script)

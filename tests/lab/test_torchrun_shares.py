@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lab.test_bundle import the_bundle
+from lab.test_bundle import bundle_contents
 from lab.test_torchrun import START, job_log, start
 from scenario import ends, last_line
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scenario import Cluster
 
 LIMIT, WRITES = 20, 45
-"""Seconds of AGENT_STALL, and for how long only the worker's ranks write."""
+"""AGENT_STALL in seconds, and for how many seconds only the worker's ranks write."""
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 SCRIPT = f"""
 import os, threading, time
@@ -40,7 +40,7 @@ waits_for_the_others()
 
 
 @pytest.mark.pods(2)
-def test_a_workers_share_is_watched(cluster: Cluster) -> None:
+def test_a_workers_ranks_are_watched(cluster: Cluster) -> None:
     """Its fatal line is logged on both nodes, its output is progress, its stacks are logged."""
     cluster.env["AGENT_STALL"] = f"{LIMIT}s"
     head, worker = start(cluster, SCRIPT)
@@ -49,25 +49,25 @@ def test_a_workers_share_is_watched(cluster: Cluster) -> None:
     head.wait_for("stall: the job shows no sign of work for", timeout=180)
     written = job_log(cluster, 1)
     assert {"last word 2", "last word 3"} <= {*written.splitlines()}
-    said, its_own = head.stderr(), worker.stderr()
-    assert said.count("a GPU ran out of memory") == 1
-    assert its_own.count("the job's output shows: a GPU ran out of memory") == 1
-    for log, node in ((said, "poda"), (said, "podb"), (its_own, "podb")):
+    head_log, worker_log = head.stderr(), worker.stderr()
+    assert head_log.count("a GPU ran out of memory") == 1
+    assert worker_log.count("the job's output shows: a GPU ran out of memory") == 1
+    for log, node in ((head_log, "poda"), (head_log, "podb"), (worker_log, "podb")):
         assert f"stacks of {node}: rank 0 of this node (pid " in log, log
         assert f"stacks of {node}:     waits_for_the_others" in log
-    rank = re.search(r"stacks of poda: rank 0 of this node \(pid (\d+)\)", said)
+    rank = re.search(r"stacks of poda: rank 0 of this node \(pid (\d+)\)", head_log)
     assert rank is not None
     assert head.exec(["kill", "-9", rank[1]]).returncode == 0
     assert ends([head, worker], 60) == [137, 137], head.tail()
     assert head.stderr().count("stall: the job shows no sign of work") == 1
-    found = the_bundle(cluster, 0, head)
+    found = bundle_contents(cluster, 0, head)
     assert found["poda/stacks-1.log"].count("waits_for_the_others") >= 2
     assert "podb: a GPU ran out of memory" in found["status.json"]
 
 
 @pytest.mark.pods(2)
-def test_a_failed_shares_output_gives_the_remedy(cluster: Cluster) -> None:
-    """Its node's log explains it there, and the head names the node with it."""
+def test_the_output_of_failed_ranks_gives_the_remedy(cluster: Cluster) -> None:
+    """The node's log explains the failure, and the head repeats it with the node's name."""
     fails = f"import os\nif os.environ['RANK'] == '3':\n    raise MemoryError({OOM!r})\n"
     agents = start(cluster, f"{fails}import time\ntime.sleep(600)\n")
     assert ends(agents, START) == [1, 1], agents[0].tail()

@@ -1,4 +1,4 @@
-"""Two heads of one run after the disk's lock was lost: the later one stays."""
+"""Two heads of one run after the disk lost its lock: the later head stays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from podlab import Container
 
 SHARED = Path("/var/tmp")
-"""A folder of the machine that all pods see, as a network volume."""
+"""A folder of the machine that all pods see, like a network volume."""
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - any will do
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 
@@ -30,7 +30,7 @@ def shared() -> Iterator[Path]:
 
 
 def _status(worker: Container) -> str:
-    """Return what a worker's own port tells, with the address of the head that it follows."""
+    """Return the status from a worker's port, which has the address of its head."""
     url = "http://127.0.0.1:8266/status"
     bearer = f"u.Request('{url}', headers={{'Authorization': 'Bearer {TOKEN}'}})"
     ask = f"import urllib.request as u; print(u.urlopen({bearer}).read().decode())"
@@ -38,34 +38,35 @@ def _status(worker: Container) -> str:
 
 
 @pytest.mark.pods(3)
-@pytest.mark.parametrize("told_by", ["run.json", "the worker", "nobody"])
-def test_a_second_head_supersedes_the_first(cluster: Cluster, told_by: str, shared: Path) -> None:
-    """The record proves it to the first, or a worker's report where it has a token.
+@pytest.mark.parametrize("found_by", ["run.json", "the worker", "nobody"])
+def test_a_second_head_supersedes_the_first(cluster: Cluster, found_by: str, shared: Path) -> None:
+    """The first head finds the later one in run.json, or in a worker's report with a token.
 
-    Without both the first loses its worker to the other, and its job after AGENT_NODE_GRACE.
+    Without both, the first head loses its worker to the later one, and its job after
+    AGENT_NODE_GRACE.
     """
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
-    on_disk = told_by == "run.json"
+    on_disk = found_by == "run.json"
     if on_disk:
         cluster.env["AGENT_LOG_DIR"] = str(shared)
-    if told_by == "the worker":
+    if found_by == "the worker":
         cluster.env["RAY_AUTH_TOKEN"] = TOKEN
-    own = {"AGENT_NODE_GRACE": "10s", "AGENT_JOB_RETRIES": "0"} if told_by == "nobody" else {}
+    own = {"AGENT_NODE_GRACE": "10s", "AGENT_JOB_RETRIES": "0"} if found_by == "nobody" else {}
     first = cluster.agent(0, "sh", "-c", TWICE, env=own)
     worker = cluster.agent(1, "sh", "-c", TWICE)
     first.wait_for("^attempt 1$", "stdout", timeout=BOOT)
     if on_disk:
-        (shared / "latest" / ".head.lock").unlink()  # as a disk that forgets its locks
+        (shared / "latest" / ".head.lock").unlink()  # a disk that loses its locks
     cluster.lab.publish("poda", cluster.pods[2].ip)
     second = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
     if not on_disk:
         second.wait_for("starting Ray's head", timeout=20)
         other = cluster.pods[2].ip
-        cluster.pods[1].drop(cluster.pods[0])  # DNS tells it of the other
+        cluster.pods[1].drop(cluster.pods[0])  # DNS now returns the second head's address
         await_true("the worker follows the other", lambda: other in _status(worker), 60)
-        cluster.pods[1].heal()  # while it still tries to tell the first
+        cluster.pods[1].heal()  # while it still retries its report to the first
     assert first.wait(60) == 75
-    why = {"run.json": "run.json has its epoch", "the worker": "podb follows it"}.get(told_by)
+    why = {"run.json": "run.json has its epoch", "the worker": "podb follows it"}.get(found_by)
     assert ("superseded: a later head of run" in last_line(first)) == (why is not None)
     assert (why or "lost a needed node") in last_line(first)
     assert second.stdout() == "", "attempt 2 began beside attempt 1"

@@ -1,4 +1,4 @@
-"""Versions: the agent refuses what a Ray cannot do; run by scripts/versions."""
+"""The agent refuses what an old Ray cannot do; run by scripts/versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}
 
 @pytest.mark.pods(2)
 def test_a_ray_without_token_auth_is_refused(cluster: Cluster) -> None:
-    """A token that Ray cannot honour ends every node with 78, by name; insisting boots anyway."""
+    """A token that Ray does not support ends every node with 78; AGENT_SKIP boots anyway."""
     installed = ray_in_pods()
     if version(installed) >= FIRST_WITH_TOKEN:
         pytest.skip(f"Ray {installed} has token auth; scripts/versions runs this with older ones")
@@ -27,9 +27,10 @@ def test_a_ray_without_token_auth_is_refused(cluster: Cluster) -> None:
     head.wait_for("running", stream="stdout", timeout=BOOT)
     assert worker.exec([AGENT, "status"]).returncode == 0
     dashboard = worker.exec(["curl", "-s", f"http://{cluster.pods[0].ip}:8265/api/version"])
-    assert dashboard.returncode == 7  # refused: it stays on loopback, since nothing guards it
+    # refused: it listens on loopback only, since nothing guards it
+    assert dashboard.returncode == 7
     stranger = worker.exec([AGENT, "status"], env={"RAY_AUTH_TOKEN": "another"})
-    assert stranger.returncode == 69  # the agent's own port is guarded all the same
+    assert stranger.returncode == 69  # the agent's own port requires the token all the same
     assert "asks for the cluster's RAY_AUTH_TOKEN" in stranger.stderr
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker], 40) == [7, 7]

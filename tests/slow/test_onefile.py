@@ -1,6 +1,6 @@
-"""The built file: the same bytes twice, and a run beside other versions of its libraries.
+"""The built file: reproducible bytes, and a run beside other versions of its libraries.
 
-Needs a package index that pip knows.
+Needs a package index configured for pip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onefile.lock import REPO, TARGETS, digest, pins, read_lock
 from unit.free_ports import free_port
 
 OLDER = ("aiohttp<{aiohttp}", "psutil==5.9.8", "structlog==23.3.0")
-"""What the image has in other versions than the file."""
+"""Libraries that the image has in older versions than the file."""
 FIRST_START = 5.0
 SLOWER = 0.05
 STARTS = 15
@@ -31,35 +31,35 @@ STARTS = 15
 
 @dataclass(frozen=True)
 class Image:
-    """A Python with Ray and older libraries, as a framework's image has one."""
+    """A Python with Ray and older libraries, like a framework's image."""
 
     folder: Path
 
     @property
     def python(self) -> Path:
-        """Its Python."""
+        """The image's Python."""
         return self.folder / "bin" / "python"
 
     def environ(self) -> dict[str, str]:
-        """Return the environment of a container of it; Ray's ports are free ones."""
+        """Return the environment of a container with it; Ray's ports are free ones."""
         ports = {name: str(free_port()) for name in ("AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT")}
         path = f"{self.python.parent}:{os.defpath}"
         return {"PATH": path, "HOME": str(self.folder), "AGENT_PORT": str(free_port()), **ports}
 
     def freeze(self) -> str:
-        """Return what is installed."""
+        """Return the installed distributions."""
         return output([str(self.python), "-m", "pip", "freeze", "--all"], self.environ())
 
 
 def output(argv: list[str], environ: dict[str, str]) -> str:
-    """Run a command to its end; return what it printed."""
+    """Run a command; return its output."""
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 def build(place: Path) -> dict[str, Path]:
-    """Build into a folder, by the script; return the files by name."""
+    """Build into a folder with ./scripts/build; return the files by name."""
     script = [str(REPO / "scripts/build"), "--to", str(place)]
     printed = output(script, dict(os.environ))
     files = {file.name: file for file in place.iterdir()}
@@ -76,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """Make an environment with older libraries, and with the Ray of the tests' own environment.
+    """Make an environment with older libraries, and with the Ray of the tests' environment.
 
     Its own libraries come first on its path. Ray is large, so it is not installed again.
     """
@@ -98,7 +98,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 
 def test_the_same_commit_gives_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> None:
-    """A second build has the same digests, and names what is in the file."""
+    """A second build has the same digests; the bill of materials lists the file's contents."""
     again = build(tmp_path / "again")
     assert {name: digest(file) for name, file in again.items()} == {
         name: digest(file) for name, file in built.items()
@@ -116,8 +116,9 @@ def test_the_same_commit_gives_the_same_bytes(built: dict[str, Path], tmp_path: 
 def test_starts(built: dict[str, Path], image: Image, tmp_path: Path) -> None:
     """The first start takes 5 s at most, a later one 50 ms more than an installed agent.
 
-    Both run the same Python with the same libraries, in turns. CPU time is compared, which a busy
-    machine changes least; that of the first start is nearly all of it, since one process unpacks.
+    Both run the same Python with the same libraries, in turns. CPU time is compared, since a busy
+    machine changes it least; for the first start it is close to the elapsed time, since one process
+    unpacks.
     """
     file, environ = built["pod-agent"], image.environ()
     folder = Path("/tmp") / f"pod-agent-{os.geteuid()}"
@@ -156,11 +157,11 @@ def cpu_seconds(argv: list[str], environ: dict[str, str]) -> float:
 
 
 def test_a_run_beside_other_versions(built: dict[str, Path], image: Image, tmp_path: Path) -> None:
-    """It rehearses with the image's Ray; nothing of the image moves, the agent loads none of it."""
+    """The rehearsal uses the image's Ray; the image stays unchanged, the agent loads none of it."""
     before = image.freeze()
     assert {"psutil==5.9.8", "structlog==23.3.0"} <= set(before.splitlines())
     environ = {**image.environ(), "AGENT_LOG_DIR": str(tmp_path / "logs"), "AGENT_NUM_CPUS": "4"}
-    # The image's libraries come first for whoever reads PYTHONPATH; the agent must not.
+    # PYTHONPATH puts the image's libraries first; the agent must ignore it.
     (packages,) = image.folder.glob("lib/python3*/site-packages")
     environ["PYTHONPATH"] = str(packages)
     done = subprocess.run(
@@ -178,7 +179,7 @@ def test_a_run_beside_other_versions(built: dict[str, Path], image: Image, tmp_p
 
 
 def test_the_documented_line_of_pip(built: dict[str, Path], tmp_path: Path) -> None:
-    """An editable package breaks a list of constraints; the documented line leaves it out."""
+    """An editable package breaks a constraints file; the documented line leaves it out."""
     text = (REPO / "docs/install.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^pip install --constraint .*$", text, re.MULTILINE)
     project = tmp_path / "theirs"

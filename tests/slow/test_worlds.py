@@ -1,4 +1,4 @@
-"""Two thousand random worlds; a smaller sample is among the unit tests."""
+"""2,000 random simulated clusters; the unit tests include a smaller sample."""
 
 from __future__ import annotations
 

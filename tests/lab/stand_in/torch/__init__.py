@@ -1,1 +1,1 @@
-"""Stands in for torch, a gigabyte that is not ours: of it all, only what starts processes."""
+"""Stands in for torch, which is a gigabyte: only the part that starts processes."""

@@ -1,3 +1,3 @@
-"""The version of which the stand-in has the flags, the variables and the words."""
+"""The version whose flags, variables and messages the stand-in has."""
 
 __version__ = "2.13.0+standin"

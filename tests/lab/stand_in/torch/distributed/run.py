@@ -2,9 +2,9 @@
 
     python -m torch.distributed.run --nnodes 2 --node_rank 0 … train.py ARG…
 
-What it does as torch does: it takes no flag that torch has not; rank 0 listens for the others, who
-try until it does; ranks are counted over nodes of different sizes; a failing rank ends its node's
-others; and the code is 1 whatever the rank's was. What it leaves out: all that trains.
+Like torch, it refuses unknown flags; rank 0 listens, and the other nodes retry until it does; ranks
+are numbered across nodes of different sizes; a failed rank stops its node's other ranks; the exit
+code is 1 for any code of a rank. It does no training.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MEET_WITHIN = 600.0
 LOGGED = "torch/distributed/elastic/multiprocessing/api.py:1002]"
 
 
-class Told(Exception):  # noqa: N818 - torch's own is a SignalException
-    """A signal asks for the end."""
+class SignalReceived(Exception):  # noqa: N818 - torch's own is a SignalException
+    """A signal requests the end."""
 
 
 def main() -> None:
-    """Meet the others, start this node's ranks, wait for their end."""
+    """Rendezvous with the other nodes, start this node's ranks, wait for their end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, told)
-    asked = parsed(sys.argv[1:])
-    others, base, world = meet(asked)
+        signal.signal(number, on_signal)
+    asked = parse(sys.argv[1:])
+    others, base, world = rendezvous(asked)
     with tempfile.TemporaryDirectory(prefix="torchelastic_") as folder:
         ranks = [start(asked, local, base, world, folder) for local in range(asked.nproc_per_node)]
         try:
             failed = first_failure(ranks, asked.monitor_interval)
-        except Told as signalled:
+        except SignalReceived as signalled:
             log("W", f"Received {signalled} death signal, shutting down workers")
             close(ranks)
             raise
@@ -49,13 +49,13 @@ def main() -> None:
     leave_together(others)
 
 
-def told(number: int, _frame: object) -> NoReturn:
-    """Turn a signal into torch's exception, whose traceback ends the program with 1."""
-    raise Told(number)
+def on_signal(number: int, _frame: object) -> NoReturn:
+    """Turn a signal into an exception like torch's, whose traceback ends the program with 1."""
+    raise SignalReceived(number)
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
-    """Read torch's flags, as many as an agent may need."""
+def parse(words: list[str]) -> argparse.Namespace:
+    """Parse the flags of torch that an agent may need."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add = parser.add_argument
     add("--nnodes", type=int, default=1)
@@ -76,34 +76,34 @@ def parsed(words: list[str]) -> argparse.Namespace:
 # --- the rendezvous ----------------------------------------------------------------------------
 
 
-def meet(asked: argparse.Namespace) -> tuple[list[socket.socket], int, int]:
-    """Return the lines to the other nodes, this node's first rank, and the size of the world."""
+def rendezvous(asked: argparse.Namespace) -> tuple[list[socket.socket], int, int]:
+    """Return the connections to the other nodes, this node's first rank, and the world size."""
     if asked.node_rank == 0:
         return gather(asked)
-    line = connected(asked.master_addr.strip("[]"), asked.master_port)
-    say(line, {"rank": asked.node_rank, "id": asked.rdzv_id, "size": asked.nproc_per_node})
-    answer = heard(line)
+    line = connect(asked.master_addr.strip("[]"), asked.master_port)
+    send_line(line, {"rank": asked.node_rank, "id": asked.rdzv_id, "size": asked.nproc_per_node})
+    answer = read_line(line)
     return [line], answer["base"], answer["world"]
 
 
 def gather(asked: argparse.Namespace) -> tuple[list[socket.socket], int, int]:
-    """Listen for the others, and tell each where its ranks begin."""
+    """Listen for the other nodes, and send each its first rank."""
     family = socket.AF_INET6 if ":" in asked.master_addr else socket.AF_INET
     sizes, lines = {0: asked.nproc_per_node}, {}
     with socket.create_server(("", asked.master_port), family=family) as server:
         while len(sizes) < asked.nnodes:
             line, _ = server.accept()
-            said = heard(line)
+            said = read_line(line)
             if said["id"] == asked.rdzv_id:
                 sizes[said["rank"]], lines[said["rank"]] = said["size"], line
     for rank, line in lines.items():
         base = sum(sizes[lower] for lower in range(rank))
-        say(line, {"base": base, "world": sum(sizes.values())})
+        send_line(line, {"base": base, "world": sum(sizes.values())})
     return list(lines.values()), 0, sum(sizes.values())
 
 
-def connected(host: str, port: int) -> socket.socket:
-    """Connect to rank 0 as soon as it listens."""
+def connect(host: str, port: int) -> socket.socket:
+    """Connect to rank 0, with retries until it listens."""
     until = time.monotonic() + MEET_WITHIN
     while True:
         line = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -115,12 +115,12 @@ def connected(host: str, port: int) -> socket.socket:
         time.sleep(TRY_AGAIN)
 
 
-def say(line: socket.socket, what: dict[str, Any]) -> None:
+def send_line(line: socket.socket, what: dict[str, Any]) -> None:
     """Send a line."""
     line.sendall(json.dumps(what).encode() + b"\n")
 
 
-def heard(line: socket.socket) -> dict[str, Any]:
+def read_line(line: socket.socket) -> dict[str, Any]:
     """Read a line."""
     with line.makefile("rb") as file:
         found = json.loads(file.readline())
@@ -129,7 +129,7 @@ def heard(line: socket.socket) -> dict[str, Any]:
 
 
 def leave_together(others: list[socket.socket]) -> None:
-    """Wait until every node's ranks have ended well, or its torchrun is gone."""
+    """Wait until every node's ranks have succeeded, or its torchrun is gone."""
     for line in others:
         line.shutdown(socket.SHUT_WR)
     for line in others:
@@ -142,7 +142,7 @@ def leave_together(others: list[socket.socket]) -> None:
 def start(
     asked: argparse.Namespace, local: int, base: int, world: int, folder: str
 ) -> subprocess.Popen[bytes]:
-    """Start a rank in a session of its own."""
+    """Start a rank in its own session."""
     python = [] if asked.no_python else [sys.executable, "-u"]
     module = ["-m"] if asked.module else []
     environ = {
@@ -163,7 +163,7 @@ def start(
 
 
 def first_failure(ranks: list[subprocess.Popen[bytes]], step: float) -> int | None:
-    """Wait until all have ended well, or one has not; return that one."""
+    """Wait until all ranks have succeeded or one has failed; return the failed one."""
     while True:
         codes = [rank.poll() for rank in ranks]
         for local, code in enumerate(codes):
@@ -184,14 +184,14 @@ def close(ranks: list[subprocess.Popen[bytes]]) -> None:
     while time.monotonic() < until and any(rank.poll() is None for rank in left):
         time.sleep(TRY_AGAIN)
     for rank in left:
-        rank.kill()  # nothing happens to one that has ended
+        rank.kill()  # no effect on one that has exited
         rank.wait()
 
 
 def end_by_failure(
     ranks: list[subprocess.Popen[bytes]], local: int, base: int, folder: str
 ) -> NoReturn:
-    """Stop the others, hand on what the failed one wrote, and say which it was."""
+    """Stop the other ranks, print the failed one's error, and name it."""
     close(ranks)
     failed = ranks[local]
     log(
@@ -212,7 +212,7 @@ def end_by_failure(
 
 
 def log(level: str, text: str) -> None:
-    """Write a line as torch's logger does."""
+    """Write a line like torch's logger."""
     now = time.time()
     stamp = time.strftime("%m%d %H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03}000"
     print(f"{level}{stamp} {os.getpid()} {LOGGED} {text}", file=sys.stderr, flush=True)

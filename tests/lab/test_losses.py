@@ -1,4 +1,4 @@
-"""Losses under a running job: the loss is named, and the job is submitted again if allowed."""
+"""Losses while a job runs: the loss is named, and the job is retried where retries remain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from podlab import Container, ProcessInfo
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
-"""Hangs at the first attempt, as in a collective, and ends at the second."""
+"""Hangs in the first attempt, like a collective, and ends in the second."""
 
 
 def _drivers(pod: Container) -> list[ProcessInfo]:
@@ -25,7 +25,7 @@ def _drivers(pod: Container) -> list[ProcessInfo]:
 
 @pytest.mark.pods(2)
 def test_a_killed_worker_that_returns_costs_an_attempt(cluster: Cluster) -> None:
-    """The job that hangs without it is stopped, and submitted again with the new pod."""
+    """The job hangs without the worker: it is stopped, and submitted again with the new pod."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
     head, worker = cluster.agents("sh", "-c", TWICE)
     head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
@@ -70,9 +70,9 @@ def test_the_heads_ray_is_killed_twice(cluster: Cluster) -> None:
 def test_a_head_with_a_new_address_continues_its_run(
     cluster: Cluster, disk: str, shared: Path
 ) -> None:
-    """Same name, other address: the worker waits and rejoins, and the job is submitted again.
+    """The head's name gets a new address: the worker rejoins, the job is submitted again.
 
-    The new head reads of the run in `run.json`; without that disk, in a worker's report.
+    The new head reads the run from `run.json`, or from a worker's report if that disk is gone.
     """
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
     if disk == "shared":
@@ -93,7 +93,7 @@ def test_a_head_with_a_new_address_continues_its_run(
 
 @pytest.mark.pods(2)
 def test_a_head_that_starts_another_run(cluster: Cluster) -> None:
-    """With another job it is another run: a worker of the old one ends with 75."""
+    """Another job is another run: a worker of the former run ends with 75."""
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
     head.kill()
@@ -105,7 +105,7 @@ def test_a_head_that_starts_another_run(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_head_that_never_returns(cluster: Cluster) -> None:
-    """AGENT_HEAD_GRACE after the head's last reply the worker ends, and leaves nothing behind."""
+    """The worker ends AGENT_HEAD_GRACE after the head's last reply, without leftovers."""
     cluster.env |= {"AGENT_HEAD_GRACE": "15s"}
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
@@ -118,7 +118,7 @@ def test_a_head_that_never_returns(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_killed_worker_is_named_within_three_seconds(cluster: Cluster) -> None:
-    """By its closed connection, before GCS reports it."""
+    """The closed connection reports the loss, before GCS does."""
     cluster.env["AGENT_NODE_GRACE"] = "15s"
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_named_within_three_seconds(cluster: Cluster) -> None
 
 @pytest.mark.pods(2)
 def test_a_killed_ray_without_a_job_is_restarted(cluster: Cluster) -> None:
-    """On head or worker: it is started again in place, and the worker rejoins."""
+    """On head or worker, Ray is started again in place, and the worker rejoins."""
     cluster.env |= {"AGENT_JOB": "none"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)

@@ -1,4 +1,4 @@
-"""Notices: SIGUSR1 and SIGUSR2 reach the job, kill no agent, and stay with a worker."""
+"""SIGUSR1 and SIGUSR2 reach the job and kill no agent; a worker does not forward them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SHELL = "trap 'echo got usr1; exit 11' USR1; echo running; while :; do sleep 0.1
 
 @pytest.mark.pods(2)
 def test_sigusr1_reaches_the_heads_job_only(cluster: Cluster) -> None:
-    """A worker logs it and does not pass it; the head passes it to the job's shell at any time.
+    """A worker logs it without forwarding it; the head forwards it to the job at any time.
 
-    The head is the container's first process: its init forwards signals before Ray runs, too.
+    The head is the container's first process; its init forwards signals even before Ray runs.
     """
     head, worker = cluster.agents("sh", "-c", SHELL)
     worker.wait_for("pod-agent on", timeout=20)
@@ -39,15 +39,15 @@ def test_sigusr1_reaches_the_heads_job_only(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_sigusr1_reaches_a_program_below_a_shell(cluster: Cluster) -> None:
-    """A Python program that a shell waits for gets both signals, and ends with its own code."""
+    """A Python program that a shell waits for gets both signals; the exit code is its own."""
     program = (
         "import signal, time\n"
-        "heard = []\n"
+        "received = []\n"
         "def note(number, frame):\n"
-        "    heard.append(number); print('got', number, flush=True)\n"
+        "    received.append(number); print('got', number, flush=True)\n"
         "signal.signal(10, note); signal.signal(12, note)\n"
         "print('running', flush=True)\n"
-        "while len(set(heard)) < 2: time.sleep(0.05)\n"
+        "while len(set(received)) < 2: time.sleep(0.05)\n"
         "time.sleep(1); raise SystemExit(21)\n"
     )
     script = f'{sys.executable} -c "$PROGRAM"; code=$?; echo $code; exit $code'
@@ -56,10 +56,10 @@ def test_sigusr1_reaches_a_program_below_a_shell(cluster: Cluster) -> None:
     for signum in (signal.SIGUSR1, signal.SIGUSR2):
         head.signal(signum)
         head.wait_for(rf"{signum.name} passed on to the job \(pid \d+, python", timeout=20)
-        await_true("heard", partial(says, head, f"got {int(signum)}"))
+        await_true("the signal arrives", partial(has_printed, head, f"got {int(signum)}"))
     assert head.wait(BOOT) == 21
 
 
-def says(head: Container, words: str) -> bool:
-    """Say whether the job's output holds some words."""
-    return words in head.stdout()
+def has_printed(head: Container, text: str) -> bool:
+    """Check whether the job's output contains a text."""
+    return text in head.stdout()

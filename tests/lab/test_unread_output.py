@@ -1,6 +1,6 @@
-"""A stdout or stderr that nobody reads: the agent still ends as it should.
+"""Nobody reads stdout or stderr: the agent still exits in time with the right code.
 
-The pod's first process is a small shell that holds the reading end of a fifo and never reads it.
+The pod's first process is a small shell that opens the read end of a FIFO and never reads it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pytest
 from scenario import AGENT, BOOT, Cluster, await_true
 
 UNREAD = "mkfifo /tmp/unread && exec 3<>/tmp/unread && exec sleep infinity"
-"""Opened for both ends: the pipe has a reader for ever, and no byte is taken from it."""
+"""Opened for both ends: the pipe always has a reader, and no byte is read from it."""
 CHATTY = "yes 'a line of the output that nobody reads' | head -c 5000000; exit 7"
 WAITING = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 FULL = "head -c 65536 /dev/zero"
-"""Fills the pipe before the agent starts: its very first word is blocked."""
+"""Fills the pipe before the agent starts: its first write blocks."""
 
 
 @pytest.mark.pods(1)
-def test_a_stdout_that_nobody_reads(cluster: Cluster) -> None:
-    """Five megabytes into a full pipe: the run ends with the job's code, the copy is complete."""
+def test_stdout_without_a_reader(cluster: Cluster) -> None:
+    """5 MB into a full pipe: the run ends with the job's code, and job.log is complete."""
     pod = cluster.pods[0]
     holder = pod.start(["sh", "-c", UNREAD])
     await_true("the fifo is there", (pod.tmp / "unread").exists)
@@ -37,8 +37,8 @@ def test_a_stdout_that_nobody_reads(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
-    """No line gets through, and SIGTERM still stops everything within the grace."""
+def test_stderr_without_a_reader(cluster: Cluster) -> None:
+    """No log line can be written, and SIGTERM still stops everything within the grace."""
     pod = cluster.pods[0]
     holder = pod.start(["sh", "-c", UNREAD])
     await_true("the fifo is there", (pod.tmp / "unread").exists)
@@ -63,7 +63,7 @@ def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_closed_stdout_and_stderr(cluster: Cluster) -> None:
-    """`>&-`, `2>&-`, both, and `| head -1`: exit code and job.log are the job's."""
+    """With `>&-`, `2>&-`, both, or `| head -1`: exit code and job.log are the job's."""
     pod = cluster.pods[0]
     holder = pod.start(["sleep", "infinity"])
     env = {**cluster.env, "RUNPOD_POD_ID": pod.name}
@@ -77,6 +77,6 @@ def test_closed_stdout_and_stderr(cluster: Cluster) -> None:
         assert cluster.outcome(0)["exit_code"] == 5
         read = {">&-": [], "2>&-": ["last"], ">&- 2>&-": [], "| head -1": ["1"]}[ways]
         assert done.stdout.splitlines()[-1:] == read
-        told = "" if "2>&-" in ways else "(exit code 5). Its output is in job.log"
-        assert told in "".join(done.stderr.splitlines()[-1:])
-        assert bool(done.stderr) == bool(told)
+        message = "" if "2>&-" in ways else "(exit code 5). Its output is in job.log"
+        assert message in "".join(done.stderr.splitlines()[-1:])
+        assert bool(done.stderr) == bool(message)

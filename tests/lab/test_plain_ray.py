@@ -1,4 +1,4 @@
-"""Strangers: Ray without an agent on one side, tokens, debuggers, ports and secrets."""
+"""Ray without an agent: a plain worker, a plain head, Ray of a container on the host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_plain_ray_start_joins_as_a_worker(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
-    """A head without an agent is found by its open GCS; its loss ends the worker with 75."""
+    """A head without an agent is found by its open GCS port; its loss ends the worker with 75."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"], env=OPEN)
     cluster.env["AGENT_HEAD_GRACE"] = "10s"
@@ -55,7 +55,7 @@ def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
 
 
 def test_a_host_does_not_stop_a_containers_ray(idle: list[Container]) -> None:
-    """A host's process list shows the processes of its containers; their Ray is not stale."""
+    """A host's process list includes its containers' processes; their Ray is not stale."""
     of_a_ray = "/opt/ray/core/src/ray/raylet/raylet"
     stand_in = ["bash", "-c", f"exec -a {of_a_ray} sleep infinity"]
     in_container = idle[0].spawn(stand_in)
