@@ -1,4 +1,4 @@
-"""Checks of the machine (limits, memory, disk, ports, clock), and what `doctor` lists of it."""
+"""Checks of the machine (limits, disk, cores, ports), and what `doctor` lists of it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ _GIB = 1 << 30
 WANTED_FILES = 65_536
 _MAX_USED = 0.95
 """Ray's default RAY_local_fs_capacity_threshold, above which it creates no objects."""
-_LEAST_MEMORY = 4096 * MIB
-"""A node of Ray uses about 2 GB before the job starts."""
 _LEAST_PROCESSES = 4096
 """Each process of Ray has tens of threads; there is one per CPU and one per actor."""
-_LEAST_FILES = 100_000
-_EARLIEST = 1_735_689_600.0
-"""The start of 2025: an earlier clock was never set."""
 
 
 def open_files(node: CheckedNode) -> Result:
@@ -65,19 +60,6 @@ def disk(node: CheckedNode) -> Result:
     )
 
 
-def inodes(node: CheckedNode) -> Result:
-    """A disk without free inodes reports 'No space left on device' though bytes are free."""
-    temp, left = node.facts.temp, node.facts.temp_inodes
-    if left is None:
-        return ok(f"{temp}: not counted there")
-    if left >= _LEAST_FILES:
-        return ok(f"{temp}: {left} left")
-    return warn(
-        f"{temp} has inodes for only {left} more files",
-        "Remove small files there (caches, old sessions of Ray), or mount another disk",
-    )
-
-
 def temp_dir(node: CheckedNode) -> Result:
     """Its name is predictable: on a shared host another user may have created it first."""
     facts, folder = node.facts, node.facts.ray_temp
@@ -109,15 +91,6 @@ def cores(node: CheckedNode) -> Result:
     )
 
 
-def memory(node: CheckedNode) -> Result:
-    """When memory runs out, Ray kills tasks and the kernel kills Ray."""
-    mib, machine = node.facts.memory // MIB, node.facts.machine_memory // MIB
-    size = f"{mib} MiB" + (f" of this machine's {machine}" if mib < machine else "")
-    if node.facts.memory >= _LEAST_MEMORY:
-        return ok(size)
-    return warn(f"{size}; Ray alone uses about 2 GB", "Give the container more memory")
-
-
 def processes(node: CheckedNode) -> Result:
     """Too few threads abort Ray with 'pthread_create failed: Resource temporarily unavailable'."""
     room = node.facts.room
@@ -129,16 +102,6 @@ def processes(node: CheckedNode) -> Result:
         f"room for only {room.left} more processes and threads: {room.limit}",
         "Raise the limit: `--pids-limit`, pids.max, `ulimit -u`; fewer CPUs (AGENT_NUM_CPUS) start "
         "fewer of Ray's processes",
-    )
-
-
-def clock(node: CheckedNode) -> Result:
-    """With a clock that was never set every certificate is invalid, so downloads fail."""
-    if node.facts.clock is None or node.facts.clock >= _EARLIEST:
-        return ok("set")
-    return warn(
-        "it is before 2025, so certificates appear not yet valid",
-        "Set it, or have the host do so (NTP)",
     )
 
 

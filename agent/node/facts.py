@@ -235,8 +235,6 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """The folder for Ray's sessions: logs, sockets, spilled objects."""
     temp_free: Bytes = 0
     temp_total: Bytes = 0
-    temp_inodes: Bytes | None = None
-    """Free inodes of that disk; None if it does not count them."""
     nofile_soft: Limit = 0
     nofile_hard: Limit = 0
     room: Room | None = None

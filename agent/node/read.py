@@ -178,7 +178,6 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         temp=temp,
         temp_free=disk.free,
         temp_total=disk.total,
-        temp_inodes=_free_inodes(temp),
         nofile_soft=soft,
         nofile_hard=hard,
         room=limits.process_room(os.getuid()),
@@ -200,12 +199,6 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         known_names=known_names,
         node_versions=node_versions(environ, maker),
     )
-
-
-def _free_inodes(folder: str) -> int | None:
-    """Return the free inodes of a disk; None if it allocates them on demand."""
-    found = os.statvfs(folder)
-    return found.f_favail if found.f_files else None
 
 
 def _program_fault(command: Sequence[str] | None, path: str | None) -> str:
@@ -306,7 +299,6 @@ _LOCAL = frozenset(
 )
 """File systems of one machine; all others may be shared."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-_MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -368,32 +360,14 @@ def _existing_parent(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-def mount_of(folder: str, mounts: Path = _MOUNTS) -> Mount | None:
+def mount_of(folder: str) -> Mount | None:
     """Return the mount of a folder, which need not exist; None if unknown."""
     place = Path(os.path.realpath(folder))
     above = {str(place), *map(str, place.parents)}
     found: Mount | None = None
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    for line in lines:  # a later mount at the same place is on top
-        where, kind, source = _parts(line)
-        if where in above and (found is None or len(where) >= len(found.folder)):
-            found = Mount(where, kind, source)
+    with suppress(OSError):
+        for mount in psutil.disk_partitions(all=True):  # a later one at the same place is on top
+            where = mount.mountpoint
+            if where in above and (found is None or len(where) >= len(found.folder)):
+                found = Mount(where, mount.fstype, mount.device)
     return found
-
-
-def _parts(line: str) -> tuple[str, str, str]:
-    """Parse a line into mount point, type and source."""
-    before, _, behind = line.partition(" - ")
-    fields, (kind, source, *_) = before.split(" "), [*behind.split(" "), "", ""]
-    where = fields[4] if len(fields) > 4 else ""
-    return _unescaped(where), kind, _unescaped(source)
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

@@ -396,7 +396,7 @@ def all_services(
     reward = reward_service(with_reward(settings, file), command)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
-        reward = replace(reward, **{**fields, "env": (*reward.env, *fields["env"])})
+        reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
     return (*filter(None, (reward,)), *file.services)
 
 

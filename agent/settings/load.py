@@ -14,7 +14,6 @@ from agent.settings.model import (
     FOREIGN_NAMES,
     GROUPS,
     KNOWN_NAMES,
-    OTHERS,
     SECRET_FILE_VARIABLES,
     SECRETS,
     SET_BY_PLATFORM,
@@ -194,21 +193,20 @@ def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
 
 def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yield the rows of `pod-agent env` by group: each variable, its value, origin and meaning."""
-    grouped = {name for names in GROUPS.values() for name in names}
-    others = tuple(name for name in VARIABLES if name not in grouped)
-    for group, names in {**GROUPS, OTHERS: others}.items():
-        for name in (one for one in names if one in VARIABLES):
-            origin = loaded.origins.get(name, "default")
-            is_default = origin.startswith("default")
-            value = "********" if name in SECRETS else environ.get(name, "")
-            yield {
-                "group": group,
-                "name": name,
-                "value": "" if is_default else value,
-                "origin": origin,
-                "meaning": VARIABLES[name].meaning,
-                "default": VARIABLES[name].default_text,
-            }
+    group = ""
+    for name, about in VARIABLES.items():
+        group = GROUPS.get(name, group)
+        origin = loaded.origins.get(name, "default")
+        is_default = origin.startswith("default")
+        value = "********" if name in SECRETS else environ.get(name, "")
+        yield {
+            "group": group,
+            "name": name,
+            "value": "" if is_default else value,
+            "origin": origin,
+            "meaning": about.meaning,
+            "default": about.default_text,
+        }
 
 
 def env_lines(rows: Iterable[Mapping[str, str]]) -> Iterator[Line]:

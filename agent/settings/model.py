@@ -66,20 +66,23 @@ class Settings(Value, kw_only=True):
         "workers the head waits for",
         default_text="platform's nodes - 1; 1 with only HEAD_POD_ID; 0 on one machine",
     )
-    debug_ray: Literal["0", "1", "post-mortem"] = var(
-        "DEBUG_RAY",
-        v.one_of("0", "1", "post-mortem"),
-        "`1` legacy Ray debugger; `post-mortem`",
-        default="0",
+    head: str | None = var(
+        "AGENT_HEAD", v.reachable_host, "head host or IP, where the platform does not provide it"
     )
-    wandb_api_key: v.Secret | None = var(
-        "WANDB_API_KEY", v.secret, "turns W&B logging on in the recipes"
+    node_ip: str | None = var(
+        "AGENT_NODE_IP", v.ip, "this node's address", default_text="by route to the head"
     )
-    ray_auth_token: v.Secret | None = var(
-        "RAY_AUTH_TOKEN",
-        v.secret,
-        "the cluster's one secret: guards Ray and the agent's port",
-        default_text="off, with a warning",
+    partial: Literal["fail", "proceed"] = var(
+        "AGENT_PARTIAL",
+        v.one_of("fail", "proceed"),
+        "workers missing at the deadline: `fail` or `proceed`",
+        default="fail",
+    )
+    min_workers: int | None = var(
+        "AGENT_MIN_WORKERS",
+        v.whole(0, 10_000),
+        "minimum of workers for `AGENT_PARTIAL=proceed`",
+        default_text="required with proceed",
     )
     job: str | None = var(
         "AGENT_JOB",
@@ -94,6 +97,49 @@ class Settings(Value, kw_only=True):
         "AGENT_JOB_RETRIES",
         v.whole(0, 1000),
         "further attempts at the job after a loss",
+        default="0",
+    )
+    launcher: Literal["ray", "torchrun"] | None = var(
+        "AGENT_LAUNCHER",
+        v.one_of("ray", "torchrun"),
+        "`ray`, or `torchrun`: one on each node, without Ray",
+        default_text="the recipe's, else ray",
+    )
+    run_name: str | None = var(
+        "AGENT_RUN_NAME",
+        v.nonempty_text,
+        "name of the run in W&B (its group is the run id) and title of the page",
+        default_text="recipe, model and run id",
+    )
+    runtime_env: str | None = var(
+        "AGENT_RUNTIME_ENV", v.nonempty_text, "Ray runtime_env: path to YAML/JSON, or JSON"
+    )
+    working_dir: str | None = var(
+        "AGENT_WORKING_DIR",
+        v.nonempty_text,
+        "directory to upload as the job's working_dir",
+        default_text="none: the code is in the image",
+    )
+    stall: float = var(
+        "AGENT_STALL",
+        v.duration_or_off,
+        "time without progress after which stacks are logged, and after a lost node the attempt "
+        "is lost; `0` off",
+        default="30m",
+    )
+    preflight: Literal["nccl"] | None = var(
+        "AGENT_PREFLIGHT",
+        v.one_of("nccl"),
+        "`nccl`: an all-reduce of all GPUs before the job",
+        default_text="off",
+    )
+    wandb_api_key: v.Secret | None = var(
+        "WANDB_API_KEY", v.secret, "turns W&B logging on in the recipes"
+    )
+    debug_ray: Literal["0", "1", "post-mortem"] = var(
+        "DEBUG_RAY",
+        v.one_of("0", "1", "post-mortem"),
+        "`1` legacy Ray debugger; `post-mortem`",
         default="0",
     )
     model: str | None = var(
@@ -128,27 +174,6 @@ class Settings(Value, kw_only=True):
         v.nonempty_text,
         "reward model that the recipe's framework loads on the training GPUs: id or path",
     )
-    run_name: str | None = var(
-        "AGENT_RUN_NAME",
-        v.nonempty_text,
-        "name of the run in W&B (its group is the run id) and title of the page",
-        default_text="recipe, model and run id",
-    )
-    launcher: Literal["ray", "torchrun"] | None = var(
-        "AGENT_LAUNCHER",
-        v.one_of("ray", "torchrun"),
-        "`ray`, or `torchrun`: one on each node, without Ray",
-        default_text="the recipe's, else ray",
-    )
-    runtime_env: str | None = var(
-        "AGENT_RUNTIME_ENV", v.nonempty_text, "Ray runtime_env: path to YAML/JSON, or JSON"
-    )
-    working_dir: str | None = var(
-        "AGENT_WORKING_DIR",
-        v.nonempty_text,
-        "directory to upload as the job's working_dir",
-        default_text="none: the code is in the image",
-    )
     reward: str | None = var(
         "AGENT_REWARD",
         v.nonempty_text,
@@ -167,25 +192,6 @@ class Settings(Value, kw_only=True):
     )
     prepare_each: str | None = var(
         "AGENT_PREPARE_EACH", v.nonempty_text, "shell command on every node before it joins the job"
-    )
-    head: str | None = var(
-        "AGENT_HEAD", v.reachable_host, "head host or IP, where the platform does not provide it"
-    )
-    preflight: Literal["nccl"] | None = var(
-        "AGENT_PREFLIGHT",
-        v.one_of("nccl"),
-        "`nccl`: an all-reduce of all GPUs before the job",
-        default_text="off",
-    )
-    stall: float = var(
-        "AGENT_STALL",
-        v.duration_or_off,
-        "time without progress after which stacks are logged, and after a lost node the attempt "
-        "is lost; `0` off",
-        default="30m",
-    )
-    node_ip: str | None = var(
-        "AGENT_NODE_IP", v.ip, "this node's address", default_text="by route to the head"
     )
     resources: Mapping[str, float] = var(
         "AGENT_RESOURCES",
@@ -248,18 +254,6 @@ class Settings(Value, kw_only=True):
     stop_grace: float = var(
         "AGENT_STOP_GRACE", v.duration, "total time that a stop may take", default="25s"
     )
-    partial: Literal["fail", "proceed"] = var(
-        "AGENT_PARTIAL",
-        v.one_of("fail", "proceed"),
-        "workers missing at the deadline: `fail` or `proceed`",
-        default="fail",
-    )
-    min_workers: int | None = var(
-        "AGENT_MIN_WORKERS",
-        v.whole(0, 10_000),
-        "minimum of workers for `AGENT_PARTIAL=proceed`",
-        default_text="required with proceed",
-    )
     log_dir: str = var(
         "AGENT_LOG_DIR",
         v.nonempty_text,
@@ -284,22 +278,11 @@ class Settings(Value, kw_only=True):
         "after the job's verdict: `exit`, `hold`, `stop-pod`, `terminate-pod`",
         default_text="exit; hold on RunPod as the container's first process",
     )
-    max_hours: float | None = var(
-        "AGENT_MAX_HOURS",
-        v.hours,
-        "hours that a run may use, all attempts and waits together; then its job is stopped",
-    )
-    price_per_hour: float | None = var(
-        "AGENT_PRICE_PER_HOUR",
-        v.price,
-        "price of one node in dollars an hour, for messages about cost",
-        default_text="on RunPod the pod's published cost",
-    )
-    rerun: bool = var(
-        "AGENT_RERUN",
-        v.yes_or_no,
-        "`1`: a restarted container runs a finished job again",
-        default="0",
+    runpod_api_key: v.Secret | None = var(
+        "RUNPOD_API_KEY",
+        v.secret,
+        "key of RunPod's API, for `stop-pod`, `terminate-pod` and the pod's price",
+        default_text="none; RunPod sets one of the pod; RUNPOD_API_KEY_FILE precedes it",
     )
     runpod_api: str = var(
         "AGENT_RUNPOD_API",
@@ -307,11 +290,28 @@ class Settings(Value, kw_only=True):
         "base URL of RunPod's API v2",
         default="https://api.runpod.io",
     )
-    runpod_api_key: v.Secret | None = var(
-        "RUNPOD_API_KEY",
+    price_per_hour: float | None = var(
+        "AGENT_PRICE_PER_HOUR",
+        v.amount(100_000.0, "dollars above 0, as a number alone, such as 2.79"),
+        "price of one node in dollars an hour, for messages about cost",
+        default_text="on RunPod the pod's published cost",
+    )
+    max_hours: float | None = var(
+        "AGENT_MAX_HOURS",
+        v.amount(8760.0, "hours above 0 and of at most a year, such as 12 or 0.5"),
+        "hours that a run may use, all attempts and waits together; then its job is stopped",
+    )
+    rerun: bool = var(
+        "AGENT_RERUN",
+        v.yes_or_no,
+        "`1`: a restarted container runs a finished job again",
+        default="0",
+    )
+    ray_auth_token: v.Secret | None = var(
+        "RAY_AUTH_TOKEN",
         v.secret,
-        "key of RunPod's API, for `stop-pod`, `terminate-pod` and the pod's price",
-        default_text="none; RunPod sets one of the pod; RUNPOD_API_KEY_FILE precedes it",
+        "the cluster's one secret: guards Ray and the agent's port",
+        default_text="off, with a warning",
     )
     allow_insecure: bool = var(
         "AGENT_ALLOW_INSECURE", v.yes_or_no, "`1` allows what is refused as unsafe", default="0"
@@ -333,41 +333,18 @@ TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
 VARIABLES = {about.name: about for about in _VARIABLES}
 """Every variable by its name, in the order of the table."""
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "nodes": (
-        *("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "AGENT_HEAD", "AGENT_NODE_IP"),
-        *("AGENT_PARTIAL", "AGENT_MIN_WORKERS"),
-    ),
-    "job": (
-        *("AGENT_JOB", "AGENT_JOB_ARGS", "AGENT_JOB_RETRIES", "AGENT_LAUNCHER", "AGENT_RUN_NAME"),
-        *("AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR", "AGENT_STALL", "AGENT_PREFLIGHT"),
-        *("WANDB_API_KEY", "DEBUG_RAY"),
-    ),
-    "recipe": (
-        *("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA", "AGENT_CHECKPOINTS"),
-        *("AGENT_TENSOR_PARALLEL", "AGENT_REWARD_MODEL"),
-    ),
-    "rewards, services and preparation": (
-        *("AGENT_REWARD", "AGENT_REWARD_PORT", "AGENT_REWARD_PATH", "AGENT_SERVICES"),
-        *("AGENT_PREPARE", "AGENT_PREPARE_EACH"),
-    ),
-    "resources and ports": (
-        *("AGENT_RESOURCES", "AGENT_NUM_GPUS", "AGENT_NUM_CPUS", "AGENT_RAY_ARGS"),
-        *("AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT", "AGENT_DASHBOARD_HOST"),
-    ),
-    "deadlines": (
-        *("AGENT_WAIT_HEAD", "AGENT_WAIT_WORKERS", "AGENT_WAIT_REWARD", "AGENT_WAIT_PREPARE"),
-        *("AGENT_NODE_GRACE", "AGENT_HEAD_GRACE", "AGENT_STOP_GRACE"),
-    ),
-    "logs": ("AGENT_LOG_DIR", "AGENT_LOG", "AGENT_LOG_MODE"),
-    "end and costs": (
-        *("AGENT_ON_DONE", "RUNPOD_API_KEY", "AGENT_RUNPOD_API", "AGENT_PRICE_PER_HOUR"),
-        *("AGENT_MAX_HOURS", "AGENT_NOTIFY"),
-    ),
-    "security": ("RAY_AUTH_TOKEN", "AGENT_ALLOW_INSECURE"),
+GROUPS = {
+    "RAY_WORKER": "nodes",
+    "AGENT_JOB": "job",
+    "AGENT_MODEL": "recipe",
+    "AGENT_REWARD": "rewards, services and preparation",
+    "AGENT_RESOURCES": "resources and ports",
+    "AGENT_WAIT_HEAD": "deadlines",
+    "AGENT_LOG_DIR": "logs",
+    "AGENT_ON_DONE": "end and costs",
+    "RAY_AUTH_TOKEN": "security",
 }
-"""The variables as `pod-agent env` groups them; all others come last."""
-OTHERS = "others"
+"""Headings for the table of variables, each with the first variable below it."""
 
 FIELD_OF = dict(zip(VARIABLES, Settings.__struct_fields__, strict=True))
 """From a variable's name to the field that holds its value."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 import shlex
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,8 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_LARGEST_RESOURCE = 1e12
+_ResourceName = Annotated[str, msgspec.Meta(pattern=r"\S")]
+_ResourceAmount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _LONGEST = 30 * 24 * 3600.0
 
 Choice = TypeVar("Choice", bound=str)
@@ -79,20 +81,15 @@ def duration_or_off(text: str) -> float:
     return 0.0 if text.strip() in {"0", "off"} else duration(text)
 
 
-def hours(text: str) -> float:
-    """Read a number of hours."""
-    return _amount(text, 8760.0, "hours above 0 and of at most a year, such as 12 or 0.5")
+def amount(most: float, expected: str) -> Callable[[str], float]:
+    """Make a reader of numbers above 0 and up to `most`."""
 
+    def read(text: str) -> float:
+        if not re.fullmatch(_NUMBER, text.strip()) or not 0 < float(text) <= most:
+            raise ValueError(expected)
+        return float(text)
 
-def price(text: str) -> float:
-    """Read a price in dollars."""
-    return _amount(text, 100_000.0, "dollars above 0, as a number alone, such as 2.79")
-
-
-def _amount(text: str, most: float, expected: str) -> float:
-    if not re.fullmatch(_NUMBER, text.strip()) or not 0 < float(text) <= most:
-        raise ValueError(expected)
-    return float(text)
+    return read
 
 
 def base_url(text: str) -> str:
@@ -133,24 +130,20 @@ def one_of(*choices: Choice) -> Callable[[str], Choice]:
     return read
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
+def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], int]:
     """Make a reader of whole numbers from `low` to `high`."""
 
     def read(text: str) -> int:
         word = text.strip()
         if not re.fullmatch(r"[0-9]{1,9}", word) or not low <= int(word) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
+            raise ValueError(f"{what} from {low} to {high}")
         return int(word)
 
     return read
 
 
-def port(text: str) -> int:
-    """Read a port that needs no privileges."""
-    word = text.strip()
-    if not re.fullmatch(r"[0-9]{1,5}", word) or not 1024 <= int(word) <= 65535:
-        raise ValueError("a port from 1024 to 65535")
-    return int(word)
+port = whole(1024, 65_535, "a port")
+"""Reads a port that needs no privileges."""
 
 
 def host(text: str) -> str:
@@ -202,24 +195,15 @@ def url_path(text: str) -> str:
 def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    good = isinstance(value, dict) and all(
-        name.strip() and name.isprintable() and _is_amount(amount) for name, amount in value.items()
-    )
-    if not good or {"CPU", "GPU", "memory"} & set(value):
+        found = msgspec.json.decode(text, type=dict[_ResourceName, _ResourceAmount])
+    except (msgspec.DecodeError, RecursionError):
+        found = {"": 0.0}
+    if not all(map(str.isprintable, found)) or {"", "CPU", "GPU", "memory"} & found.keys():
         raise ValueError(
             'JSON of names and amounts such as {"h100": 8} (CPU and GPU have AGENT_NUM_CPUS and '
             "AGENT_NUM_GPUS)"
         )
-    return {str(k): float(v) for k, v in value.items()}
-
-
-def _is_amount(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 <= value <= _LARGEST_RESOURCE
+    return found
 
 
 def shell_words(text: str) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ All problems are collected, each with file, table and key.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from msgspec import Meta, ValidationError, convert
@@ -33,106 +34,12 @@ from agent.work.services import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from agent.settings.model import Settings
     from agent.work.services import Readiness
 
-
-T = TypeVar("T")
-_Text = Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")]
-"""A text that is not blank."""
-_Port = Annotated[int, Meta(ge=1, le=65_535)]
-_Restarts = Annotated[int, Meta(ge=0, le=1000)]
-_Misses = Annotated[int, Meta(ge=1, le=1000)]
-
-
-class Table:
-    """One table of the file: returns the values of keys, and collects problems."""
-
-    def __init__(
-        self, data: Mapping[str, Any], label: str, prefix: str, problems: list[Problem]
-    ) -> None:
-        self.data = data
-        self._label = label
-        """The file and the table, for problems."""
-        self._prefix = prefix
-        """The prefix of its keys, such as `ready.`."""
-        self.problems = problems
-
-    def report(self, key: str, got: object, expected: str) -> None:
-        """Add a problem of a key."""
-        text = got if isinstance(got, str) else repr(got)
-        where = f"{self._label} {self._prefix}{key}".rstrip(". ")
-        self.problems.append(Problem(where, text, expected))
-
-    def reject_unknown_keys(self, known: Iterable[str]) -> None:
-        """Add a problem for every unknown key."""
-        keys = tuple(known)
-        for key in self.data:
-            if key not in keys:
-                self.report(key, "an unknown key", f"one of {', '.join(keys)}")
-
-    def tables(self, key: str) -> dict[str, Table]:
-        """Return the tables below a key, by name."""
-        found = self.data.get(key, {})
-        if not isinstance(found, dict):
-            self.report(key, found, f"tables such as [{key}.NAME]")
-            return {}
-        made = {}
-        for name, table in found.items():
-            label = f"{self._label} [{key}.{name}]"
-            if isinstance(table, dict):
-                made[name] = Table(table, label, "", self.problems)
-            else:
-                self.problems.append(Problem(label, repr(table), f"a table [{key}.{name}]"))
-        return made
-
-    def inner(self, key: str) -> Table:
-        """Return the inner table of a key; an empty one if the key is missing."""
-        found = self.data.get(key, {})
-        if not isinstance(found, dict):
-            self.report(key, found, f"keys such as {key}.within")
-            found = {}
-        return Table(found, self._label, f"{key}.", self.problems)
-
-    def get(self, key: str, kind: type[T], expected: str) -> T | None:
-        """Return a value of this type; None for a missing or a wrong one."""
-        value = self.data.get(key)
-        if value is None:
-            return None
-        try:
-            return convert(value, kind)
-        except ValidationError:
-            self.report(key, value, expected)
-            return None
-
-    def text(self, key: str, expected: str) -> str | None:
-        """Return a text that is not blank."""
-        return self.get(key, _Text, expected)
-
-    def read(self, key: str, reader: Callable[[str], float], default: float) -> float:
-        """Return a text or number as converted by a reader."""
-        value = self.data.get(key)
-        if value is None:
-            return default
-        try:
-            return reader("" if isinstance(value, bool) else str(value))
-        except ValueError as error:
-            self.report(key, value, str(error))
-            return default
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false."""
-        value = self.get(key, bool, "true or false, without quotes")
-        return default if value is None else value
-
-    def count(self, key: str, default: int, low: int) -> int:
-        """Return a whole number up to 1000."""
-        kind = _Restarts if low == 0 else _Misses
-        value = self.get(key, kind, f"a whole number from {low} to 1000")
-        return default if value is None else value
-
+Read = Callable[[Any], Any]
+"""Converts the value of a key, or raises ValueError with what it expects."""
+Table = Mapping[str, Any]
 
 REWARD_ROW = "reward"
 """The table that replaces AGENT_REWARD."""
@@ -148,200 +55,303 @@ _RESERVED_NAMES = frozenset(
 )
 """Names of the agent's logs and waits."""
 _WITHIN = 600.0
-_RESTARTS = 3
-_READY = ("http", "tcp", "log")
 _ANYWHERE = Placeholders("127.0.0.1", "127.0.0.1", "0", "/")
-_SERVICE_KEYS = (
-    *("command", "where", "alone", "ready", "alive", "restarts", "essential", "env", "after"),
-)
-_STEP_KEYS = ("command", "where", "once", "within", "after")
+_PLACES = {"head": ON_HEAD, "every": ON_EVERY, "workers": Where("workers")}
+_ANY_RANK = 'or "rank N"'
 
 
-def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
-    """Parse the file's text; return its contents and all problems."""
-    try:
-        data = parse_toml(text)
-    except (ValueError, RecursionError) as error:
-        got = f"text that is no TOML ({error})"
-        return NO_FILE, [Problem(f"{_VARIABLE}={path}", got, "tables such as [services.retriever]")]
-    top = Table(data, f"{_VARIABLE}={path}", "", [])
-    services, steps = top.tables("services"), top.tables("prepare")
-    top.reject_unknown_keys(("services", "prepare"))
-    row = services.pop(REWARD_ROW, None)
-    command, fields = (None, {}) if row is None else _reward(row)
-    made = ServicesFile(
-        services=tuple(_service(name, table) for name, table in services.items()),
-        steps=tuple(_step(name, table, settings.wait_prepare) for name, table in steps.items()),
-        reward=command,
-        reward_fields=fields,
-    )
-    _check_names(services, steps)
-    rewards = {} if row is None else {REWARD_ROW: row}
-    _check_dependencies({**services, **rewards, **steps})
-    if row is not None and settings.reward is not None:
-        both = f"{_VARIABLE} + AGENT_REWARD"
-        top.problems.append(Problem(both, "a reward server in each", "one of the two"))
-    return made, top.problems
+# --- the values of keys ---------------------------------------------------------------------------
 
 
-def _service(name: str, table: Table) -> ServiceSpec:
-    """Read one service; invalid values become problems and get a placeholder."""
-    command = _command(table)
-    ready = _ready(table.inner("ready"), needed=isinstance(table.data.get("ready", {}), dict))
-    fields = {"within": _WITHIN, **_fields(table, ("head", "every", "workers"))}
-    return ServiceSpec(
-        name=name,
-        asked=command,
-        argv=("/bin/sh", "-c", command),
-        ready=ready or TcpProbe(0),
-        deadline_variable=f"services.{name}, ready.within",
-        port=None if ready is None else _port(ready),
-        bind=BY_COMMAND,
-        **fields,
-    )
+def _a(kind: object, expected: str) -> Read:
+    """Make a reader of values of this type."""
+
+    def read(value: object) -> object:
+        try:
+            return convert(value, kind)
+        except ValidationError:
+            raise ValueError(expected) from None
+
+    return read
 
 
-def _reward(table: Table) -> tuple[str, dict[str, Any]]:
-    """Read the command of the reward server, and the fields of its service that the table sets."""
-    command = table.text("command", "a shell command, or nothing for the bundled server")
-    if command is not None and command.lower().startswith(("http://", "https://")):
-        table.report("command", command, "a shell command; a URL goes into AGENT_REWARD")
-    fields = _fields(table, ("head",))
-    ready = _ready(table.inner("ready"), needed=False)
-    if ready is not None:
-        fields["ready"] = ready
-    if "within" in fields:
-        fields["deadline_variable"] = "services.reward, ready.within"
-    return command or "builtin", fields
+def _text(expected: str) -> Read:
+    """Make a reader of texts that are not blank."""
+    return _a(Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")], expected)
 
 
-def _fields(table: Table, places: tuple[str, ...]) -> dict[str, Any]:
-    """Read the keys that every service has; `within` and `after` only if they are given."""
-    where = _where(table, places)
-    fields: dict[str, Any] = {
-        "where": where,
-        "alone": _alone(table, where),
-        "restarts": table.count("restarts", _RESTARTS, 0),
-        "essential": table.flag("essential", default=True),
-        "env": _env(table),
-        "alive": _alive(table),
-    }
-    ready = table.data.get("ready")
-    if isinstance(ready, dict) and "within" in ready:
-        fields["within"] = table.inner("ready").read("within", duration, _WITHIN)
-    if "after" in table.data:
-        fields["after"] = _after(table)
-    table.reject_unknown_keys(_SERVICE_KEYS)
-    return fields
+def _whole(low: int) -> Read:
+    return _a(Annotated[int, Meta(ge=low, le=1000)], f"a whole number from {low} to 1000")
 
 
-def _command(table: Table) -> str:
-    if "command" not in table.data:
-        table.report("command", "nothing", "a shell command")
-    return table.text("command", "a shell command") or ""
+def _keys(example: str) -> Read:
+    return _a(dict[str, Any], example)
 
 
-def _step(name: str, table: Table, limit: float) -> PrepareStep:
-    command = _command(table)
-    once = table.text("once", "an absolute path, such as /data/gsm8k/.prepared")
-    if once is not None and not once.startswith("/"):
-        table.report("once", once, "an absolute path, such as /data/gsm8k/.prepared")
-    given = "within" in table.data
-    step = PrepareStep(
-        name=name,
-        command=command,
-        where=_where(table, ("head", "every")),
-        within=table.read("within", duration, limit),
-        deadline_variable=f"prepare.{name}, within" if given else "AGENT_WAIT_PREPARE",
-        once=once,
-        after=_after(table),
-    )
-    table.reject_unknown_keys(_STEP_KEYS)
-    return step
+def _within(value: object) -> float:
+    return duration("" if isinstance(value, bool) else str(value))
 
 
-def _after(table: Table) -> tuple[str, ...]:
-    names = _names(table)
-    if names is None:
-        table.report("after", table.data["after"], 'a list of names, such as ["gsm8k"]')
-    return names or ()
+def _where(*words: str) -> Read:
+    """Make a reader of places."""
+
+    def read(value: object) -> Where:
+        rank = _RANK.fullmatch(str(value))
+        if rank is not None and _ANY_RANK in words:
+            return Where("rank", int(rank[1]))
+        if value not in words or value == _ANY_RANK:
+            raise ValueError(f"one of {', '.join(words)}")
+        return _PLACES[str(value)]
+
+    return read
 
 
-def _names(table: Table) -> tuple[str, ...] | None:
-    """Return the names in `after` as in a run, without duplicates; None if it is no such list."""
-    after = table.data.get("after", [])
-    names = [name for name in after if isinstance(name, str)] if isinstance(after, list) else []
-    if not isinstance(after, list) or len(names) < len(after):
-        return None
+def _after(value: object) -> tuple[str, ...]:
+    """Read the names as in a run, without duplicates."""
+    names = _a(list[str], 'a list of names, such as ["gsm8k"]')(value)
     return tuple(dict.fromkeys(NAMES_IN_AFTER.get(name, name) for name in names))
 
 
-def _where(table: Table, words: tuple[str, ...]) -> Where:
-    value = table.data.get("where", "head")
-    ranks = "every" not in words or "workers" in words
-    kinds = {"head": ON_HEAD, "every": ON_EVERY, "workers": Where("workers")}
-    if isinstance(value, str) and value in words:
-        return kinds[value]
-    rank = _RANK.fullmatch(value) if isinstance(value, str) and ranks else None
-    if rank is not None:
-        return Where("rank", int(rank[1]))
-    expected = ", ".join((*words, 'or "rank N"') if ranks else words)
-    table.report("where", value, f"one of {expected}")
-    return ON_HEAD
-
-
-def _alone(table: Table, where: Where) -> bool:
-    alone = table.flag("alone", default=False)
-    if alone and (where.kind != "rank" or not where.rank):
-        table.report("alone", f"true on {where.sentence()}", 'where = "rank N" with N from 1 on')
-    return alone
-
-
-def _ready(table: Table, *, needed: bool) -> Readiness | None:
-    """Read the readiness probe of a service: exactly one of http, tcp and log."""
-    table.reject_unknown_keys((*_READY, "body", "expect", "within"))
-    ways = [way for way in _READY if way in table.data]
-    for key in ("body", "expect"):
-        if key in table.data and ways != ["http"]:
-            table.report(key, "a value without http", "ready.http beside it")
-    if len(ways) != 1:
-        if ways or needed:
-            got = " and ".join(ways) or "nothing"
-            table.report("", got, "one of http, tcp and log")
-        return None
-    if ways == ["tcp"]:
-        port = table.get("tcp", _Port, "a port from 1 to 65535")
-        return None if port is None else TcpProbe(port)
-    if ways == ["log"]:
-        return _log(table)
-    url = table.text("http", "a URL, http://{node_ip}:port/path")
-    body = table.text("body", "what is posted, as text")
-    expect = table.text("expect", "what the reply must contain")
-    if url is None or not _is_url(url):
-        table.report("http", table.data["http"], "a URL, http://{node_ip}:port/path")
-        return None
-    return HttpProbe(url, body, expect or "")
-
-
-def _log(table: Table) -> LogPattern | None:
-    pattern = table.text("log", "a regular expression")
-    if pattern is None:
-        return None
+def _pattern(value: object) -> str:
+    pattern: str = _text("a regular expression")(value)
     try:
         re.compile(pattern)
     except (re.error, RecursionError) as error:
-        table.report("log", pattern, f"a regular expression ({error})")
-    return LogPattern(pattern)
+        raise ValueError(f"a regular expression ({error})") from None
+    return pattern
 
 
-def _is_url(url: str) -> bool:
+def _url(value: object) -> str:
+    expected = "a URL, http://{node_ip}:port/path"
+    url: str = _text(expected)(value)
     try:
         parts = urlsplit(_ANYWHERE.fill(url))
         host = parts.hostname or "{"
         whole = "{" not in host and parts.port != 0  # a remaining brace is an unknown placeholder
     except ValueError:
-        return False
-    return parts.scheme in {"http", "https"} and whole and not any(c.isspace() for c in url)
+        whole = False
+    if not whole or parts.scheme not in {"http", "https"} or any(c.isspace() for c in url):
+        raise ValueError(expected)
+    return url
+
+
+def _reward_command(value: object) -> str:
+    command: str = _text("a shell command, or nothing for the bundled server")(value)
+    if command.lower().startswith(("http://", "https://")):
+        raise ValueError("a shell command; a URL goes into AGENT_REWARD")
+    return command
+
+
+_A_COMMAND, _ONE_PROBE = "a shell command", "one of http, tcp and log"
+_SERVICE: Mapping[str, Read] = {
+    "command": _text(_A_COMMAND),
+    "where": _where("head", "every", "workers", _ANY_RANK),
+    "alone": _a(bool, "true or false, without quotes"),
+    "ready": _keys("keys such as ready.within"),
+    "alive": _keys("keys such as alive.within"),
+    "restarts": _whole(0),
+    "essential": _a(bool, "true or false, without quotes"),
+    "env": _keys('names and texts, such as { HF_HOME = "/data/hf" }'),
+    "after": _after,
+}
+_REWARD = {**_SERVICE, "command": _reward_command, "where": _where("head", _ANY_RANK)}
+_READY = {
+    "http": _url,
+    "tcp": _a(Annotated[int, Meta(ge=1, le=65_535)], "a port from 1 to 65535"),
+    "log": _pattern,
+    "body": _text("what is posted, as text"),
+    "expect": _text("what the reply must contain"),
+    "within": _within,
+}
+_ALIVE = {"every": _within, "within": _within, "misses": _whole(1)}
+_STEP: Mapping[str, Read] = {
+    "command": _text(_A_COMMAND),
+    "where": _where("head", "every"),
+    "once": _a(
+        Annotated[str, Meta(pattern=r"\A/[^\0]*\Z")],
+        "an absolute path, such as /data/gsm8k/.prepared",
+    ),
+    "within": _within,
+    "after": _after,
+}
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
+    """Parse the file's text; return its contents and all problems."""
+    reader = _Reader(f"{_VARIABLE}={path}")
+    try:
+        data = parse_toml(text)
+    except (ValueError, RecursionError) as error:
+        reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
+        return NO_FILE, reader.problems
+    kinds = {kind: _keys(f"tables such as [{kind}.NAME]") for kind in ("services", "prepare")}
+    given = reader.read("", data, kinds)
+    services, steps = (reader.tables(kind, given.get(kind, {})) for kind in kinds)
+    row = services.pop(REWARD_ROW, None)
+    reward = None if row is None else reader.reward(row)
+    specs = tuple(reader.service(name, table) for name, table in services.items())
+    prepared = tuple(reader.step(*row, settings.wait_prepare) for row in steps.items())
+    reader.check_names(services, steps)
+    rewards = {} if reward is None else {REWARD_ROW: reward.get("after", ())}
+    reader.check_dependencies(
+        {one.name: one.after for one in specs} | rewards, {one.name: one.after for one in prepared}
+    )
+    if reward is not None and settings.reward is not None:
+        both = f"{_VARIABLE} + AGENT_REWARD"
+        reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
+    command = None if reward is None else reward.pop("command", "builtin")
+    return ServicesFile(specs, prepared, command, reward or {}), reader.problems
+
+
+class _Reader:
+    """Reads tables, and collects the problems of all of them."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+
+    def report(self, where: str, got: str, expected: str) -> None:
+        """Add a problem of a table or key."""
+        self.problems.append(Problem(f"{self._file} {where}".rstrip(), got, expected))
+
+    def read(
+        self,
+        prefix: str,
+        data: Table,
+        keys: Mapping[str, Read],
+        required: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the valid values of a table by key; `required` keys have what is expected."""
+        found = {}
+        for key, expected in (required or {}).items():
+            if key not in data:
+                self.report(f"{prefix}{key}", "nothing", expected)
+        for key, value in data.items():
+            if key not in keys:
+                self.report(f"{prefix}{key}", "an unknown key", f"one of {', '.join(keys)}")
+                continue
+            try:
+                found[key] = keys[key](value)
+            except ValueError as error:
+                got = value if isinstance(value, str) else repr(value)
+                self.report(f"{prefix}{key}", got, str(error))
+        return found
+
+    def tables(self, kind: str, given: Table) -> dict[str, Table]:
+        """Return the tables of one kind by name."""
+        for name, table in given.items():
+            if not isinstance(table, dict):
+                where = f"[{kind}.{name}]"
+                self.report(where, repr(table), f"a table {where}")
+        return {name: table for name, table in given.items() if isinstance(table, dict)}
+
+    def service(self, name: str, table: Table) -> ServiceSpec:
+        """Read one service; what is missing becomes a problem and gets a placeholder."""
+        required = {"command": _A_COMMAND, "ready": _ONE_PROBE}
+        given = self._fields(f"[services.{name}]", table, _SERVICE, required)
+        fields = {"command": "", "within": _WITHIN, "ready": TcpProbe(0), **given}
+        command = fields.pop("command")
+        return ServiceSpec(
+            name=name,
+            asked=command,
+            argv=("/bin/sh", "-c", command),
+            deadline_variable=f"services.{name}, ready.within",
+            port=_port(fields["ready"]),
+            bind=BY_COMMAND,
+            **fields,
+        )
+
+    def reward(self, table: Table) -> dict[str, Any]:
+        """Read the command of the reward server, and the fields of its service that are set."""
+        fields = self._fields(f"[services.{REWARD_ROW}]", table, _REWARD, {})
+        if "within" in fields:
+            fields["deadline_variable"] = "services.reward, ready.within"
+        return fields
+
+    def step(self, name: str, table: Table, limit: float) -> PrepareStep:
+        """Read one prepare step; `limit` is the time for one that sets none."""
+        given = self.read(f"[prepare.{name}] ", table, _STEP, {"command": _A_COMMAND})
+        fields = {"command": "", "where": ON_HEAD, "within": limit, **given}
+        variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
+        return PrepareStep(name=name, deadline_variable=variable, **fields)
+
+    def _fields(
+        self, label: str, table: Table, keys: Mapping[str, Read], required: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Read the fields of a service that a table sets."""
+        fields = self.read(f"{label} ", table, keys, required)
+        where = fields.get("where", ON_HEAD)
+        if fields.get("alone") and (where.kind != "rank" or not where.rank):
+            expected = 'where = "rank N" with N from 1 on'
+            self.report(f"{label} alone", f"true on {where.sentence()}", expected)
+        if "ready" in fields:
+            fields |= self._ready(label, fields.pop("ready"), is_needed="ready" in required)
+        if "alive" in fields:
+            fields["alive"] = LivenessCheck(**self.read(f"{label} alive.", fields["alive"], _ALIVE))
+        for name, text in fields.get("env", {}).items():
+            if not isinstance(text, str) or "\0" in text or not name or "=" in name:
+                expected = "a variable's name and its text, in quotes"
+                self.report(f"{label} env.{name}", repr(text), expected)
+        if "env" in fields:
+            fields["env"] = tuple(fields["env"].items())
+        return fields
+
+    def _ready(self, label: str, table: Table, *, is_needed: bool) -> dict[str, Any]:
+        """Read `ready`, whose probe is exactly one of http, tcp and log."""
+        found = self.read(f"{label} ready.", table, _READY)
+        fields = {"within": found["within"]} if "within" in found else {}
+        ways = [way for way in ("http", "tcp", "log") if way in table]
+        for key in ("body", "expect"):
+            if key in found and ways != ["http"]:
+                self.report(f"{label} ready.{key}", "a value without http", "ready.http beside it")
+        if len(ways) > 1 or (is_needed and not ways):
+            got = " and ".join(ways) or "nothing"
+            self.report(f"{label} ready", got, _ONE_PROBE)
+        elif "http" in found:
+            fields["ready"] = HttpProbe(found["http"], found.get("body"), found.get("expect", ""))
+        elif "tcp" in found:
+            fields["ready"] = TcpProbe(found["tcp"])
+        elif "log" in found:
+            fields["ready"] = LogPattern(found["log"])
+        return fields
+
+    def check_names(self, services: Iterable[str], steps: Iterable[str]) -> None:
+        """Check names: each becomes the name of a log and of a wait."""
+        for kind, names in (("services", services), ("prepare", steps)):
+            for name in names:
+                where = f"[{kind}.{name}]"
+                if not _NAME.fullmatch(name):
+                    self.report(where, f"the name {name!r}", "letters, digits and dashes")
+                elif name.lower() in _RESERVED_NAMES:
+                    got = f"the name {name!r}, which the agent itself uses"
+                    self.report(where, got, "another name")
+                if kind == "prepare" and name in services:
+                    self.report(where, f"also the name of a service: {name!r}", "another name")
+
+    def check_dependencies(
+        self, services: Mapping[str, tuple[str, ...]], steps: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """Check that all dependencies exist and have no cycle."""
+        where = {name: f"[services.{name}] after" for name in services}
+        where |= {name: f"[prepare.{name}] after" for name in steps}
+        names = {NAMES_IN_AFTER.get(name, name): name for name in where}  # by the name in a run
+        after = {own: {**services, **steps}[name] for own, name in names.items()}
+        for own, name in names.items():
+            for one in after[own]:
+                if one == own:
+                    self.report(where[name], f"{name}, which is this table", "other names")
+                elif one not in names and one not in NAMES_IN_AFTER.values():
+                    known = ", ".join(sorted({*where, *NAMES_IN_AFTER} - {name}))
+                    self.report(where[name], f"the unknown name {one!r}", f"names out of {known}")
+        others = {own: [one for one in after[own] if one != own] for own in after}
+        found = [names[one] for one in find_cycle(others)]
+        if found:
+            pairs = zip(found, [*found[1:], found[0]], strict=True)
+            cycle = ", ".join(f"{one} waits for {other}" for one, other in pairs)
+            self.report(where[found[0]], f"a cycle ({cycle})", "dependencies without a cycle")
 
 
 def _port(ready: Readiness) -> int | None:
@@ -354,61 +364,3 @@ def _port(ready: Readiness) -> int | None:
     if parts.hostname not in {"node", "127.0.0.1", "localhost", "::1"}:
         return None
     return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _env(table: Table) -> tuple[tuple[str, str], ...]:
-    env = table.data.get("env", {})
-    if not isinstance(env, dict):
-        table.report("env", env, 'names and texts, such as { HF_HOME = "/data/hf" }')
-        return ()
-    for name, text in env.items():
-        if not isinstance(text, str) or "\0" in text or not name or "=" in name:
-            table.report(f"env.{name}", text, "a variable's name and its text, in quotes")
-    return tuple((name, text) for name, text in env.items() if isinstance(text, str))
-
-
-def _alive(table: Table) -> LivenessCheck | None:
-    """Read how the service is probed while the job runs."""
-    if "alive" not in table.data:
-        return None
-    inner = table.inner("alive")
-    default = LivenessCheck()
-    alive = LivenessCheck(
-        every=inner.read("every", duration, default.every),
-        within=inner.read("within", duration, default.within),
-        misses=inner.count("misses", default.misses, 1),
-    )
-    inner.reject_unknown_keys(("every", "within", "misses"))
-    return alive
-
-
-def _check_names(services: Mapping[str, Table], steps: Mapping[str, Table]) -> None:
-    """Check names: each becomes the name of a log and of a wait."""
-    for name, table in [*services.items(), *steps.items()]:
-        if not _NAME.fullmatch(name):
-            table.report("", f"the name {name!r}", "letters, digits and dashes")
-        elif name.lower() in _RESERVED_NAMES:
-            table.report("", f"the name {name!r}, which the agent itself uses", "another name")
-    for name in services.keys() & steps.keys():
-        steps[name].report("", f"also the name of a service: {name!r}", "another name")
-
-
-def _check_dependencies(tables: Mapping[str, Table]) -> None:
-    """Check that all dependencies exist and have no cycle."""
-    known = {NAMES_IN_AFTER.get(name, name): name for name in tables}
-    after = {own: _names(tables[name]) or () for own, name in known.items()}
-    for own, name in known.items():
-        for one in after[own]:
-            if one == own:
-                tables[name].report("after", f"{name}, which is this table", "other names")
-            elif one not in known and one not in NAMES_IN_AFTER.values():
-                expected = ", ".join(sorted({*tables, *NAMES_IN_AFTER} - {name}))
-                tables[name].report(
-                    "after", f"the unknown name {one!r}", f"names out of {expected}"
-                )
-    others = {own: [one for one in after[own] if one != own] for own in after}
-    found = [known[one] for one in find_cycle(others)]
-    if found:
-        pairs = zip(found, [*found[1:], found[0]], strict=True)
-        cycle = ", ".join(f"{one} waits for {other}" for one, other in pairs)
-        tables[found[0]].report("after", f"a cycle ({cycle})", "dependencies without a cycle")

@@ -32,12 +32,10 @@ FACTS = Facts(
     shm_free=60 * MIB,
     temp_free=1000 * MIB,
     temp_total=100_000 * MIB,
-    temp_inodes=900,
     nofile_soft=1024,
     nofile_hard=4096,
     room=Room(500, "pids.max is 2048, 1548 in use"),
     ephemeral_ports=(1024, 65_535),
-    clock=0.0,
     variables={
         "NCCL_SOCKET_IFNAME": "ens1",
         "RAY_ADDRESS": "10.0.0.7:6380",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,42 +167,48 @@ def test_the_mark_is_put_whole(tmp_path: Path) -> None:
     assert read_checkpoints(str(tmp_path / "none")) == FolderContents()
 
 
-MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw,lowerdir=/x
-23 22 0:21 / /tmp rw - tmpfs tmpfs rw
-24 22 0:22 / /workspace rw,relatime master:3 - fuse mfs#10.0.0.1:9421 rw
-25 22 0:23 / /my\040data rw - nfs4 10.0.0.9:/export rw
-26 22 8:1 / /workspace/local rw - ext4 /dev/sda1 rw
-27 22 0:24 / /tmp rw - ext4 /dev/sdb1 rw
+MOUNTS = r"""overlay / overlay rw,lowerdir=/x 0 0
+tmpfs /tmp tmpfs rw 0 0
+mfs#10.0.0.1:9421 /workspace fuse rw,relatime 0 0
+10.0.0.9:/export /my\040data nfs4 rw 0 0
+/dev/sda1 /workspace/local ext4 rw 0 0
+/dev/sdb1 /tmp ext4 rw 0 0
 """
 
 
 @pytest.mark.parametrize(
-    ("place", "mount", "own", "shared"),
+    ("place", "mount", "own_and_shared"),
     [
-        ("/root/checkpoints", Mount("/", "overlay", "overlay"), True, False),
-        ("/workspace/run/x", Mount("/workspace", "fuse", "mfs#10.0.0.1:9421"), False, True),
-        ("/workspaces/x", Mount("/", "overlay", "overlay"), True, False),
-        ("/workspace/local/x", Mount("/workspace/local", "ext4", "/dev/sda1"), False, False),
-        ("/my data/x", Mount("/my data", "nfs4", "10.0.0.9:/export"), False, True),
-        ("/tmp/x", Mount("/tmp", "ext4", "/dev/sdb1"), False, False),
+        ("/root/checkpoints", Mount("/", "overlay", "overlay"), (True, False)),
+        ("/workspace/run/x", Mount("/workspace", "fuse", "mfs#10.0.0.1:9421"), (False, True)),
+        ("/workspaces/x", Mount("/", "overlay", "overlay"), (True, False)),
+        ("/workspace/local/x", Mount("/workspace/local", "ext4", "/dev/sda1"), (False, False)),
+        ("/my data/x", Mount("/my data", "nfs4", "10.0.0.9:/export"), (False, True)),
+        ("/tmp/x", Mount("/tmp", "ext4", "/dev/sdb1"), (False, False)),
     ],
 )
 def test_on_what_a_folder_lies(
-    place: str, mount: Mount, tmp_path: Path, *, own: bool, shared: bool
+    place: str,
+    mount: Mount,
+    own_and_shared: tuple[bool, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The longest mount above it, the later of two; whether it goes with the pod; who has it."""
-    (tmp_path / "mountinfo").write_text(MOUNTS)
-    found = mount_of(place, tmp_path / "mountinfo")
-    assert found == mount
-    assert (mount.is_containers_own, mount.is_shared) == (own, shared)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert mount_of(place) == mount
+    assert (mount.is_containers_own, mount.is_shared) == own_and_shared
 
 
-def test_this_machines_mounts(tmp_path: Path) -> None:
+def test_this_machines_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's list has a mount for every folder; without the list there is none."""
     found = mount_of(str(tmp_path))
     assert found is not None
     assert str(tmp_path).startswith(found.folder)
-    assert mount_of("/", tmp_path / "none") is None
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
+    assert mount_of("/") is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.checks.finding import Level
 from agent.checks.recipe import checkpoint_space
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, RdmaDevice, Room
+from agent.node.facts import Driver, DriverGpu, Facts, RdmaDevice, Room
 from unit.test_checks import TWO, assert_finding, found
 from unit.worlds import MACHINE, POD
 
@@ -131,14 +131,6 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.OK,
         "Ray gets 8",
     ),
-    "memory": ("memory", {}, MACHINE, Level.OK, "65536 MiB"),
-    "a share of the memory": (
-        "memory",
-        {},
-        replace(MACHINE, memory=4095 * MIB, machine_memory=512 * 1024 * MIB),
-        Level.WARN,
-        "4095 MiB of this machine's 524288; Ray alone",
-    ),
     "processes": ("processes", {}, MACHINE, Level.OK, "no limit"),
     "many processes": (
         "processes",
@@ -154,17 +146,6 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "room for only 4095 more processes and threads: `ulimit -u` is 4095",
     ),
-    "inodes": ("inodes", {}, replace(MACHINE, temp_inodes=100_000), Level.OK, "100000 left"),
-    "inodes not counted": ("inodes", {}, MACHINE, Level.OK, "not counted"),
-    "few inodes": (
-        "inodes",
-        {},
-        replace(MACHINE, temp_inodes=99_999),
-        Level.WARN,
-        "/tmp has inodes for only 99999 more files",
-    ),
-    "clock": ("clock", {}, replace(MACHINE, clock=1_750_000_000.0), Level.OK, "set"),
-    "clock never set": ("clock", {}, replace(MACHINE, clock=3600.0), Level.WARN, "before 2025"),
     "driver": ("GPU driver", {}, GPUS, Level.OK, "accessible"),
     "lost GPUs": (
         "GPU driver",

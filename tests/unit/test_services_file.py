@@ -105,8 +105,7 @@ def test_what_the_reward_row_says() -> None:
     found = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n")
     fields = found.reward_fields
     assert found.reward == "serve"
-    assert (fields["where"], fields["ready"]) == (ON_HEAD, LogPattern("up"))
-    assert "after" not in fields
+    assert fields == {"ready": LogPattern("up")}
     assert read("[services.reward]\nafter = []\n").reward_fields["after"] == ()
 
 
