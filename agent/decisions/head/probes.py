@@ -278,7 +278,8 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
     Once the reward server is ready all nodes are asked; each worker that reports later is asked
     then.
     """
-    home = state.service_home(REWARD) or HERE
+    has_server = any(spec.name == REWARD for spec in state.goal.services)
+    home = (has_server and state.service_home(REWARD)) or HERE
     item = state.services.get((home, REWARD))
     if item is None or item.step is not Step.READY:
         return state, ()
