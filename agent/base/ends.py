@@ -199,6 +199,8 @@ JOB_NOT_FOUND = End(
 )
 """The agent that replaces a killed one does not find the running job."""
 NODE_LOST = End(75, Kind.LOST, "{loss}, longer than AGENT_NODE_GRACE", culprit="node")
+NODE_TAKEN = End(75, Kind.LOST, "{nodes}: the platform takes it away", culprit="node")
+"""Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SERVICE_NODE_LOST = End(
     75,
     Kind.LOST,

@@ -259,6 +259,10 @@ STOP_WHOLE = 25.0
 """Below the 30 s after which Kubernetes kills; a shorter grace shrinks all parts alike."""
 JOB_KILLED = 10.0
 """After the job's grace, until Ray reports that it killed the job; only if an attempt follows."""
+SAVE_SHARE = 0.5
+"""Of the job's grace: for a new checkpoint, before the job is stopped with the rest."""
+CHECKPOINT_QUIET = 2.0
+"""A checkpoint whose files have not changed for so long is complete."""
 STOP_ACCEPTED = 5.0
 """For Ray's dashboard to accept the stop of a job; it usually takes one."""
 DISK_AT_END = 2.0

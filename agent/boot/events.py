@@ -80,7 +80,7 @@ def without_addresses(facts: Facts) -> Facts:
 def _reported_state(one: Worker) -> tuple[object, ...]:
     """Return the parts of a worker's state that are worth a new record."""
     plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
-    return (*plain, one.items, one.answers)
+    return (*plain, one.items, one.answers, one.notice is None)
 
 
 S = TypeVar("S")

@@ -19,6 +19,7 @@ from agent.boot.head_job import (
     make_submission,
     newest_checkpoint,
     read_basis,
+    save_job,
     start_job_output,
     stop_job,
 )
@@ -243,6 +244,10 @@ class HeadAgent:
             case h.StopJob(job):
                 about = (self._keeper.flush, self._inbox.put, self._submission_task)
                 start(stop_job, link, job, *about)
+            case h.SaveJob(job, signum):
+                start(self._save_job, job, signum)
+            case h.ReleaseWorker(node):
+                order(node, OrderKind.LEAVE)
             case h.AskNodes(job):
                 start(probe_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
@@ -268,6 +273,11 @@ class HeadAgent:
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)
                 start(self._find_checkpoint, ended.number)
+
+    async def _save_job(self, job_id: str, signum: int) -> None:
+        over = await save_job(self._run, job_id, signum)
+        if over is not None:
+            self._inbox.put(over)
 
     async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
         """Run a probe on this node and put its answer."""
@@ -399,7 +409,8 @@ class HeadAgent:
         """
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
-            self._keeper.record_attempt_end(ended.end)
+            announced = ended.loss_was_announced
+            self._keeper.record_attempt_end(ended.end, announced=announced)
             await self._keeper.flush()
         await self._finish_output()
         self._link.forget(ended.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -13,7 +14,7 @@ from agent.base.text import mib
 from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.probes import slowest_link
-from agent.decisions.head.state import CheckpointSeen
+from agent.decisions.head.state import CheckpointSeen, SaveOver
 from agent.decisions.values import LogLine
 from agent.node.read import model_config
 from agent.record import run_folder
@@ -22,7 +23,7 @@ from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import driver
 from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
-from agent.runtime.waiting import Failure
+from agent.runtime.waiting import Failure, NotYet, TimedOutError, until
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from agent.bridge.link import RayLink
     from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
+    from agent.record.run_folder import CheckpointFiles
     from agent.runtime.output import ByteSink
     from agent.work.job import Job
     from agent.work.recipes.recipe import Command, NodeSize
@@ -123,6 +125,43 @@ async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
             attempt, step_of(held.newest), f"{job.checkpoints}/{path}" if path else ""
         )
     return CheckpointSeen(attempt)
+
+
+async def save_job(run: NodeRun, job_id: str, signum: int) -> SaveOver | None:
+    """Send a job the signal on which it saves; wait for a new checkpoint, or None if there is none.
+
+    A job that does not handle the signal is not sent it: the signal would end the job.
+    """
+    plan = run.plan
+    find = driver.find_driver if plan.torchrun is None else driver.find_first_rank
+    process = await anyio.to_thread.run_sync(find, job_id)
+    if not driver.handles_signal(process, signum):
+        why = "no driver of it runs here" if process is None else "the job does not handle it"
+        return SaveOver(job_id, driver.not_passed_on(signum, why))
+    before = last = await _newest_checkpoint_files(plan.job)
+    say(driver.forward_signal(process, signum))
+
+    async def look() -> str | NotYet:
+        nonlocal last
+        former, last = last, await _newest_checkpoint_files(plan.job)
+        is_whole = last is not None and last == former and last != before
+        return last[0] if last is not None and is_whole else NotYet()
+
+    try:
+        pause = times.CHECKPOINT_QUIET
+        saved = await until(look, plan.settings.stop_grace, step=pause, longest=pause)
+    except TimedOutError:
+        return None
+    return SaveOver(job_id, f"the job has saved {saved}")
+
+
+async def _newest_checkpoint_files(job: Job | None) -> tuple[str, CheckpointFiles] | None:
+    """Return the newest checkpoint and its files; None if there is none, or its disk is slow."""
+    if job is None or not job.checkpoints:
+        return None
+    framework = "" if job.recipe is None else job.recipe.known.framework
+    read = partial(run_folder.read_newest_files, job.checkpoints, framework)
+    return await in_thread(read, times.CHECKPOINT_LISTING)
 
 
 class Submission(Value):

@@ -33,6 +33,7 @@ from agent.record.run_record import (
     snapshot_to_record,
 )
 from agent.runtime.waiting import NotYet, until
+from agent.settings.jobs import notice_signal
 from agent.work.job import is_sized, is_sized_by_links
 from agent.work.recipes.recipe import NodeSize
 
@@ -93,6 +94,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
         price=settings.price_per_hour,
+        notice_signal=0 if given is not None or plan.job is None else notice_signal(settings),
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )
 
@@ -354,12 +356,12 @@ class RunKeeper:
         if record is not self.record:
             self._save(record)
 
-    def record_attempt_end(self, end: Outcome) -> None:
-        """Record how the last attempt ended."""
+    def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
+        """Record how the last attempt ended; `announced` if nodes were taken away."""
         now, code = iso_time(time.time()), end.exit_code
         if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
             code = 128 + SIGTERM
-        self._save(self.record.end_attempt(now, end.reason, code))
+        self._save(self.record.end_attempt(now, end.reason, code, announced=announced))
 
     def record_end(self, end: Outcome) -> None:
         """Record how this head ended; a run that can be resumed stays open."""

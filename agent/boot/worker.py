@@ -247,7 +247,7 @@ class WorkerAgent:
         state = self._state
         progress = (state.phase, state.joined, state.preparing, state.tries)
         running = (worker.item_reports(state), state.share_over, state.running_attempt)
-        reported = (*progress, *running, state.last_order)
+        reported = (*progress, *running, state.last_order, state.taken_at)
         if reported != self._reported:
             self._reported = reported
             self._link.report_now()
@@ -390,6 +390,7 @@ class WorkerAgent:
             obeyed=0 if state.last_order is None else state.last_order.number,
             obeyed_by="" if state.last_order is None else state.last_order.by,
             bye=self._bye(),
+            notice=state.notice(self._run.now()),
         )
 
     def _bye(self) -> Bye | None:

@@ -2,7 +2,8 @@
 
 TRL's own `trl grpo` cannot resume from a checkpoint, read a data file by its path or use a reward
 server. This program needs only TRL (1.0 or newer) and scoring.py beside it, not the agent. Every
-process requests the rewards of its own answers, and ends the job if the server stays down.
+process requests the rewards of its own answers, and ends the job if the server stays down. On
+SIGUSR1 to any process all save a checkpoint at the end of the step, and go on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace) -> None:
     """Load, resume and train; the final model is in the checkpoints' folder as `model`."""
+    requested = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: requested.set())
     from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
     from trl import GRPOTrainer  # noqa: PLC0415 - as above
 
@@ -128,6 +133,7 @@ def train(options: argparse.Namespace) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_step_printer())
+    trainer.add_callback(_saver(requested))
     start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
@@ -255,6 +261,33 @@ def _step_printer() -> Any:  # noqa: ANN401 - a TrainerCallback
                     )
 
     return StepPrinter()
+
+
+def _saver(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallback
+    """Return a callback that saves at the end of a step in which a save was requested.
+
+    A checkpoint needs all processes, so they agree after each step.
+    """
+    import torch  # noqa: PLC0415 - as above
+    from transformers import TrainerCallback  # noqa: PLC0415 - as above
+
+    class Saver(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
+        def on_step_end(
+            self,
+            args: Any,  # noqa: ANN401 - TrainingArguments
+            _state: object,
+            control: Any,  # noqa: ANN401 - a TrainerControl
+            **_others: object,
+        ) -> None:
+            was_requested = requested.is_set()
+            if was_requested:  # a request that follows this line stays for the next step
+                requested.clear()
+            wanted = torch.tensor([int(was_requested)], device=args.device)
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(wanted, torch.distributed.ReduceOp.MAX)
+            control.should_save = control.should_save or bool(wanted.item())
+
+    return Saver()
 
 
 def last_checkpoint(folder: Path) -> str | None:

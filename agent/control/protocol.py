@@ -28,6 +28,7 @@ from agent.base.value import (
     Port,
     Rank,
     Required,
+    Seconds,
     Timestamp,
     Value,
 )
@@ -194,6 +195,8 @@ class Report(Value):
     """The attempt of which processes may run on its node; 0 for none."""
     epoch: Epoch = 0
     """The highest epoch received in its run; 0 before any."""
+    notice: Seconds | None = None
+    """Seconds until it leaves, where its platform takes its node away."""
     sequence: Count = 0
     """The report's number, from 1 on; 0 from agents that do not number them."""
 

@@ -479,4 +479,5 @@ def _worker(agent: _Agent, report: Report, now: float) -> Worker:
         gpus=agent.hello.gpus,
         running_attempt=report.runs,
         memory=report.memory,
+        notice=report.notice,
     )

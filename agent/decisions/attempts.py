@@ -149,6 +149,8 @@ class Attempt(Value):
     """Those of them that were lost, rejoined or not: address to name."""
     lost_nodes: tuple[str, ...] = ()
     """All nodes that were lost while it ran, by name."""
+    announced_nodes: tuple[str, ...] = ()
+    """Nodes that announced while it ran that their platform takes them away, by name."""
     former_workers: tuple[str, ...] = ()
     """The workers that a killed agent counted, by name; it may still run there."""
     checkpoint: int | None = None
@@ -174,12 +176,22 @@ class Attempt(Value):
         return replace(self, ended=now, end=end)
 
     @property
+    def loss_was_announced(self) -> bool:
+        """Return whether it is lost, or will be, by announced losses of nodes alone."""
+        is_by_node = self.end is None or self.end.culprit == ends.NODE_TAKEN.culprit
+        known = set(self.announced_nodes)
+        return bool(known) and is_by_node and known.issuperset(self.lost_nodes)
+
+    @property
     def as_lost(self) -> LostAttempt:
         """Return it as a lost attempt, for the decision about the next."""
         began = self.began if self.submitted is None else self.submitted
         reason = "" if self.end is None else self.end.reason
         cause = None if self.report is None else self.report.cause
-        return LostAttempt((self.ended or began) - began, reason, self.checkpoint, cause)
+        return LostAttempt(
+            *((self.ended or began) - began, reason, self.checkpoint, cause),
+            announced=self.loss_was_announced,
+        )
 
 
 class AttemptSnapshot(Value):
@@ -205,7 +217,7 @@ class AttemptSnapshot(Value):
     def is_worth_saving(self) -> bool:
         """Return whether it holds what Ray and the nodes could not give the next agent."""
         return (
-            bool(self.last_loss or self.dead_node_ids)
+            bool(self.last_loss or self.dead_node_ids or self.attempt.announced_nodes)
             or self.end is not None
             or self.below_required_since is not None
         )
@@ -227,6 +239,17 @@ class LostAttempt(Value):
     """The step of the newest checkpoint when it began."""
     cause: FailureCause | None = None
     """The cause in its output; not known of attempts of earlier heads."""
+    announced: bool = False
+    """True if only nodes were lost that had announced it."""
+
+
+MOST_ANNOUNCED = 10
+"""So many announced losses of a run do not count against AGENT_JOB_RETRIES."""
+
+
+def count_losses(tried: Sequence[LostAttempt]) -> int:
+    """Return how many of these attempts count against AGENT_JOB_RETRIES."""
+    return len(tried) - min(MOST_ANNOUNCED, sum(one.announced for one in tried))
 
 
 def submission_id_of(run_id: str, number: int, fixed: str | None = None) -> str:
@@ -249,9 +272,7 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
 
     `tried` are all lost attempts in order, those of earlier heads included.
     """
-    if not tried:
-        return None
-    if len(tried) <= retries:
+    if not tried or count_losses(tried) <= retries:
         return None
     count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
     return ends.RETRIES_EXHAUSTED.outcome(last=tried[-1].reason, count=count, retries=retries)

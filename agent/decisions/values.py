@@ -98,6 +98,7 @@ class OrderKind(str, Enum):
     PROBE = "probe"
     RUN_SHARE = "run-part"
     STOP_SHARE = "stop-part"
+    LEAVE = "leave"
     STOP = "stop"
 
 

@@ -28,10 +28,9 @@ from agent.plan.plan import (
     PlannedProcess,
     address_of,
     log_root,
-    stop_budget,
 )
 from agent.plan.ray_start import OwnRay
-from agent.plan.waits import planned_waits
+from agent.plan.waits import planned_waits, stop_budget
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
 from agent.topology.claim import GivenRay

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base import times
 from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
@@ -15,7 +14,7 @@ from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.listeners import Listener
 from agent.plan.ray_start import OwnRay
-from agent.plan.waits import PlannedWait
+from agent.plan.waits import PlannedWait, StopBudget
 from agent.settings.model import Settings
 from agent.topology.claim import GivenRay
 from agent.topology.resolve import Topology
@@ -70,35 +69,6 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     if facts.default_source is not None:
         return Address(facts.default_source, "the source address of the default route")
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
-
-
-class StopBudget(Value):
-    """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
-
-    job: float
-    final_replies: float
-    """For workers to receive the verdict before the head's port closes."""
-    services: float
-    ray: float
-    leftovers: float
-    output: float
-    """For the rest of the job's output to be copied."""
-    bundle: float
-    """For the diagnostics bundle after a failure, out of the time for KILL and exit."""
-
-
-def stop_budget(grace: float) -> StopBudget:
-    """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
-    scale = min(1.0, grace / times.STOP_WHOLE)
-    return StopBudget(
-        job=grace - times.STOP_PARTS * scale,
-        final_replies=times.STOP_FINAL_REPLIES * scale,
-        services=times.STOP_SERVICES * scale,
-        ray=times.STOP_RAY * scale,
-        leftovers=times.STOP_LEFTOVERS * scale,
-        output=times.STOP_OUTPUT * scale,
-        bundle=times.STOP_BUNDLE * scale,
-    )
 
 
 RAY = "ray start"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
-from agent.settings.jobs import launcher
+from agent.settings.jobs import launcher, notice_signal
 from agent.work.job import is_sized_by_links
 from agent.work.services import ON_EVERY, longest_waits
 
@@ -34,6 +34,8 @@ SILENT_HEAD = "silent head"
 FENCE = "fence"
 """Neither the head's agent nor GCS is reachable: the worker stops its processes."""
 STOP = "stop"
+SAVE = "save"
+"""For a new checkpoint before a stop; on a worker for the head to release it."""
 PAUSE = "pause"
 """Between two attempts; not shown in the plan."""
 FAILURE_REPORTS = "ask"
@@ -56,6 +58,35 @@ NEVER_LATE = {PAUSE, PROBE, LINKS}
 UPLOAD_RATE = 512 << 10
 """Bytes a second of the slowest upload for which a submission waits."""
 FIXED = "fixed"
+
+
+class StopBudget(Value):
+    """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
+
+    job: float
+    final_replies: float
+    """For workers to receive the verdict before the head's port closes."""
+    services: float
+    ray: float
+    leftovers: float
+    output: float
+    """For the rest of the job's output to be copied."""
+    bundle: float
+    """For the diagnostics bundle after a failure, out of the time for KILL and exit."""
+
+
+def stop_budget(grace: float) -> StopBudget:
+    """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
+    scale = min(1.0, grace / times.STOP_WHOLE)
+    return StopBudget(
+        job=grace - times.STOP_PARTS * scale,
+        final_replies=times.STOP_FINAL_REPLIES * scale,
+        services=times.STOP_SERVICES * scale,
+        ray=times.STOP_RAY * scale,
+        leftovers=times.STOP_LEFTOVERS * scale,
+        output=times.STOP_OUTPUT * scale,
+        bundle=times.STOP_BUNDLE * scale,
+    )
 
 
 class PlannedWait(Value):
@@ -150,6 +181,9 @@ def _on_a_worker(
     yield PlannedWait(
         FENCE, out_of_reach, times.FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE"
     )
+    if notice_signal(settings):
+        saved, limit = "the job to save before this node leaves", stop_budget(settings.stop_grace)
+        yield PlannedWait(SAVE, saved, limit.job, "AGENT_STOP_GRACE")
     grace = settings.head_grace
     yield PlannedWait(SILENT_HEAD, "a silent head", grace, "AGENT_HEAD_GRACE")
 

@@ -23,7 +23,7 @@ _MOST = 10
 _FOLDER = ".ends"
 _NOT_OF_THE_JOB = {
     *("AGENT_RERUN", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API"),
-    *("RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "AGENT_LOG"),
+    *("RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "AGENT_LOG", "AGENT_LOG_MODE"),
 }
 """Settings whose change is no reason to run a finished job again."""
 

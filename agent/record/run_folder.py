@@ -47,6 +47,7 @@ from agent.work.checkpoints import (
     FolderContents,
     is_step,
     latest,
+    resumes_from,
 )
 
 if TYPE_CHECKING:
@@ -193,6 +194,24 @@ def read_checkpoints(folder: str) -> FolderContents:
     with suppress(OSError, ValueError):
         tracked = read_small(place / TRACKER).strip()
     return FolderContents(mark, fault, latest(_folders(place, "", 0)), tracked)
+
+
+CheckpointFiles = tuple[tuple[str, int, int], ...]
+"""The files of a checkpoint: path, size and time of the last change."""
+
+
+def read_newest_files(folder: str, framework: str) -> tuple[str, CheckpointFiles] | None:
+    """Return the newest checkpoint that a framework would resume from, with its files."""
+    held = read_checkpoints(folder)
+    path = resumes_from(held, framework) if framework else held.newest
+    if not path:
+        return None
+    files = []
+    for one in sorted((Path(folder) / path).rglob("*")):
+        with suppress(OSError):  # it was removed meanwhile
+            status = one.stat()
+            files.append((str(one), status.st_size, status.st_mtime_ns))
+    return path, tuple(files)
 
 
 def write_mark(folder: str, mark: CheckpointOwner) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
-from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt
+from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
 from agent.record.files import (
     FileLock,
     LockHolder,
@@ -92,6 +92,8 @@ class Underway(Value):
     stopping: RecordedStop | None = None
     signaled: bool = False
     """True once the agent itself sent SIGTERM to its driver."""
+    announced: tuple[str, ...] = ()
+    """The nodes that its platform takes away, by name."""
 
 
 class AttemptRecord(Value):
@@ -111,6 +113,8 @@ class AttemptRecord(Value):
     """The name of the head that submitted it; '' in an older record."""
     lock: int | None = None
     """The inode of the run's lock held by that head; 0 without a lock, None if unknown."""
+    announced: bool | UnsetType = UNSET
+    """True if it was lost by announced losses of nodes alone."""
     underway: Underway | UnsetType = UNSET
 
     @property
@@ -128,7 +132,8 @@ class AttemptRecord(Value):
     def tried(self) -> LostAttempt:
         """Return the attempt as the retry decisions count it."""
         seconds = seconds_between(self.start, self.end or self.start)
-        return LostAttempt(seconds, self.reason, self.checkpoint)
+        announced = self.announced is True
+        return LostAttempt(seconds, self.reason, self.checkpoint, announced=announced)
 
     def to_outcome(self) -> dict[str, object]:
         """Return the attempt for outcome.json."""
@@ -212,12 +217,19 @@ class RunRecord(Record):
         """Return the lost attempts as the retry decisions count them."""
         return tuple(attempt.tried for attempt in self.attempts if attempt.was_lost)
 
-    def end_attempt(self, end: str, reason: str, exit_code: int | None) -> RunRecord:
+    def end_attempt(
+        self, end: str, reason: str, exit_code: int | None, *, announced: bool = False
+    ) -> RunRecord:
         """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
         last = replace(
-            self.open_attempt, end=end, reason=reason, exit_code=exit_code, underway=UNSET
+            self.open_attempt,
+            end=end,
+            reason=reason,
+            exit_code=exit_code,
+            announced=announced or UNSET,
+            underway=UNSET,
         )
         return replace(self, attempts=(*self.attempts[:-1], last))
 
@@ -309,6 +321,7 @@ def snapshot_to_record(known: AttemptSnapshot, now: float) -> Underway:
         short=None if short is None else moment(short),
         stopping=None if end is None else RecordedStop(end, moment(known.stop_ordered_at)),
         signaled=attempt.signaled,
+        announced=attempt.announced_nodes,
     )
 
 
@@ -327,6 +340,7 @@ def snapshot_from_record(attempt: AttemptRecord, now: float) -> AttemptSnapshot:
             workers=found.places,
             lost_workers=found.missed,
             signaled=found.signaled,
+            announced_nodes=found.announced,
         ),
         required=found.required,
         dead_node_ids=frozenset(found.dead),
@@ -357,7 +371,7 @@ def why_not_resumed(
         return "it is of another job, or other settings"
     if node and record.head and record.head != node:
         return f"its head is {record.head}"
-    if retries is not None and len(record.tried) > retries:
+    if retries is not None and count_losses(record.tried) > retries:
         return "its attempts are used up"
     return ""
 

@@ -91,6 +91,22 @@ def find_driver(submission_id: str) -> psutil.Process | None:
     return None
 
 
+def find_first_rank(attempt: str) -> psutil.Process | None:
+    """Return the process of rank 0 of an attempt that torchrun starts, if it is on this node."""
+    for process in sorted(known(descendants.list_descendants, list[psutil.Process]()), key=_age):
+        environ = known(process.environ, dict[str, str]())
+        if environ.get(RANK_VARIABLE) == attempt and environ.get("RANK") == "0":
+            return process  # its own children, which inherit its environment, are younger
+    return None
+
+
+def handles_signal(process: psutil.Process | None, signum: int) -> bool:
+    """Return whether the job handles a signal, which would otherwise end it."""
+    if process is None:
+        return False
+    return known(lambda: _catches(_signal_target(process, signum), signum), otherwise=False)
+
+
 def any_driver_runs() -> bool:
     """Return whether a driver of any job is a descendant of this agent."""
     return known(lambda: any(job != "" for job in _jobs_by_leader().values()), otherwise=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from signal import Signals
 from typing import TYPE_CHECKING, Literal
 
 from agent.base.value import Value
@@ -42,6 +43,8 @@ class KnownJob(Value):
     """The reply format that its reward client reads."""
     loads_reward_model: bool = False
     """Whether its framework can load AGENT_REWARD_MODEL on the training GPUs."""
+    notice_signal: str = ""
+    """The signal on which its program saves and goes on, if it was seen to."""
 
 
 JOBS = (
@@ -60,7 +63,7 @@ JOBS = (
     KnownJob("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    KnownJob("trl-grpo", "trl", "trl", "needed", launcher="torchrun"),
+    KnownJob("trl-grpo", "trl", "trl", "needed", launcher="torchrun", notice_signal="SIGUSR1"),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 
@@ -88,6 +91,14 @@ def has_own_reward(settings: Settings) -> bool:
 
 def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:
     return any(word.partition("=")[0] in flags for word in settings.job_args)
+
+
+def notice_signal(settings: Settings) -> int:
+    """Return the signal on which the job saves: AGENT_NOTICE_SIGNAL, else the recipe's; 0: none."""
+    known = BY_NAME.get(settings.job or "")
+    own = "" if known is None else known.notice_signal
+    name = own if settings.notice_signal is None else settings.notice_signal
+    return Signals[name] if name else 0
 
 
 def launcher(settings: Settings, command: tuple[str, ...] | None) -> Literal["ray", "torchrun"]:

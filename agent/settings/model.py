@@ -127,6 +127,13 @@ class Settings(Value, kw_only=True):
         "is lost; `0` off",
         default="30m",
     )
+    notice_signal: str | None = var(
+        "AGENT_NOTICE_SIGNAL",
+        v.signal_name,
+        "signal such as SIGUSR1 on which the job saves and goes on, sent to it before a node is "
+        "taken away and before a stop; `off`",
+        default_text="the recipe's (trl-grpo: SIGUSR1), else off",
+    )
     preflight: Literal["nccl"] | None = var(
         "AGENT_PREFLIGHT",
         v.one_of("nccl"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+from signal import Signals
 from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import urlsplit
 
@@ -90,6 +91,17 @@ def amount(most: float, expected: str) -> Callable[[str], float]:
         return float(text)
 
     return read
+
+
+def signal_name(text: str) -> str:
+    """Read a signal that a program may catch, `USR1` or `SIGUSR1`; '' for `off`."""
+    word = text.strip().upper()
+    if word in {"OFF", "0"}:
+        return ""
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    if name not in Signals.__members__ or name in {"SIGKILL", "SIGSTOP", "SIGCHLD"}:
+        raise ValueError("a signal that the job catches, such as SIGUSR1, or off")
+    return name
 
 
 def base_url(text: str) -> str:

@@ -264,6 +264,8 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
     if settings.prepare_each is not None:
         expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
         yield Problem("AGENT_PREPARE_EACH", f"a command, but {no_agent}", expected)
+    if settings.notice_signal:
+        yield Problem("AGENT_NOTICE_SIGNAL", f"{settings.notice_signal}, but {no_agent}", "unset")
     if settings.preflight is not None:
         yield Problem("AGENT_PREFLIGHT", f"{settings.preflight!r}, but {no_agent}", "unset")
     if given.asks_token and settings.ray_auth_token is None:

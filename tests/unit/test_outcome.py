@@ -14,7 +14,7 @@ from agent.base.ends import stopped
 from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
 from agent.decisions.attempts import JobReport, verdict_of
-from agent.plan.plan import stop_budget
+from agent.plan.waits import stop_budget
 
 OUTCOMES = st.builds(
     Outcome,

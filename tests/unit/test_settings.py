@@ -29,6 +29,7 @@ CONTRACT = [
     *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME", "AGENT_LOG_MODE"),
     *(
         "AGENT_MAX_HOURS",
+        "AGENT_NOTICE_SIGNAL",
         "AGENT_PRICE_PER_HOUR",
         "AGENT_RERUN",
         "AGENT_RUNPOD_API",
@@ -164,6 +165,7 @@ BAD = {
     "AGENT_TENSOR_PARALLEL": ["0", "two", "1.5"],
     "AGENT_PREFLIGHT": ["gloo", ""],
     "AGENT_STALL": ["soon", "-1"],
+    "AGENT_NOTICE_SIGNAL": ["soon", "", "SIGKILL", "10"],
     "AGENT_HEAD_GRACE": ["0", "soon"],
     "AGENT_RUNTIME_ENV": ["{broken", ""],
     "AGENT_WORKING_DIR": [""],

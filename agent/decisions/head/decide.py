@@ -12,6 +12,7 @@ from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, s
 from agent.decisions.head import probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
+from agent.decisions.head.notices import answer_notices
 from agent.decisions.head.phases import (
     booting,
     end_by_hours,
@@ -179,9 +180,10 @@ PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
     ),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
-    (end_by_hours, "after the phase, which may have ended the run by the job's own end"),
+    (answer_notices, "after the phase, which may have ended the run by the job's own end"),
+    (end_by_hours, "after the phase, for the same reason"),
     (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
-    (services.order_unblocked_steps, "after the phase, for the same reason"),
+    (services.order_unblocked_steps, "after the phase, as services"),
 )
 """The steps of a pass, in this order, each with the reason for its place."""
 

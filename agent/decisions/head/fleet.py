@@ -85,6 +85,8 @@ class Worker(Value, rename=_RECORDED_AS):
     """True if its Ray does not answer either, even if GCS still lists it."""
     running_attempt: int = 0
     """The attempt of which processes may run there; 0 for none."""
+    notice: float | None = None
+    """Seconds until it leaves, since its platform takes its node away; None if not announced."""
 
     @property
     def effective_rank(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict
 from agent.decisions.head import probes, retry, services, shares
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
-from agent.decisions.head.state import HeadPhase, JobShares
+from agent.decisions.head.state import HeadPhase, JobShares, Saving
 from agent.decisions.head.waits import pending_waits, stop_deadline, submit_wait
 from agent.decisions.values import Item, LogLine, Refused, Step, StopAsked, Tick, Wait
 from agent.plan import waits as planned
@@ -385,8 +386,12 @@ def _boot_again(state: HeadState, now: float) -> Decision:
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
-    """Handle SIGTERM or SIGINT: stop the job, then leave with the signal's exit code."""
-    return _end_now(state, ends.stopped(event.signum, expected=not state.goal.has_job), now)
+    """Handle SIGTERM or SIGINT: stop the job, then leave with the signal's exit code.
+
+    SIGTERM also announces that the platform takes the head's node away: the job may save first.
+    """
+    end = ends.stopped(event.signum, expected=not state.goal.has_job)
+    return _end_now(state, end, now, saves=event.signum == SIGTERM)
 
 
 def hours_deadline(state: HeadState) -> float | None:
@@ -413,7 +418,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> Decision:
     if now < goal.ends_at:
         return state, log
     state = replace(state, hours_over=True)
-    after, actions = _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now)
+    after, actions = _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
     return after, (*log, *actions)
 
 
@@ -425,16 +430,38 @@ def _hours_sentence(state: HeadState, now: float) -> str:
     return f"the job is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
 
 
-def _end_now(state: HeadState, outcome: Outcome, now: float) -> Decision:
-    """Stop the job if it was submitted, then leave with this outcome."""
+def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:
+    """Stop the job if it was submitted, then leave with this outcome.
+
+    `saves` if a job that saves on a signal may do so first, within half of its grace.
+    """
     if state.verdict is not None:
-        return replace(state, verdict=_verdict_after_stop(state, outcome)), ()
+        return _stop_again(state, outcome, now, saves=saves)
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
         return leave(state, verdict_of(state.attempt.report, state.last_loss), now)
     submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
     if submitted and state.goal.has_job:
-        return stop_job(state, outcome, now, (LogLine(f"{outcome.reason}: stopping the job"),))
+        may_save = saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING
+        saving = Saving(_saved_by(state, now), is_of_grace=True) if may_save else None
+        log = LogLine(f"{outcome.reason}: stopping the job")
+        return stop_job(state, outcome, now, (log,), saving)
     return leave(state, outcome, now)
+
+
+def _saved_by(state: HeadState, now: float) -> float:
+    return now + times.SAVE_SHARE * state.goal.job_stop_grace
+
+
+def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:
+    """Handle a further reason to stop; the second stop of this run no longer lets the job save."""
+    saving = state.saving
+    state = replace(state, verdict=_verdict_after_stop(state, outcome))
+    if saving is None:
+        return state, ()
+    if saves and not saving.is_of_grace:  # so far only workers are taken away
+        until = min(saving.until, _saved_by(state, now))
+        return replace(state.enter(state.phase, now), saving=Saving(until, is_of_grace=True)), ()
+    return replace(state, saving=None), (h.StopJob(state.attempt.id),)
 
 
 def _verdict_after_stop(state: HeadState, asked: Outcome) -> Outcome:
@@ -443,7 +470,7 @@ def _verdict_after_stop(state: HeadState, asked: Outcome) -> Outcome:
     The first verdict stands, unless it is a loss after which another attempt would follow.
     """
     verdict = state.verdict
-    if verdict is None or (is_loss(verdict) and state.lost_attempt_count < state.goal.retries):
+    if verdict is None or (is_loss(verdict) and state.another_follows):
         return asked
     return verdict
 
@@ -455,7 +482,7 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
     """
     end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.told_by)
     if state.verdict is not None:
-        return replace(state, verdict=_verdict_after_stop(state, end)), ()
+        return _stop_again(state, end, now, saves=False)
     if (
         state.attempt.submitted is None
         or state.phase is HeadPhase.JUDGING
@@ -473,16 +500,26 @@ def give_up_job(state: HeadState, outcome: Outcome, now: float) -> Decision:
 
 
 def stop_job(
-    state: HeadState, verdict: Outcome, now: float, log: tuple[HeadAction, ...]
+    state: HeadState,
+    verdict: Outcome,
+    now: float,
+    log: tuple[HeadAction, ...],
+    saving: Saving | None = None,
 ) -> Decision:
-    """Stop the job and remember the verdict; without a job, leave at once."""
+    """Stop the job and remember the verdict; without a job, leave at once.
+
+    With `saving` the job is sent the signal on which it saves, and is stopped later.
+    """
     if not state.goal.has_job:
         after, actions = leave(state, verdict, now)
         return after, (*log, *actions)
     state, follow = follow_resumed_job(
         replace(state, verdict=replace(verdict, phase=state.phase.value)), now
     )
-    return state.enter(HeadPhase.STOPPING, now), (*log, *follow, h.StopJob(state.attempt.id))
+    own, signum = state.attempt.id, state.goal.notice_signal
+    first = h.StopJob(own) if saving is None else h.SaveJob(own, signum)
+    state = replace(state.enter(HeadPhase.STOPPING, now), saving=saving)
+    return state, (*log, *follow, first)
 
 
 def follow_resumed_job(state: HeadState, now: float) -> Decision:
@@ -515,7 +552,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)
     if not (ended or never_ran or ends_with_ray or is_late or state.ray.step is Step.LOST):
-        return state, ()
+        return _stop_after_save(state, event, now)
     if state.goal.by_torchrun and verdict.is_jobs_verdict:
         # shares that ended since may have failed earlier
         verdict = shares.shares_verdict(state)
@@ -524,6 +561,23 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     has_stopped = ended or never_ran or not state.goal.ray_is_given
     after, actions = (end_attempt if has_stopped else leave)(state, verdict, now)
     return after, (*log, *actions)
+
+
+def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Stop a job that may save first, once it has saved, or its time to save is over."""
+    saving, attempt = state.saving, state.attempt
+    if saving is None:
+        return state, ()
+    over = isinstance(event, h.SaveOver) and event.id == attempt.id
+    is_away = not saving.is_of_grace and not {*attempt.announced_nodes}.isdisjoint(
+        attempt.lost_nodes
+    )
+    if not over and not is_away and now < saving.until:
+        return state, ()
+    evidence = event.evidence if isinstance(event, h.SaveOver) and over else ""
+    log = LogLine(f"{evidence or 'the job has not saved in time'}: stopping the job")
+    since = state.phase_since if saving.is_of_grace else now
+    return replace(state, saving=None, phase_since=since), (log, h.StopJob(attempt.id))
 
 
 def _success_before_stop(state: HeadState) -> Outcome | None:
@@ -543,7 +597,7 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
     if isinstance(again, Outcome):
         return leave(state, again, now)
     begun, actions = again
-    begun = replace(begun, shares=JobShares())
+    begun = replace(begun, shares=JobShares(), saving=None)
     if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
         begun, actions = forget_ray(begun, Item()), (*actions, h.RestartRay())
     after, more = booting(begun, Tick(), now)

@@ -11,8 +11,10 @@ from agent.base import ends, times
 from agent.base.outcome import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import (
+    MOST_ANNOUNCED,
     Attempt,
     LostAttempt,
+    count_losses,
     end_without_progress,
     is_loss,
     pause_after_losses,
@@ -182,6 +184,14 @@ def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
     return tuple(name for ip, name in missed.items() if ip not in alive and name not in present)
 
 
+def without_workers(state: HeadState, gone: Mapping[str, str]) -> HeadState:
+    """Return the state as if these workers (address to name) were lost."""
+    alive = {ip: name for ip, name in state.fleet.alive.items() if ip not in gone}
+    own = {ip: name for ip, name in gone.items() if ip in state.attempt.workers}
+    attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **own})
+    return replace(state, fleet=replace(state.fleet, alive=alive), attempt=attempt)
+
+
 def is_below_required(state: HeadState) -> bool:
     """Return whether required workers are missing; a spare does not replace an attempt's own."""
     if state.goal.by_torchrun:
@@ -221,7 +231,7 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     own, loss = verdict_of(report, state.last_loss), recent_loss(state, now)
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
-    if state.lost_attempt_count >= state.goal.retries:
+    if not state.another_follows:
         return verdict_of(report, loss)
     cause = report.cause
     if cause is not None and cause.is_permanent and cause.node not in unreturned_nodes(state):
@@ -242,12 +252,18 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
     ended = state.attempt.ended_with(now, end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
-    if len(tried) > state.goal.retries:
+    if count_losses(tried) > state.goal.retries:
         return replace(end, attempts_are_used_up=True)
-    number, pause = ended.number + 1, pause_after_losses(len(tried))
+    number, announced = ended.number + 1, sum(one.announced for one in tried)
+    is_free = ended.loss_was_announced and announced <= MOST_ANNOUNCED
+    pause = 0.0 if is_free else pause_after_losses(count_losses(tried))
     attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
     lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
-    log = LogLine(f"{lost}; the next begins in {pause:g} s at the earliest", "warning")
+    follows = f"the next begins in {pause:g} s at the earliest"
+    if is_free:
+        free = f"announced losses that AGENT_JOB_RETRIES does not count: {announced}"
+        follows = f"the next begins once the nodes are there ({free} of {MOST_ANNOUNCED})"
+    log = LogLine(f"{lost}; {follows}", "warning")
     state = replace(
         record_leftovers(state, now),
         attempt=attempt,
@@ -263,8 +279,9 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
 
 def no_progress_outcome(state: HeadState) -> Outcome | None:
     """Return the end of a run whose attempts make no progress; None while they do."""
-    tried = (*state.goal.lost_attempts, *(one.as_lost for one in state.earlier_attempts))
-    return end_without_progress(tried, state.newest_checkpoint) if state.goal.has_job else None
+    if not state.goal.has_job:
+        return None
+    return end_without_progress(state.lost_attempts, state.newest_checkpoint)
 
 
 def is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.checks.finding import Finding
-from agent.decisions.attempts import Attempt, AttemptSnapshot, JobReport, LostAttempt
+from agent.decisions.attempts import (
+    Attempt,
+    AttemptSnapshot,
+    JobReport,
+    LostAttempt,
+    count_losses,
+)
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.values import (
     HERE,
@@ -99,6 +105,8 @@ class HeadGoal(Value):
     """Of these, used by earlier agents of the run."""
     price: float | None = None
     """Dollars an hour of one node."""
+    notice_signal: int = 0
+    """The signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none."""
     brings_libraries: bool = False
     """True if the job's runtime_env may install its own libraries on every node."""
 
@@ -203,6 +211,19 @@ class StopJob(HeadAction):
     id: str
 
 
+class SaveJob(HeadAction):
+    """Send an attempt the signal on which it saves; SaveOver follows."""
+
+    id: str
+    signum: int
+
+
+class ReleaseWorker(HeadAction):
+    """Order a worker whose platform takes it away to leave now."""
+
+    node: str
+
+
 class AskNodes(HeadAction):
     """Ask each node whether it still runs this attempt."""
 
@@ -274,6 +295,15 @@ class HeadPhase(str, Enum):
 
 StepOnDisk = tuple[str, str]
 """A prepare step and the disk on which its marker lies."""
+
+
+class Saving(Value):
+    """A stop of the job that first lets the job save."""
+
+    until: float
+    """Then the job is stopped, saved or not."""
+    is_of_grace: bool
+    """True if this wait is part of the stop's own grace."""
 
 
 class HeadState(Value):
@@ -354,6 +384,12 @@ class HeadState(Value):
     """The workers of that comparison, address to name."""
     verdict: Outcome | None = None
     """The outcome to end with; set before the job has stopped if the agent stops it."""
+    saving: Saving | None = None
+    """The job is to be stopped and was sent a signal to save; None once that is over."""
+    leaving: frozenset[str] = frozenset()
+    """Agents whose platform takes their node away, and which wait to be released."""
+    released: frozenset[str] = frozenset()
+    """Those of them that were released."""
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
@@ -362,14 +398,20 @@ class HeadState(Value):
         return self.verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
 
     @property
-    def lost_attempt_count(self) -> int:
-        """Return how many attempts of this run were lost so far."""
-        return len(self.goal.lost_attempts) + len(self.earlier_attempts)
+    def lost_attempts(self) -> tuple[LostAttempt, ...]:
+        """Return the attempts of this run that were lost so far."""
+        return (*self.goal.lost_attempts, *(one.as_lost for one in self.earlier_attempts))
+
+    @property
+    def another_follows(self) -> bool:
+        """Return whether another attempt follows if the present one is lost."""
+        return count_losses((*self.lost_attempts, self.attempt.as_lost)) <= self.goal.retries
 
     @property
     def last_attempt_number(self) -> int:
         """Return the highest number that an attempt of this run can have."""
-        return self.attempt.number + max(0, self.goal.retries - self.lost_attempt_count)
+        left = self.goal.retries - count_losses(self.lost_attempts)
+        return self.attempt.number + max(0, left)
 
     def with_service(self, key: Key, item: Item) -> HeadState:
         """Set the state of a service on a node."""
@@ -561,6 +603,13 @@ class NodesAsked(HeadEvent):
     id: str
     silent: Mapping[str, str] = field(default_factory=dict)
     """By node name: the evidence."""
+
+
+class SaveOver(HeadEvent):
+    """An attempt has saved a checkpoint, or cannot save on a signal."""
+
+    id: str
+    evidence: str
 
 
 class OwnShareOver(HeadEvent):

@@ -250,16 +250,21 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
 
 def stop_deadline(state: HeadState) -> float:
     """Return the time by which a job must have stopped; later if another attempt follows."""
-    return state.phase_since + _stop_limit(state)
+    saving = state.saving
+    begins = state.phase_since if saving is None or saving.is_of_grace else saving.until
+    return begins + _stop_limit(state)
 
 
 def _stop_limit(state: HeadState) -> float:
     goal, verdict = state.goal, state.verdict
-    follows = verdict is not None and is_loss(verdict) and state.lost_attempt_count < goal.retries
+    follows = verdict is not None and is_loss(verdict) and state.another_follows
     return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
 
 
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:
+    if state.saving is not None:
+        yield Wait(planned.SAVE, "the job to save", state.saving.until)
+        return
     yield Wait(planned.STOP, "the job to stop", stop_deadline(state))
 
 

@@ -5,8 +5,8 @@ from agent.decisions.worker.decide import (
     decide,
     first_messages,
     first_state,
-    item_reports,
     pending_waits,
 )
+from agent.decisions.worker.state import item_reports
 
 __all__ = ["deadline", "decide", "first_messages", "first_state", "item_reports", "pending_waits"]

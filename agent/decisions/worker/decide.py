@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -12,7 +13,6 @@ from agent.decisions.values import (
     ALL_REDUCE,
     PROBES,
     Item,
-    ItemReport,
     LogLine,
     Order,
     OrderKind,
@@ -244,25 +244,12 @@ def first_state(
     )
 
 
-def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
-    """Return the reports about ordered services and steps, and steps that others depend on."""
-    goal = state.goal
-    needed = {name for step in goal.steps for name in step.after}
-    needed |= {name for spec in goal.services for name in spec.after}
-    needed |= {step.name for step in ordered_steps(goal.steps)}
-    steps = {name: item for name, item in state.steps.items() if name in needed}
-    items = {**state.services, **steps}
-    return tuple(
-        ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
-    )
-
-
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out."""
     if state.phase is WorkerPhase.LEAVING:
         return state, ()
     if isinstance(event, StopAsked):
-        return _leave(state, ends.stopped(event.signum, expected=state.goal.without_job))
+        return _on_stop(state, event, now)
     if isinstance(event, Refused):
         return _leave(state, event.outcome, must_report=True)
     if isinstance(event, Ordered):
@@ -279,6 +266,21 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     # last, so that it also stops what was started above
     state, actions = apply_fence(decision, now)
     return state, (*log, *actions)
+
+
+def _on_stop(state: WorkerState, event: StopAsked, now: float) -> Decision:
+    """Leave; on a first SIGTERM under a job that saves on a signal, ask the head for its time."""
+    limit = state.goal.limits.get(planned.SAVE)
+    asks = event.signum == SIGTERM and state.taken_at is None and state.joined
+    if limit is None or not asks or state.head_is_silent or state.is_plain_head:
+        return _leave(state, ends.stopped(event.signum, expected=state.goal.without_job))
+    what = "asked to stop by SIGTERM: this node leaves when the head has let the job save"
+    log = LogLine(f"{what}, within {round(limit)} s", "warning")
+    return replace(state, taken_at=now + limit), (log,)
+
+
+def _leave_taken_node(state: WorkerState) -> Decision:
+    return _leave(state, ends.stopped(SIGTERM, expected=state.goal.without_job))
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -298,6 +300,8 @@ def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
     goal, found = state.goal, []
     if state.phase is WorkerPhase.LEAVING:
         return ()
+    if state.taken_at is not None:
+        found.append(Wait(planned.SAVE, "the head to let the job save", state.taken_at))
     if state.awaiting_order:
         until = _turn_deadline(state)
         what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
@@ -344,7 +348,7 @@ def _join_wait(state: WorkerState) -> Wait:
     return Wait(planned.JOIN, "Ray on this node to join", until, why)
 
 
-def _carry_out(  # noqa: PLR0911 - one order, one return
+def _carry_out(  # noqa: C901, PLR0911 - one order, one return
     state: WorkerState, event: Ordered, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
@@ -357,6 +361,8 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         # a stop is the expected end of a cluster without a job
         code = 0 if state.goal.without_job else 143
         return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=state.goal.head))
+    if order.kind is OrderKind.LEAVE and state.taken_at is not None:
+        return _leave_taken_node(state)
     if order.kind is OrderKind.SEND_LOG:  # the reader checks the log's name
         return state, (SendLog(order.name),)
     if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
@@ -415,6 +421,8 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     by_reply = _end_by_reply(state, event) if isinstance(event, HeadSpoke) else None
     if by_reply is not None:
         return by_reply
+    if state.taken_at is not None and now >= state.taken_at:
+        return _leave_taken_node(state)
     for name, item in state.steps.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)

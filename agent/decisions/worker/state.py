@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from signal import SIGTERM
 
 from msgspec import field
 
@@ -11,6 +12,7 @@ from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.decisions.values import (
     Item,
+    ItemReport,
     LocalWorkerEvent,
     Order,
     ServiceGone,
@@ -20,7 +22,7 @@ from agent.decisions.values import (
     StepOver,
     WorkerAction,
 )
-from agent.work.services import PrepareStep, ServiceSpec
+from agent.work.services import PrepareStep, ServiceSpec, ordered_steps
 from agent.work.torchrun import ShareOrder, ShareOver
 
 __all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver", "WorkerAction"]
@@ -137,7 +139,16 @@ class WorkerState(Value):
     """The attempt of this node's last share."""
     share_over: ShareOver | None = None
     """The end of that share; None while it runs."""
+    taken_at: float | None = None
+    """When it leaves at the latest, since its platform takes this node away."""
     verdict: Outcome | None = None
+
+    def notice(self, now: float) -> float | None:
+        """Return the seconds until this node leaves for its platform, or None."""
+        if self.taken_at is not None:
+            return max(0.0, self.taken_at - now) if self.verdict is None else 0.0
+        is_taken = self.verdict is not None and self.verdict.culprit == SIGTERM.name
+        return 0.0 if is_taken else None
 
     @property
     def rank(self) -> int | None:
@@ -177,6 +188,19 @@ class WorkerState(Value):
     def preparing(self) -> bool:
         """Return whether a prepare step is not done yet."""
         return any(item.step is Step.PENDING for item in self.steps.values())
+
+
+def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
+    """Return the reports about ordered services and steps, and steps that others depend on."""
+    goal = state.goal
+    needed = {name for step in goal.steps for name in step.after}
+    needed |= {name for spec in goal.services for name in spec.after}
+    needed |= {step.name for step in ordered_steps(goal.steps)}
+    steps = {name: item for name, item in state.steps.items() if name in needed}
+    items = {**state.services, **steps}
+    return tuple(
+        ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
+    )
 
 
 class HeadSpoke(LocalWorkerEvent):

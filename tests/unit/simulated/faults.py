@@ -205,8 +205,11 @@ class Faults:
             machine.raylet = Raylet(self._world.given, machine)
 
     def _stop_worker(self, index: int) -> None:
-        self._disturb(self._worker(index))
-        self._worker(index).tell(StopAsked(15))
+        machine = self._worker(index)
+        self._disturb(machine)
+        machine.tell(StopAsked(15))
+        if "AGENT_NOTICE_SIGNAL" in self._world.setup.environ and index % 2:
+            self._world.later(40.0, machine.start_again, keeps_disk=bool(index % 3))
 
     def _stop_head(self, index: int) -> None:
         if index == 0:

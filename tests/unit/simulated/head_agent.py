@@ -226,6 +226,10 @@ class HeadAgent(Agent):
                 self.keeper.save_snapshot(known, self.node.now())
             case h.StopJob(job):
                 self.go(self._stop_job(job))
+            case h.SaveJob(job):
+                self.go(self._save_job(job))
+            case h.ReleaseWorker(node):
+                self.reports.order(node, OrderKind.LEAVE)
             case h.AskNodes(job):
                 self.go(probe_nodes(job, self.state.fleet, self.inbox.put))
             case h.RestartRay():
@@ -251,6 +255,10 @@ class HeadAgent(Agent):
                 await self._clear_away(ended)
             case _:
                 pass
+
+    async def _save_job(self, job: str) -> None:
+        await asyncio.sleep(self.world.random.uniform(0.5, 20.0))
+        self.inbox.put(h.SaveOver(job, "the job has saved checkpoint-1"))
 
     async def _probe(self, probe: str, at: str) -> None:
         await asyncio.sleep(5.0 if probe == ALL_REDUCE else 0.1)
@@ -292,7 +300,8 @@ class HeadAgent(Agent):
 
     async def _clear_away(self, ended: Any) -> None:  # noqa: ANN401 - an Attempt
         if ended.end is not None:
-            self.keeper.record_attempt_end(ended.end)
+            announced = ended.loss_was_announced
+            self.keeper.record_attempt_end(ended.end, announced=announced)
             await self.keeper.flush()
         await self.dies_here()
         self.bridge.forget(ended.id)

@@ -126,6 +126,13 @@ class Machine:
                 self.files = {}
             self.boot()
 
+    def start_again(self, *, keeps_disk: bool = True) -> None:
+        """Start the container again after its agent has left."""
+        if self.is_on and self.code is not None:
+            self.code, self.boots, self.deaths = None, self.boots + 1, 0
+            self.files = self.files if keeps_disk else {}
+            self.boot()
+
     def leave(self, code: int) -> None:
         """End in good order: nothing is left here."""
         self.world.note(self.label, f"exits with {code}")

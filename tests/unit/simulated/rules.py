@@ -82,7 +82,7 @@ class Rules:
         if knows and not self._world.has_two_heads:
             self.breaks("success is final", f"attempt {new.id} begins after it")
         setup = self._world.setup
-        most = setup.retries + 1
+        most = setup.retries + setup.notices + 1
         if len({one.number for one in self._attempts}) > most:
             self.breaks("no more attempts than were allowed", f"{new.id} with {setup.retries=}")
 
@@ -211,7 +211,7 @@ class Rules:
             self.breaks("success is final", end.reason)
         if end.is_superseded and not self._world.has_two_heads:
             self.breaks("a head is superseded by another alone", end.reason)
-        retries_left = state.lost_attempt_count < self._world.setup.retries and not self._stopped
+        retries_left = state.another_follows and not self._stopped
         was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
         given = self._world.given
         unsure = given is not None and self._world.now < given.mute_until + _QUIET

@@ -42,6 +42,12 @@ class Setup(Value):
     """While it writes which version of its run.json it is."""
     has_token: bool = False
 
+    @property
+    def notices(self) -> int:
+        """Return how many attempts the loss of announced nodes may cost beside the retries."""
+        is_allowed = self.retries or "AGENT_NOTICE_SIGNAL" in self.environ
+        return sum(name == "stop_worker" for _, name, _ in self.faults) if is_allowed else 0
+
 
 SKEWS = (-300.0, 300.0)
 FAULTS = {
@@ -120,6 +126,8 @@ def setup_of(seed: int) -> Setup:
         faults.append((0.0, "slow_disks", 0))
     skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
+    if kind != GIVEN and Random(~seed).random() < 0.4:  # noqa: S311 - beside the draws above
+        environ["AGENT_NOTICE_SIGNAL"] = "SIGUSR1"
     return Setup(
         kind=kind,
         workers=workers,

@@ -97,8 +97,9 @@ class WorkerAgent(Agent):
                 state.tries,
                 worker.item_reports(state),
             )
-            if (*told, state.last_order, state.share_over, state.running_attempt) != self._told:
-                self._told = (*told, state.last_order, state.share_over, state.running_attempt)
+            rest = (state.last_order, state.share_over, state.running_attempt, state.taken_at)
+            if (*told, *rest) != self._told:
+                self._told = (*told, *rest)
                 self.link.report_now()
 
     def _perform(self, action: w.WorkerAction) -> None:  # noqa: C901, PLR0912 - one case, one action
@@ -174,6 +175,7 @@ class WorkerAgent(Agent):
             obeyed=0 if state.last_order is None else state.last_order.number,
             obeyed_by="" if state.last_order is None else state.last_order.by,
             bye=Bye(verdict.reason) if verdict is not None and self._says_bye else None,
+            notice=state.notice(self.node.now()),
         )
         self.world.rules.sent(self.id, said_by(report))
         return report

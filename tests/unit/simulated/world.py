@@ -223,7 +223,7 @@ class World:
             self.later(pause, start, *(() if self.has_agent(machine) else (machine,)))
         for at, fault, index in setup.faults:
             self.later(at, self.faults.happens, fault, index)
-        longest = LAST_FAULT + LONGEST_ATTEMPT * (setup.retries + 2)
+        longest = LAST_FAULT + LONGEST_ATTEMPT * (setup.retries + setup.notices + 2)
         with anyio.move_on_after(longest):
             while not self.over.is_set():
                 with anyio.move_on_after(5.0):
