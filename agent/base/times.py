@@ -311,6 +311,10 @@ CONNECTION_IDLE = 30.0
 """From an answer to the next complete header; aiohttp's clients reuse one for 15 s only."""
 BODY = 10.0
 """For a request's body."""
+LOGIN_WINDOW = 60.0
+"""An address may send the page's form ten wrong tokens in so long."""
+LOGIN_LASTS = 12 * 3600.0
+"""The page's cookie expires so long after the token was sent."""
 FULL_WARNING = 60.0
 """Between two warnings that the port has too many connections."""
 STATUS_READ = 0.5

@@ -137,6 +137,13 @@ def _first(found: Addresses) -> Addresses:
     return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
 
 
+def _joins_plain_ray(plan: Plan) -> bool:
+    """Return whether a head without an agent is joined: Ray would send it the token in clear."""
+    has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
+    sends_token = plan.token is not None and plan.own_ray is not None and not has_tls
+    return not sends_token or plan.settings.allow_insecure
+
+
 def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
     """Return the digest of the job if each node starts its share of it; else ''."""
     if plan.torchrun is None or plan.job is None:
@@ -160,6 +167,7 @@ class WorkerAgent:
             *(host, plan.ports.agent, plan.ports.gcs, plan.token),
             *(self._hello, self._report, self._inbox.put, self._on_reply),
             last_ip="" if run.surviving is None else run.surviving.record.head_ip,
+            joins_plain_ray=_joins_plain_ray(plan),
         )
         self._ray: Child | None = None
         self._work = LocalWork(run, self._inbox.put, self._place)

@@ -93,7 +93,7 @@ def ray_token(node: CheckedNode) -> Result:
             f"it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
         )
     if supports_token_auth(ray):
-        return ok("required by Ray and by the agent's port")
+        return _weak_token(node) or ok("required by Ray and by the agent's port")
     what = (
         f"RAY_AUTH_TOKEN is set, but Ray {ray} has no token auth (2.52 is the first): Ray's own "
         "ports stay open"
@@ -107,12 +107,27 @@ def ray_token(node: CheckedNode) -> Result:
     )
 
 
+SHORTEST_TOKEN = 16
+"""Characters of a token that nobody finds by trying, if it is random."""
+
+
+def _weak_token(node: CheckedNode) -> Result | None:
+    """Who records a signature can try tokens against it, as fast as their machines can."""
+    token = node.settings.ray_auth_token
+    if token is None or len(token.reveal()) >= SHORTEST_TOKEN:
+        return None
+    return warn(
+        f"RAY_AUTH_TOKEN has fewer than {SHORTEST_TOKEN} characters: it can be found by trying",
+        "Set a random one on every node, for example from `openssl rand -hex 32`",
+    )
+
+
 def torchrun_token(node: CheckedNode) -> Result:
     """The token guards the agent's port; torch's own ports have no authentication."""
     if node.is_alone:
         return ok("one machine: torchrun connects to itself only")
     if node.settings.ray_auth_token is not None:
-        return ok("required by the agent's port; torch's own ports have no guard")
+        return _weak_token(node) or ok("required by the agent's port; torch's ports have no guard")
     return warn(
         "RAY_AUTH_TOKEN is not set: whoever reaches the agent's port can report to it",
         "Set the same RAY_AUTH_TOKEN on every node",

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import escaped, in_url
+from agent.control.proof import TRIES, Prover, ReplyProof
 from agent.control.protocol import (
     REPORT_PATH,
     Hello,
@@ -77,12 +78,18 @@ class HeadLink:
         on_reply: Callable[[Reply], None],
         *,
         last_ip: str = "",
+        joins_plain_ray: bool = True,
     ) -> None:
-        """Resolve the head by its name; `last_ip` is used while DNS does not answer."""
+        """Resolve the head by its name; `last_ip` is used while DNS does not answer.
+
+        A head without an agent is joined only if `joins_plain_ray`.
+        """
         self._host = host
         self._agent_port = agent_port
         self._gcs_port = gcs_port
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
+        self._prover = Prover(token)
+        self._joins_plain_ray = joins_plain_ray
         self._hello = hello
         self._sends_hello = True
         self._report = report
@@ -115,9 +122,7 @@ class HeadLink:
     async def run(self) -> None:
         """Send reports and handle replies until cancelled."""
         timeout = aiohttp.ClientTimeout(total=times.REPLY_HELD + times.REPORT_MARGIN, connect=3)
-        session = aiohttp.ClientSession(
-            timeout=timeout, headers=self._headers, connector=KeepaliveConnector()
-        )
+        session = aiohttp.ClientSession(timeout=timeout, connector=KeepaliveConnector())
         async with (
             session,
             anyio.create_task_group() as tasks,
@@ -143,10 +148,9 @@ class HeadLink:
         The hello names the run that the epoch belongs to.
         """
         assert self._last_report is not None  # noqa: S101 - a head was followed
-        body = replace(self._last_report, epoch=self._epoch, hello=self._hello()).to_dict()
+        report = replace(self._last_report, epoch=self._epoch, hello=self._hello())
         with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
-            async with session.post(f"http://{self._address(ip)}{REPORT_PATH}", json=body):
-                pass
+            await self._request(session, Prover(self._token), ip, report)
 
     async def _report_once(self, session: aiohttp.ClientSession) -> bool:
         self._ip = self._ip or await self._resolve_head()
@@ -158,9 +162,15 @@ class HeadLink:
             self._silent_since, self._bare_checks = None, 0
             return True
         if not failure.from_an_agent and await self._is_bare(self._ip):
-            self._silent_since = None
-            self._emit(HeadSpoke(self._ip, None, ray_ready=True))
-            return False
+            if self._joins_plain_ray:
+                self._silent_since = None
+                self._emit(HeadSpoke(self._ip, None, ray_ready=True))
+                return False
+            failure = _NoReply(
+                f"Ray runs at {self._ip}, but no agent that proves to hold RAY_AUTH_TOKEN, which "
+                f"Ray would send there in clear ({failure.evidence}); run the agent on the head, "
+                "use Ray's TLS, or set AGENT_ALLOW_INSECURE=1"
+            )
         stays = self._ip == self._followed_ip and self._silent_since is None  # perhaps packet loss
         self._emit_silence("; ".join(filter(None, (failure.evidence, self._dns_error))))
         if not stays:  # its address may have changed, or another of its addresses works
@@ -216,16 +226,13 @@ class HeadLink:
     ) -> _NoReply | None:
         hello = self._hello() if self._sends_hello else None
         report = replace(report, news=self._news, hold=hold, hello=hello, epoch=self._epoch)
-        body = report.to_dict()
-        url = f"http://{self._address(ip)}{REPORT_PATH}"
-        async with session.post(url, json=body) as answer:
-            if answer.status == 401:
-                why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
-                return _NoReply(why, from_an_agent=True)
-            text = await _read_text(answer)
-            if answer.status != 200:
-                return self._handle_error(ip, answer.status, text)
-            reply = _parse_reply(text)
+        answer = await self._request(session, self._prover, ip, report)
+        if isinstance(answer, _NoReply):
+            return answer
+        status, text = answer
+        if status != 200:
+            return self._handle_error(ip, status, text)
+        reply = _parse_reply(text)
         if isinstance(reply, _NoReply):
             return reply._replace(evidence=f"{self._address(ip)} {reply.evidence}")
         if isinstance(reply, str):
@@ -238,6 +245,31 @@ class HeadLink:
             return _NoReply(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._handle_reply(ip, reply)
         return None
+
+    async def _request(
+        self, session: aiohttp.ClientSession, prover: Prover, ip: str, report: Report
+    ) -> tuple[int, str] | _NoReply:
+        """Post a report; return status and text of the answer, if it is proven."""
+        url = f"http://{self._address(ip)}{REPORT_PATH}"
+        content = json.dumps(report.to_dict()).encode()
+        for _ in range(TRIES):
+            signed = prover.sign("POST", REPORT_PATH, content)
+            headers = {"Content-Type": "application/json", **signed.headers}
+            async with session.post(url, data=signed.body, headers=headers) as answer:
+                body = await _read_body(answer)
+                verdict = prover.check(signed, answer.status, answer.headers, body)
+            if verdict is not ReplyProof.AGAIN:
+                break
+        if verdict is ReplyProof.REFUSED:
+            why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
+            return _NoReply(why, from_an_agent=True)
+        if verdict is not ReplyProof.PROVEN:
+            why = (
+                f"{self._address(ip)} does not prove that it holds this node's RAY_AUTH_TOKEN: its "
+                "answer is ignored (another program, or a head without the token?)"
+            )
+            return _NoReply(why, from_an_agent=True)
+        return answer.status, body.decode(errors="replace")
 
     def _handle_error(self, ip: str, status: int, text: str) -> _NoReply | None:
         """Handle an error status, of an agent or of another program on that port."""
@@ -287,7 +319,7 @@ class HeadLink:
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""
-        async with aiohttp.ClientSession(headers=self._headers) as session:
+        async with aiohttp.ClientSession() as session:
 
             async def delivered() -> bool | NotYet:
                 ip = self._ip or await self._resolve_head()
@@ -308,7 +340,7 @@ class HeadLink:
         self._emit(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))
 
 
-async def _read_text(answer: aiohttp.ClientResponse) -> str:
+async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
     """Read an answer, up to the size of the largest reply."""
     parts: list[bytes] = []
     size = 0
@@ -317,7 +349,7 @@ async def _read_text(answer: aiohttp.ClientResponse) -> str:
         size += len(part)
         if size > _MAX_ANSWER_BYTES:
             break
-    return b"".join(parts)[:_MAX_ANSWER_BYTES].decode(errors="replace")
+    return b"".join(parts)[:_MAX_ANSWER_BYTES]
 
 
 def _parse_reply(text: str) -> Reply | str | _NoReply:

@@ -40,7 +40,7 @@ from agent.work.services import Latency
 from agent.work.torchrun import ShareOrder, ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 3
+VERSION = 4
 """The protocol's version; agents of different versions refuse each other."""
 REPORT_PATH = "/report"
 MAX_REPORT_BYTES = 1 << 18

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import anyio
 from aiohttp import web
+from yarl import URL
 
 from agent.base import times
 from agent.base.text import in_url
+from agent.control.proof import TRIES, Prover, ReplyProof
 from agent.runtime.probes import reason
 
 if TYPE_CHECKING:
@@ -73,17 +75,23 @@ async def download_sample(
     ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> SampleResult | str:
     """Download from a node; return bytes and seconds, or a sentence why it failed."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
-    at = f"{in_url(ip)}:{port}"
+    at, prover = f"{in_url(ip)}:{port}", Prover(token)
+    url = URL(f"http://{at}{PATH}").with_query({RUN_PARAMETER: run_id})
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(f"http://{at}{PATH}", params={RUN_PARAMETER: run_id}) as answer,
-        ):
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for _ in range(TRIES):
+                signed = prover.sign("GET", url.raw_path_qs)
+                async with session.get(url, headers=signed.headers) as answer:
+                    # only the start of a stream is proven, and another status ends it anyway
+                    verdict = prover.check(signed, answer.status, answer.headers, None)
+                    if verdict is ReplyProof.PROVEN and answer.status == 200:
+                        return await _measure(answer.content)
+                if verdict is not ReplyProof.AGAIN:
+                    break
             if answer.status != 200:
                 return f"{at} answered {answer.status}"
-            return await _measure(answer.content)
+            return f"{at} does not prove that it holds this node's RAY_AUTH_TOKEN"
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"nothing came from {at} within {limit:g} s"
     except (aiohttp.ClientError, OSError) as error:

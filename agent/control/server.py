@@ -5,7 +5,6 @@ Imported late: aiohttp costs 0.2 s that Ray's start must not wait for.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import socket
@@ -20,7 +19,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.base import times
-from agent.base.text import is_ip
+from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
 from agent.control.metrics import metrics
 from agent.control.protocol import MAX_REPORT_BYTES, REPORT_PATH, Report, protocol_mismatch
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
     ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
 
-UNGUARDED_PATHS = ("/livez", "/readyz")
-"""Kubernetes probes, which reveal nothing and may use any host name."""
-
-_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
-"""Suffixes of Kubernetes names, which nobody can register on the internet."""
-
 MAX_READERS = 16
 """Readers at a time; each costs memory and CPU time."""
 _LOOP_SHARE = 50.0
@@ -61,7 +54,6 @@ POLICY = (
     "; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """Content-Security-Policy: own files, requests to this server, and its form only."""
-COOKIE = "pod_agent"
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": POLICY,
@@ -69,97 +61,6 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
-
-
-class Refusal(NamedTuple):
-    """HTTP status and reason of a refused request."""
-
-    status: int
-    why: str
-
-
-def host_names(names: Iterable[str | None]) -> frozenset[str]:
-    """Return the host names that a Host header may contain for this node."""
-    return frozenset(
-        name.rstrip(".").lower() for name in names if name and name.strip(".") and not is_ip(name)
-    ) | {"localhost"}
-
-
-def refusal_of(
-    method: str, path: str, headers: Mapping[str, str], names: frozenset[str], *, guarded: bool
-) -> Refusal | None:
-    """Return why a request is refused before its body is read; a token replaces these checks."""
-    if path in UNGUARDED_PATHS:
-        return None
-    if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
-        return Refusal(415, "Content-Encoding: send the body without compression")
-    host = headers.get("Host")
-    if not guarded and host is not None and not _is_own_name(_host_name(host), names):
-        known = ", ".join(sorted(names))
-        return Refusal(
-            421,
-            f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
-            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name",
-        )
-    reads = method in {"GET", "HEAD"}
-    if guarded and reads:  # other sites cannot send the token or its SameSite cookie
-        return None
-    if _is_cross_site(headers, host) and not (reads and _is_link_navigation(headers)):
-        return Refusal(403, "a page of another site may not call this node")
-    return None
-
-
-def _host_name(host: str) -> str:
-    """Return the host of a Host header, without port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
-
-
-def _is_own_name(name: str, names: frozenset[str]) -> bool:
-    if is_ip(name) or name in names:
-        return True
-    in_cluster = name.endswith(_CLUSTER_SUFFIXES)
-    return any(
-        name.startswith(f"{known}.")
-        and (in_cluster or name.removeprefix(f"{known}.") in _search_domains())
-        for known in names
-    )
-
-
-@cache
-def _search_domains() -> frozenset[str]:
-    """Return the search domains of /etc/resolv.conf."""
-    try:
-        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    found = (line.split() for line in lines)
-    domains = (name for row in found if row[:1] in (["search"], ["domain"]) for name in row[1:])
-    return frozenset(name.strip(".").lower() for name in domains)
-
-
-def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
-    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
-    if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
-        return False
-    if origin is not None:
-        return host is None or _without_default_port(
-            origin.partition("://")[2]
-        ) != _without_default_port(host)
-    return site == "cross-site"
-
-
-def _without_default_port(host: str) -> str:
-    """Return a host without the default ports."""
-    name = host.lower()
-    return name.removesuffix(":80").removesuffix(":443")
-
-
-def _is_link_navigation(headers: Mapping[str, str]) -> bool:
-    """Return whether a person follows a link: the page with the link cannot read the answer."""
-    mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
-    return (mode, dest) == ("navigate", "document") and "Origin" not in headers
 
 
 class StatusStream:
@@ -249,10 +150,14 @@ def status_page(*, streams: bool) -> bytes:
     return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
 
 
-def login_page(*, wrong: bool = False) -> bytes:
+_WRONG = "That is not the token of this cluster."
+_TOO_MANY = "Too many wrong tokens: try again in a minute."
+
+
+def login_page(note: str = "") -> bytes:
     """Return the form that asks for the token."""
-    note = '<p class="alarm" role="alert">That is not the token of this cluster.</p>'
-    return asset("login.html").replace(b"<!--note-->", note.encode() if wrong else b"")
+    shown = f'<p class="alarm" role="alert">{note}</p>' if note else ""
+    return asset("login.html").replace(b"<!--note-->", shown.encode())
 
 
 class LogPart(NamedTuple):
@@ -298,7 +203,8 @@ class AgentServer:
         run_id: Callable[[], str] = str,
         control: Control | None = None,
     ) -> None:
-        self._token = token
+        self._has_secret = token is not None
+        self._access = PortAccess(token, None if control is None else control.key)
         self._ready = ready
         self._status = status
         self._reports = reports
@@ -314,7 +220,7 @@ class AgentServer:
             client_max_size=MAX_REPORT_BYTES, middlewares=[suspend_deadline, self._filter_request]
         )
         app[CONNECTIONS] = Connections()
-        app.on_response_prepare.append(_set_security_headers)
+        app.on_response_prepare.append(self._set_headers)
         app.add_routes(self.routes())
         runner = web.AppRunner(
             app,
@@ -353,7 +259,7 @@ class AgentServer:
             request.path,
             request.headers,
             self._names,
-            guarded=self._token is not None,
+            guarded=self._has_secret,
         )
         if refused is not None:
             return _error(refused.status, refused.why)
@@ -369,25 +275,32 @@ class AgentServer:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
-            if not self._is_authenticated(request):
-                return _error(401, "token needed")
-            if request.method == "POST" and request.content_type != _JSON:
-                # a cross-site page can send other types without a preflight request
-                return _error(415, f"Content-Type: expected {_JSON}")
+            if not self._access.has_token(request):
+                return self._unauthorized("token needed")
+            if request.method == "POST":
+                if request.content_type != _JSON:
+                    # a cross-site page can send other types without a preflight request
+                    return _error(415, f"Content-Type: expected {_JSON}")
+                body = await _read_body(request)  # aiohttp keeps it for the handler
+                if body is None:
+                    return _error(408, f"no body within {times.BODY:g} s")
+                if not is_signed_body(request, body):
+                    return self._unauthorized("the body is not the one that was signed")
             return await handler(request)
 
         return guard
 
-    def _is_authenticated(self, request: web.Request) -> bool:
-        if self._token is None:
-            return True
-        cookie = request.cookies.get(COOKIE, "")
-        if not _equal_secrets(_bearer_token(request), self._token) and not _equal_secrets(
-            cookie, _cookie_value(self._token)
-        ):
-            return False
-        trust(request)
-        return True
+    def _unauthorized(self, why: str) -> web.StreamResponse:
+        return _error(401, why, self._access.challenge())
+
+    async def _set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Set headers against caching, framing and content sniffing, and the proof of a reply."""
+        response.headers.update(SECURITY_HEADERS)
+        body = None
+        if isinstance(response, web.Response):
+            assert response.body is None or isinstance(response.body, bytes)  # noqa: S101 - all handlers' are
+            body = response.body or b""
+        response.headers.update(self._access.reply_headers(request, response.status, body))
 
     async def _livez(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"ok": True})
@@ -397,7 +310,7 @@ class AgentServer:
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
     async def _get_status(self, _request: web.Request) -> web.StreamResponse:
-        if self._token is None:  # the caller may be anyone
+        if not self._has_secret:  # the caller may be anyone
             return web.json_response(self._status())
         return web.json_response(self._full_status())
 
@@ -417,9 +330,9 @@ class AgentServer:
         return web.Response(body=body, headers=kind)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        if not self._is_authenticated(request):
+        if not self._access.has_token(request):
             return self._html(login_page(), 401)
-        streams = self._token is not None and self._control is not None
+        streams = self._has_secret and self._control is not None
         return self._html(status_page(streams=streams))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
@@ -429,15 +342,15 @@ class AgentServer:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
+        pause = self._access.login_pause(request)
+        if pause:
+            return self._html(login_page(_TOO_MANY), 429, {"Retry-After": str(pause)})
         if await _read_body(request) is None:
             return _error(408, f"no body within {times.BODY:g} s")
-        given = (await request.post()).get("token", "")
-        token = self._token
-        if token is None or not isinstance(given, str) or not _equal_secrets(given.strip(), token):
-            return self._html(login_page(wrong=True), 401)
+        if not self._access.login(request, (await request.post()).get("token")):
+            return self._html(login_page(_WRONG), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
-        cookie = _cookie_value(token)
-        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="Strict", path="/")
+        self._access.set_cookie(request, answer)
         return answer
 
     async def _stop(self, _request: web.Request, control: Control) -> web.StreamResponse:
@@ -464,24 +377,25 @@ class AgentServer:
         async def control(request: web.Request) -> web.StreamResponse:
             if self._control is None:
                 return _error(409, "this node is no head: ask the head's")
-            if self._token is None and not _has_key(request, self._control.key):
-                return _error(401, "token needed, or on this node itself the key in its run folder")
-            trust(request)
+            if not self._has_secret and not self._access.has_key(request):
+                where = "on this node itself the key in its run folder"
+                return self._unauthorized(f"token needed, or {where}")
             return await handler(request, self._control)
 
         return self._guarded(control)
 
-    def _html(self, body: bytes, status: int = 200) -> web.StreamResponse:
-        return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
+    def _html(
+        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+    ) -> web.StreamResponse:
+        return web.Response(
+            body=body, status=status, headers=headers, content_type="text/html", charset="utf-8"
+        )
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return _error(409, "this node is a worker")
-        body = await _read_body(request)
-        if body is None:
-            return _error(408, f"no body within {times.BODY:g} s")
         try:
-            data = json.loads(body)
+            data = json.loads(await request.read())
             refusal = protocol_mismatch(data, "this worker")
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
@@ -507,11 +421,6 @@ async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[we
     return sites
 
 
-async def _set_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Set headers against caching, framing and content sniffing."""
-    response.headers.update(SECURITY_HEADERS)
-
-
 async def _read_body(request: web.Request) -> bytes | None:
     """Read a request's body; None after the timeout."""
     try:
@@ -529,26 +438,3 @@ def _is_own_bug(record: logging.LogRecord) -> bool:
     """Return whether a logged error is a bug here, not invalid HTTP or a closed connection."""
     problem = record.exc_info[1] if record.exc_info else None
     return not isinstance(problem, (HttpProcessingError, ConnectionError))
-
-
-def _bearer_token(request: web.Request) -> str:
-    """Return the bearer token of a request, or ''."""
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    return given.strip() if kind.lower() == "bearer" else ""
-
-
-def _has_key(request: web.Request, key: str | None) -> bool:
-    """Return whether a caller on this node sends the control key."""
-    transport = request.transport
-    ends = () if transport is None else [*map(transport.get_extra_info, ("peername", "sockname"))]
-    is_here = len({end[0] for end in ends if end}) == 1 and all(ends)
-    return is_here and key is not None and _equal_secrets(_bearer_token(request), key)
-
-
-def _equal_secrets(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
-
-
-def _cookie_value(token: str) -> str:
-    """Return the cookie's value: an HMAC of the token, never the token."""
-    return hmac.new(token.encode(), b"pod-agent page", "sha256").hexdigest()

@@ -20,6 +20,7 @@ from agent.base.text import NO_TERMINAL, Line, all_escaped, duration_text, escap
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
 from agent.control.log_filter import ALL_LINES
 from agent.control.past_run import PastRun, find_past_run, past_log, past_status
+from agent.control.proof import TRIES, Prover, ReplyProof, Signed
 from agent.control.status import (
     lines_by_content,
     one_line,
@@ -56,6 +57,7 @@ _UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a status of another version."""
 _OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
+_UNPROVEN = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
 _REFUSAL = "it asks for the cluster's RAY_AUTH_TOKEN"
 _DATA_PREFIX = b"data: "
 
@@ -69,42 +71,77 @@ class HttpAnswer(NamedTuple):
 
 
 def ask(
-    url: str, token: str | None = None, limit: float = times.ONE_REQUEST, *, post: bool = False
+    url: str, secret: str | None = None, limit: float = times.ONE_REQUEST, *, post: bool = False
 ) -> HttpAnswer:
-    """Send one request; `limit` is its total time in seconds."""
+    """Send one request, signed with a secret; `limit` is its total time in seconds."""
     # A socket's timeout starts again with each byte received; a thread can be abandoned.
-    answer = run_within(limit, lambda: _ask("POST" if post else "GET", url, token, limit))
+    answer = run_within(limit, lambda: _ask("POST" if post else "GET", url, secret, limit))
     return answer or HttpAnswer(0, evidence=f"no answer within {limit:g} s")
 
 
-def _ask(method: str, url: str, token: str | None, limit: float) -> HttpAnswer:
-    body = b""
+def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
+    body, verdict = b"", ReplyProof.UNPROVEN
     try:
-        with _request(method, url, token, limit) as reply:
-            while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
-                body += chunk
+        for request in _tries(method, url, secret):
+            with request.send(limit) as reply:
+                body = _read_body(reply)
+                verdict = request.check(reply, body)
+            if verdict is not ReplyProof.AGAIN:
+                break
     except (HTTPError, OSError, ValueError) as error:
         return HttpAnswer(0, evidence=_error_text(error, limit))
     if len(body) > MAX_BODY:
         return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
+    if verdict in {ReplyProof.UNPROVEN, ReplyProof.AGAIN}:
+        return HttpAnswer(0, evidence=_UNPROVEN)
     return HttpAnswer(reply.status_code, body)
 
 
-@contextmanager
-def _request(method: str, url: str, token: str | None, limit: float) -> Iterator[requests.Response]:
-    """Send a request and yield the reply, of which the body is still to be read."""
-    # the node checks the Host header of browsers; any name may lead there
-    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    if method == "POST":
-        headers["Content-Type"] = "application/json"
-    with requests.Session() as session:
-        # no netrc entry may replace our header, no proxy receive the request
-        session.trust_env = False
-        yield session.request(
-            method, url, headers=headers, timeout=limit, allow_redirects=False, stream=True
-        )
+def _read_body(reply: requests.Response) -> bytes:
+    """Read a body, up to a little more than the limit."""
+    body = b""
+    while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
+        body += chunk
+    return body
+
+
+class _Request(NamedTuple):
+    """One try of a request, signed where the server's session is known."""
+
+    method: str
+    url: str
+    prover: Prover
+    signed: Signed
+
+    @contextmanager
+    def send(self, limit: float) -> Iterator[requests.Response]:
+        """Send it and yield the reply, of which the body is still to be read."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", **self.signed.headers}
+        # the node checks the Host header of browsers; any name may lead there
+        headers["Host"] = "localhost"
+        if self.method == "POST":
+            headers["Content-Type"] = "application/json"
+        with requests.Session() as session:
+            # no netrc entry may replace our header, no proxy receive the request
+            session.trust_env = False
+            yield session.request(
+                *(self.method, self.url),
+                headers=headers,
+                timeout=limit,
+                allow_redirects=False,
+                stream=True,
+            )
+
+    def check(self, reply: requests.Response, body: bytes | None) -> ReplyProof:
+        """Check the proof of a reply; a streamed one has no body here."""
+        return self.prover.check(self.signed, reply.status_code, reply.headers, body)
+
+
+def _tries(method: str, url: str, secret: str | None) -> Iterator[_Request]:
+    """Yield the request as often as it may be sent."""
+    prover, path = Prover(secret), requests.Request(method, url).prepare().path_url
+    for _ in range(TRIES):
+        yield _Request(method, url, prover, prover.sign(method, path))
 
 
 def _error_text(error: BaseException, limit: float) -> str:
@@ -259,10 +296,11 @@ def _follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | str]:
 def _stream(head: FoundHead, log_root: Path) -> Iterator[Status]:
     """Yield the statuses of a stream until it ends."""
     for key in _local_keys(head.settings, log_root):
-        with _request("GET", f"http://{head.where}/events", key, times.STREAM_SILENT) as reply:
-            if reply.status_code == 200:
-                yield from _statuses(reply)
-                return
+        for request in _tries("GET", f"http://{head.where}/events", key):
+            with request.send(times.STREAM_SILENT) as reply:
+                if request.check(reply, None) is ReplyProof.PROVEN and reply.status_code == 200:
+                    yield from _statuses(reply)
+                    return
     raise _NoStreamError
 
 

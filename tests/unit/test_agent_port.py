@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
 import pytest
+from aiohttp import web
 
 from agent.base import times
 from agent.control import server as control_server
 from agent.control import verbs
+from agent.control.access import COOKIE, MOST_GUESSES, PortAccess, host_names, refusal_of
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports, agent_limit
-from agent.control.server import COOKIE, AgentServer, host_names, refusal_of
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
 from unit.worlds import SECRET, settings_of
@@ -264,10 +265,67 @@ def test_the_form_opens_the_page_and_nothing_else(guarded: Port) -> None:
     cookie = entered.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
+    assert f"Max-Age={12 * 3600}" in cookie
     assert SECRET not in cookie
-    value = re.match(rf"{COOKIE}=(\w+)", cookie)
-    assert value
-    assert guarded.ask("GET", "/", {"Cookie": f"{COOKIE}={value[1]}"}).status == 200
+    name, _, value = cookie.partition(";")[0].partition("=")
+    assert name == f"{COOKIE}_{guarded.number}", "browsers send a cookie to every port of a host"
+    assert guarded.ask("GET", "/", {"Cookie": f"{name}={value}"}).status == 200
+    ends, signature = value.split(".")
+    for wrong in (f"{int(ends) + 1}.{signature}", f"{ends}.", signature, "", f"-1.{signature}"):
+        assert guarded.ask("GET", "/", {"Cookie": f"{name}={wrong}"}).status == 401
+    elsewhere = {"Cookie": f"{COOKIE}_1={value}", "Host": "127.0.0.1:1"}
+    assert guarded.ask("GET", "/", elsewhere).status == 401
+
+
+class Caller:
+    """A request as far as credentials go; the clock is the test's."""
+
+    method, raw_path, remote, transport = "GET", "/", "10.0.0.9", None
+
+    def __init__(self, cookie: str = "") -> None:
+        self.headers = {"Host": "node:8266"}
+        self.cookies = {f"{COOKIE}_8266": cookie}
+
+
+def test_a_cookie_expires() -> None:
+    """After twelve hours, whatever the browser keeps."""
+    now = [1_000.0]
+    access = PortAccess(SECRET, None, wall_clock=lambda: now[0])
+    answer = web.Response()
+    access.set_cookie(cast("Any", Caller()), answer)
+    caller = cast("Any", Caller(answer.cookies[f"{COOKIE}_8266"].value))
+    now[0] += 12 * 3600 - 1
+    assert access.has_token(caller)
+    now[0] += 1
+    assert not access.has_token(caller)
+
+
+def test_the_form_takes_few_guesses() -> None:
+    """The eleventh within a minute is not even compared; other addresses are not affected."""
+    now = [0.0]
+    access, caller, other = PortAccess(SECRET, None, lambda: now[0]), Caller(), Caller()
+    other.remote = "10.0.0.8"
+    one, two = cast("Any", caller), cast("Any", other)
+    for _ in range(MOST_GUESSES):
+        assert access.login_pause(one) == 0
+        assert not access.login(one, "wrong")
+    assert access.login_pause(one) == 61
+    assert access.login_pause(two) == 0
+    assert access.login(two, f" {SECRET} ")
+    now[0] += 60
+    assert access.login_pause(one) == 0
+    assert access.login(one, SECRET)
+
+
+def test_after_too_many_guesses_the_form_says_so() -> None:
+    """Also to one that has the token by now; programs that show it are served."""
+    with served(SECRET) as port:
+        asked = [port.ask("POST", "/login", FORM, "token=wrong") for _ in range(MOST_GUESSES)]
+        assert {one.status for one in asked} == {401}
+        refused = port.ask("POST", "/login", FORM, f"token={SECRET}")
+        assert refused.status == 429
+        assert 0 < int(refused.headers["Retry-After"]) <= 61
+        assert port.ask("GET", "/status", BEARER).status == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/livez", "/nowhere", "/login"])

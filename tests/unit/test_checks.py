@@ -93,6 +93,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         "RAY_AUTH_TOKEN is not set",
     ),
     "token": ("token", TOKEN, MACHINE, Level.OK, "required by"),
+    "a short token": (
+        "token",
+        {"RAY_AUTH_TOKEN": "fifteen-of-them"},
+        MACHINE,
+        Level.WARN,
+        "fewer than 16 characters",
+    ),
     "token, first ray": (
         "token",
         TOKEN,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.control.server import ASSETS, UNGUARDED_PATHS
+from agent.control.access import UNGUARDED_PATHS
+from agent.control.server import ASSETS
 from unit.served import SECONDS
 from unit.test_stream import BY_KEY, BY_TOKEN, Head, a_head
 from unit.worlds import SECRET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -19,15 +19,17 @@ from agent.node.facts import Folder
 from agent.record.events import Dropped
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
+from unit import served
 from unit.fake_runs import status_of
 from unit.heads import PAIR, SUBMITTED, History, Story, goal, job, nodes, word
-from unit.test_http import answering, reply
-from unit.worlds import MACHINE, plan_of, with_ray
+from unit.worlds import MACHINE, SECRET, plan_of, with_ray
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.node.facts import Facts
 
-BEAT = {"protocol": 3, "id": "agent1", "phase": "joining Ray"}
+BEAT = {"protocol": 4, "id": "agent1", "phase": "joining Ray"}
 FACTS = Report("x", "", "p", hello=Hello("pod1", 1, facts=MACHINE)).to_dict()["hello"]
 ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
 
@@ -120,19 +122,15 @@ def test_versions_steer_no_terminal() -> None:
     assert shown.isprintable()
 
 
-def test_doctor_steers_no_terminal(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: ANN401 - a path
+def test_doctor_steers_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever a head tells of findings, a person's terminal shows it as text."""
     found = {"check": "torch", "level": "warn", "what": f"2.6{ESCAPE}", "remedy": "", "nodes": []}
     findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
-    status = {"role": "head", "phase": "running", "waits": []}
-    bodies = {"/status": status, "/findings": findings}
-
-    def answer(connection: Any, peer: Any) -> None:  # noqa: ANN401 - a socket, a peer
-        asked = peer.asked[-1].split()[1].decode()
-        reply(json.dumps(bodies[asked]).encode())(connection, peer)
-
-    with answering(answer) as peer:
-        environ = {"AGENT_PORT": str(peer.port), "RAY_AUTH_TOKEN": "a-token-of-some-length"}
+    monkeypatch.setattr(served, "FINDINGS", findings)
+    with served.a_head(token=SECRET) as head:
+        environ = {"AGENT_PORT": str(head.port), "RAY_AUTH_TOKEN": SECRET}
         assert verbs.show_findings(environ, tmp_path, as_json=False) == 0
     out = capsys.readouterr().out
     assert "pwned" in out

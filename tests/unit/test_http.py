@@ -70,6 +70,9 @@ def reply(body: bytes, head: str = "200 OK") -> Callable[[socket.socket, Peer], 
     return answer
 
 
+NAMES_ITS_SESSION = "401 Unauthorized\r\nPod-Agent-Session: s1"
+
+
 def test_status_and_body_are_returned() -> None:
     """Also those of a refusal."""
     with answering(reply(b'{"a": 1}')) as peer:
@@ -86,19 +89,22 @@ def test_neither_netrc_nor_proxy_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("NETRC", str(netrc))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
-    with answering(reply(b"{}")) as peer:
-        assert ask(peer.url, SECRET).status == 200
-        assert ask(peer.url).status == 200
-    assert f"Authorization: Bearer {SECRET}\r\n".encode() in peer.asked[0]
-    assert b"authorization" not in peer.asked[1].lower()
+    with answering(reply(b"{}", NAMES_ITS_SESSION)) as peer:
+        assert ask(peer.url, SECRET).status == 401
+        assert ask(peer.url).status == 401
+    unsigned, signed, without = (asked.lower() for asked in peer.asked)
+    assert b"authorization: pod-agent s1." in signed
+    assert b"authorization" not in unsigned + without
+    assert not any(SECRET.encode() in asked for asked in peer.asked)
 
 
 def test_a_redirect_is_not_followed() -> None:
-    """The token is sent to no other server."""
+    """Nothing is sent to another server."""
     with answering(reply(b"{}")) as other:
         elsewhere = reply(b"", f"302 Found\r\nLocation: {other.url}")
         with answering(elsewhere) as peer:
-            assert ask(peer.url, SECRET).status == 302
+            assert ask(peer.url).status == 302
+            assert "does not prove" in ask(peer.url, SECRET).evidence
     assert [asked for asked in other.asked if asked] == []
 
 

@@ -151,8 +151,8 @@ def test_what_the_script_reads_is_there() -> None:
 
 
 def test_the_form_posts_the_token() -> None:
-    """The token goes by POST, never into a URL; a wrong one is told."""
+    """The token goes by POST, never into a URL; a note is shown."""
     assert b'method="post"' in server.login_page()
     assert b'type="password"' in server.login_page()
-    assert b"not the token" in server.login_page(wrong=True)
+    assert b"not the token" in server.login_page("That is not the token.")
     assert b"not the token" not in server.login_page()

@@ -68,7 +68,7 @@ def test_a_worker_refuses() -> None:
         runner = await AgentServer(token=None, ready=lambda: True, status=dict[str, object]).open(
             [socket]
         )
-        found = await anyio.to_thread.run_sync(lambda: ask(url, KEY, post=True))
+        found = await anyio.to_thread.run_sync(lambda: ask(url, post=True))
         await runner.cleanup()
         return found.status
 

@@ -15,7 +15,8 @@ import pytest
 
 from agent.base import times
 from agent.control import server
-from agent.control.server import COOKIE, AgentServer, Control
+from agent.control.access import COOKIE
+from agent.control.server import AgentServer, Control
 from agent.control.sockets import bind
 from unit.served import KEY, SECONDS, a_log, served
 from unit.worlds import SECRET

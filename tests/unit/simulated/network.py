@@ -155,9 +155,9 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         """Close nothing."""
 
-    def post(self, url: str, json: object) -> _Posted:
+    def post(self, url: str, data: bytes, **_headers: object) -> _Posted:
         """Send a request."""
-        return _Posted(url, json)
+        return _Posted(url, json.loads(data))
 
 
 class _Posted:

@@ -1,0 +1,273 @@
+"""Credentials of requests to the agent's port, and checks of host names and other sites."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import web
+
+from agent.base import times
+from agent.base.text import is_ip
+from agent.control.connections import trust
+from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+# --- credentials ---------------------------------------------------------------------------------
+
+COOKIE = "pod_agent"
+"""The page's cookie; its name ends with the port, since browsers send cookies to all ports."""
+MOST_GUESSES = 10
+"""Wrong tokens that an address may send to the form within LOGIN_WINDOW."""
+_MOST_GUESSERS = 1024
+_CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
+"""The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
+
+
+class PortAccess:
+    """Checks the credentials of requests to one agent's port."""
+
+    def __init__(
+        self,
+        token: str | None,
+        key: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Without a token, `key` is the control key of callers on this node."""
+        self._token = token
+        self._key = key
+        secret = key if token is None else token
+        self._verifier = None if secret is None else Verifier(secret)
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._guesses: dict[str, tuple[float, int]] = {}
+        """By address: when its first wrong token was sent, and how many were."""
+
+    def has_token(self, request: web.Request) -> bool:
+        """Return whether a request shows the token; True where there is none."""
+        if self._token is None:
+            return True
+        name = _cookie_name(request)
+        if (
+            self._is_signed(request)
+            or _equal_secrets(_bearer_token(request), self._token)
+            or self._is_cookie(name, request.cookies.get(name, ""))
+        ):
+            trust(request)
+            return True
+        return False
+
+    def has_key(self, request: web.Request) -> bool:
+        """Return whether a caller on this node shows the control key."""
+        if self._key is None or not _is_local(request):
+            return False
+        if self._is_signed(request) or _equal_secrets(_bearer_token(request), self._key):
+            trust(request)
+            return True
+        return False
+
+    def _is_signed(self, request: web.Request) -> bool:
+        if self._verifier is None:
+            return False
+        given = request.headers.get("Authorization", "")
+        claim = self._verifier.accept(given, request.method, request.raw_path)
+        if claim is not None:
+            request[_CLAIM] = claim
+        return claim is not None
+
+    def challenge(self) -> dict[str, str]:
+        """Return the headers of a 401."""
+        return {} if self._verifier is None else {SESSION_HEADER: self._verifier.session}
+
+    def reply_headers(
+        self, request: web.Request, status: int, body: bytes | None
+    ) -> dict[str, str]:
+        """Return the headers that prove the reply to a signed request; a stream has no body."""
+        claim = claim_of(request)
+        if claim is None or self._verifier is None:
+            return {}
+        return {PROOF_HEADER: self._verifier.sign(claim, status, body)}
+
+    def login_pause(self, request: web.Request) -> int:
+        """Return for how many seconds an address may not send a token to the form, or 0."""
+        since, count = self._guesses.get(request.remote or "", (0.0, 0))
+        left = since + times.LOGIN_WINDOW - self._clock()
+        return int(left) + 1 if count >= MOST_GUESSES and left > 0 else 0
+
+    def login(self, request: web.Request, given: object) -> bool:
+        """Return whether the form was sent the token; count a wrong one."""
+        own = self._token
+        if own is not None and isinstance(given, str) and _equal_secrets(given.strip(), own):
+            return True
+        address, now = request.remote or "", self._clock()
+        since, count = self._guesses.pop(address, (now, 0))
+        if now - since > times.LOGIN_WINDOW:
+            since, count = now, 0
+        if len(self._guesses) >= _MOST_GUESSERS:
+            del self._guesses[next(iter(self._guesses))]
+        self._guesses[address] = (since, count + 1)
+        return False
+
+    def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Set the page's cookie: an HMAC of the token, never the token."""
+        name, ends = _cookie_name(request), int(self._wall_clock() + times.LOGIN_LASTS)
+        answer.set_cookie(
+            *(name, f"{ends}.{self._cookie_signature(name, ends)}"),
+            max_age=int(times.LOGIN_LASTS),
+            httponly=True,
+            samesite="Strict",
+            path="/",
+        )
+
+    def _is_cookie(self, name: str, value: str) -> bool:
+        ends, _, signature = value.partition(".")
+        if not (ends.isascii() and ends.isdecimal() and len(ends) < 16):
+            return False
+        is_own = _equal_secrets(signature, self._cookie_signature(name, int(ends)))
+        return is_own and int(ends) > self._wall_clock()
+
+    def _cookie_signature(self, name: str, ends: int) -> str:
+        text = f"page\n{name}\n{ends}"
+        return hmac.digest((self._token or "").encode(), text.encode(), "sha256").hex()
+
+
+def claim_of(request: web.Request) -> Claim | None:
+    """Return the claim of a request whose signature was accepted."""
+    claim: Claim | None = request.get(_CLAIM)
+    return claim
+
+
+def is_signed_body(request: web.Request, body: bytes) -> bool:
+    """Return whether a body is the one that was signed; True for a request without signature."""
+    claim = claim_of(request)
+    return claim is None or _equal_secrets(claim.digest, digest(body))
+
+
+def _cookie_name(request: web.Request) -> str:
+    """Return the cookie's name, with the port that the browser uses."""
+    port = (request.headers.get("Host") or "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and len(port) < 6 else COOKIE
+
+
+def _bearer_token(request: web.Request) -> str:
+    """Return the bearer token of a request, or ''."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if kind.lower() == "bearer" else ""
+
+
+def _is_local(request: web.Request) -> bool:
+    """Return whether the caller runs on this node."""
+    transport = request.transport
+    ends = () if transport is None else [*map(transport.get_extra_info, ("peername", "sockname"))]
+    return len({end[0] for end in ends if end}) == 1 and all(ends)
+
+
+def _equal_secrets(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
+# --- host names and other sites ------------------------------------------------------------------
+
+UNGUARDED_PATHS = ("/livez", "/readyz")
+"""Kubernetes probes, which reveal nothing and may use any host name."""
+
+_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
+"""Suffixes of Kubernetes names, which nobody can register on the internet."""
+
+
+class Refusal(NamedTuple):
+    """HTTP status and reason of a refused request."""
+
+    status: int
+    why: str
+
+
+def host_names(names: Iterable[str | None]) -> frozenset[str]:
+    """Return the host names that a Host header may contain for this node."""
+    return frozenset(
+        name.rstrip(".").lower() for name in names if name and name.strip(".") and not is_ip(name)
+    ) | {"localhost"}
+
+
+def refusal_of(
+    method: str, path: str, headers: Mapping[str, str], names: frozenset[str], *, guarded: bool
+) -> Refusal | None:
+    """Return why a request is refused before its body is read; a token replaces these checks."""
+    if path in UNGUARDED_PATHS:
+        return None
+    if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
+        return Refusal(415, "Content-Encoding: send the body without compression")
+    host = headers.get("Host")
+    if not guarded and host is not None and not _is_own_name(_host_name(host), names):
+        known = ", ".join(sorted(names))
+        return Refusal(
+            421,
+            f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
+            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name",
+        )
+    reads = method in {"GET", "HEAD"}
+    if guarded and reads:  # other sites cannot send the token or its SameSite cookie
+        return None
+    if _is_cross_site(headers, host) and not (reads and _is_link_navigation(headers)):
+        return Refusal(403, "a page of another site may not call this node")
+    return None
+
+
+def _host_name(host: str) -> str:
+    """Return the host of a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_own_name(name: str, names: frozenset[str]) -> bool:
+    if is_ip(name) or name in names:
+        return True
+    in_cluster = name.endswith(_CLUSTER_SUFFIXES)
+    return any(
+        name.startswith(f"{known}.")
+        and (in_cluster or name.removeprefix(f"{known}.") in _search_domains())
+        for known in names
+    )
+
+
+@cache
+def _search_domains() -> frozenset[str]:
+    """Return the search domains of /etc/resolv.conf."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.split() for line in lines)
+    domains = (name for row in found if row[:1] in (["search"], ["domain"]) for name in row[1:])
+    return frozenset(name.strip(".").lower() for name in domains)
+
+
+def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
+    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
+        return False
+    if origin is not None:
+        return host is None or _without_default_port(
+            origin.partition("://")[2]
+        ) != _without_default_port(host)
+    return site == "cross-site"
+
+
+def _without_default_port(host: str) -> str:
+    """Return a host without the default ports."""
+    name = host.lower()
+    return name.removesuffix(":80").removesuffix(":443")
+
+
+def _is_link_navigation(headers: Mapping[str, str]) -> bool:
+    """Return whether a person follows a link: the page with the link cannot read the answer."""
+    mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
+    return (mode, dest) == ("navigate", "document") and "Origin" not in headers

@@ -1,0 +1,167 @@
+"""Proof by both ends of a request that they hold the same secret, which is not sent.
+
+The server names its session in a 401. The client signs each request with an HMAC over that session,
+its own random id, a counter, the method, the path and the body. The server accepts each counter of
+a client once and in ascending order, so a replayed request is refused, and signs its reply to that
+request. No clock takes part, and a restarted server begins a new session.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from enum import Enum
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SESSION_HEADER = "Pod-Agent-Session"
+"""Header of a 401: the session to sign for."""
+PROOF_HEADER = "Pod-Agent-Proof"
+"""Header of a reply: its signature."""
+SCHEME = "Pod-Agent"
+"""Scheme of the Authorization header of a signed request."""
+MOST_CLIENTS = 1 << 14
+"""Counters that a server keeps; one client more begins a new session for all."""
+TRIES = 2
+"""Requests until a reply is proven: the first may be for an earlier session, or for none."""
+_STREAM = "stream"
+"""Stands for the body of a streamed reply, of which only the beginning is proven."""
+_MOST_DIGITS = 19
+"""Of a counter."""
+
+
+class Claim(NamedTuple):
+    """The signed part of a request, as its Authorization header contains it."""
+
+    session: str
+    client: str
+    number: int
+    digest: str
+    """The SHA-256 of the body."""
+
+    def signature(self, secret: bytes, method: str, path: str) -> str:
+        """Return the signature of the request."""
+        return _sign(secret, "request", self, method, path)
+
+    def reply_signature(self, secret: bytes, status: int, body: bytes | None) -> str:
+        """Return the signature of the reply to this request; a streamed one has no body here."""
+        return _sign(secret, "reply", self, str(status), _STREAM if body is None else digest(body))
+
+
+def digest(body: bytes) -> str:
+    """Return the digest of a body."""
+    return sha256(body).hexdigest()
+
+
+def _sign(secret: bytes, purpose: str, claim: Claim, *parts: str) -> str:
+    """Sign a claim and what belongs to it; no part contains a line end."""
+    text = "\n".join((purpose, *map(str, claim), *parts))
+    return hmac.digest(secret, text.encode(errors="backslashreplace"), "sha256").hex()
+
+
+class Verifier:
+    """The server's end: accepts each signed request once."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self.session = ""
+        self._counts: dict[str, int] = {}
+        """The last counter of each client in this session."""
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        self.session = secrets.token_hex(16)
+        self._counts = {}
+
+    def accept(self, authorization: str, method: str, path: str) -> Claim | None:
+        """Return the claim of a request, or None where it is not signed, or not for the first time.
+
+        The body may not be received yet: compare its digest with the claim's.
+        """
+        scheme, _, fields = authorization.partition(" ")
+        parts = fields.split(".")
+        if scheme != SCHEME or len(parts) != 5:
+            return None
+        session, client, count, body, signature = parts
+        if session != self.session or not count.isdecimal() or len(count) > _MOST_DIGITS:
+            return None
+        claim = Claim(session, client, int(count), body)
+        wanted = claim.signature(self._secret, method, path)
+        if not hmac.compare_digest(wanted.encode(), signature.encode(errors="replace")):
+            return None
+        if claim.number <= self._counts.get(client, 0):
+            return None
+        self._counts[client] = claim.number
+        if len(self._counts) > MOST_CLIENTS:
+            self._begin_session()
+        return claim
+
+    def sign(self, claim: Claim, status: int, body: bytes | None) -> str:
+        """Return the signature of a reply; a streamed one has no body here."""
+        return claim.reply_signature(self._secret, status, body)
+
+
+class ReplyProof(Enum):
+    """What a client makes of a reply."""
+
+    PROVEN = "proven"
+    UNPROVEN = "unproven"
+    REFUSED = "refused"
+    AGAIN = "again"
+    """The server named its session: sign the request for it and send it again."""
+
+
+class Signed(NamedTuple):
+    """A request to send: headers and body."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    claim: Claim | None = None
+    """None where the server's session is not known yet: then the body is not sent either."""
+
+
+class Prover:
+    """The client's end, for one server; without a secret nothing is signed and all is believed."""
+
+    def __init__(self, secret: str | None) -> None:
+        self._secret = None if secret is None else secret.encode()
+        self._client = secrets.token_hex(8)
+        self._count = 0
+        self._session = ""
+
+    def sign(self, method: str, path: str, body: bytes = b"") -> Signed:
+        """Sign a request; `path` includes the query, as it is sent."""
+        if self._secret is None:
+            return Signed({}, body)
+        if not self._session:
+            return Signed({}, b"")
+        self._count += 1
+        claim = Claim(self._session, self._client, self._count, digest(body))
+        signature = claim.signature(self._secret, method, path)
+        fields = ".".join((*map(str, claim), signature))
+        return Signed({"Authorization": f"{SCHEME} {fields}"}, body, claim)
+
+    def check(
+        self, request: Signed, status: int, headers: Mapping[str, str], body: bytes | None
+    ) -> ReplyProof:
+        """Check the reply to a request; a streamed one has no body here."""
+        if status == 401:
+            session = headers.get(SESSION_HEADER, "")
+            if self._secret is None or session in {"", self._session}:
+                return ReplyProof.REFUSED
+            self._session = session
+            return ReplyProof.AGAIN
+        if self._secret is None:
+            return ReplyProof.PROVEN
+        if request.claim is None:
+            return ReplyProof.UNPROVEN
+        wanted = request.claim.reply_signature(self._secret, status, body)
+        given = headers.get(PROOF_HEADER, "").encode(errors="replace")
+        return (
+            ReplyProof.PROVEN
+            if hmac.compare_digest(wanted.encode(), given)
+            else ReplyProof.UNPROVEN
+        )
