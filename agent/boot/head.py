@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,9 @@ from agent.decisions.values import (
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.events import AttemptOver, ByeHeard
+from agent.record.files import error_text
 from agent.record.log import say
+from agent.record.run_folder import write_secret
 from agent.runtime import driver
 from agent.work.services import REWARD, reward_url
 
@@ -100,6 +103,8 @@ class HeadAgent:
         self._ray = started.ray
         self._work = LocalWork(run, self._inbox.put, lambda: self._placeholders)
         self._output: OutputCopies | None = None
+        self._secrets: Path | None = None
+        """The file from which the driver reads its secrets."""
         self._bridge_scope = anyio.CancelScope()
         goal = make_goal(run.plan, keeper, run.now(), run.finished_steps)
         self._state = head.first_state(goal)
@@ -371,14 +376,22 @@ class HeadAgent:
         self._run.node.update(passed_on=0, copied=0)
         await self._find_output_start()
         self._output, mirror = start_job_output(
-            self._run, job_id, made.entrypoint, self._status.job_lines
+            self._run, job_id, made.entrypoint.line, self._status.job_lines
         )
-        await self._link.submit(job_id, made.entrypoint, made.runtime_env, mirror, made.upload)
+        if made.entrypoint.file:
+            self._secrets = Path(made.entrypoint.file)
+            try:
+                write_secret(self._secrets, made.entrypoint.secrets)
+            except OSError as error:
+                self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
+                return
+        line = made.entrypoint.line
+        await self._link.submit(job_id, line, made.runtime_env, mirror, made.upload)
 
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(self._placeholders.node_ip, is_followed=True)
-        line = made.entrypoint if isinstance(made, Submission) else ""
+        line = made.entrypoint.line if isinstance(made, Submission) else ""
         await self._find_output_start()
         self._output, mirror = start_job_output(self._run, job_id, line, self._status.job_lines)
         await self._link.follow(job_id, mirror)
@@ -398,6 +411,7 @@ class HeadAgent:
             *(self._plan, self._state, self._placeholders, url, self._env),
             self._keeper.record.run_id,
             basis=basis,
+            clean=self._run.redactor.clean,
             is_followed=is_followed,
         )
 
@@ -431,6 +445,9 @@ class HeadAgent:
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""
         await self._submission_task.cancel()
+        if self._secrets is not None:
+            self._secrets.unlink(missing_ok=True)  # of a job that never started
+            self._secrets = None
         if self._output is not None:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)

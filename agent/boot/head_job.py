@@ -27,6 +27,7 @@ from agent.runtime.waiting import Failure, NotYet, TimedOutError, until
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import (
+    Entrypoint,
     JobPlaceholders,
     checkpoint_owner,
     entrypoint,
@@ -167,7 +168,7 @@ async def _newest_checkpoint_files(job: Job | None) -> tuple[str, CheckpointFile
 class Submission(Value):
     """A job as it is submitted to Ray."""
 
-    entrypoint: str
+    entrypoint: Entrypoint
     runtime_env: dict[str, object]
     messages: tuple[LogLine, ...] = ()
     """Log lines for the user."""
@@ -201,12 +202,14 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     run_id: str,
     *,
     basis: JobBasis,
+    clean: Callable[[str], str] = str,
     is_followed: bool = False,
 ) -> Submission | Outcome:
     """Make the submission for the nodes that joined, or the outcome that refuses it.
 
-    `env` is Ray's environment here, which the job inherits. The checkpoint folder is not checked
-    for a job that is followed again (`is_followed`): that job has already written to it.
+    `env` is Ray's environment here, which the job inherits. `clean` masks secrets, which Ray must
+    not show: the job reads them from a file beside Ray's sessions. The checkpoint folder is not
+    checked for a job that is followed again (`is_followed`): that job has already written to it.
     """
     job, nodes = plan.job, state.nodes()
     assert job is not None  # noqa: S101 - decided only where there is one
@@ -221,9 +224,12 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         attempt=state.attempt.number,
         checkpoints=job.checkpoints,
     )
+    ray = plan.own_ray
+    secrets = "" if ray is None else f"{ray.session}/{safe_name(run_id)}-{joined.attempt}.secrets"
     if job.recipe is None:
-        command_line = entrypoint(fill(job.argv, joined), joined.attempt)
-        return Submission(command_line, job.runtime_env, upload=_upload(job))
+        line = entrypoint(fill(job.argv, joined), joined.attempt, secrets, clean)
+        shown = _shown_secrets(line, clean)
+        return Submission(line, job.runtime_env, shown, upload=_upload(job))
     held: checkpoints.FolderContents | None = None
     framework = job.recipe.known.framework
     if framework and not is_followed:
@@ -243,9 +249,21 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         if isinstance(found, Outcome):
             return found
         messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
-    runtime_env = _with_env(job.runtime_env, command, {} if plan.own_ray is None else env)
-    command_line = entrypoint(fill(command.argv, joined), joined.attempt)
-    return Submission(command_line, runtime_env, tuple(messages), _upload(job), basis)
+    runtime_env = _with_env(job.runtime_env, command, {} if ray is None else env)
+    line = entrypoint(fill(command.argv, joined), joined.attempt, secrets, clean)
+    messages += _shown_secrets(line, clean)
+    return Submission(line, runtime_env, tuple(messages), _upload(job), basis)
+
+
+def _shown_secrets(made: Entrypoint, clean: Callable[[str], str]) -> tuple[LogLine, ...]:
+    """Warn of secrets that Ray shows: the driver of a platform's Ray may run on another machine."""
+    if clean(made.line) == made.line:
+        return ()
+    text = (
+        "the job's command holds a secret, which the dashboard of the platform's Ray shows: set it "
+        "in the environment of that Ray's nodes instead"
+    )
+    return (LogLine(text, "warning"),)
 
 
 def _upload(job: Job) -> str:

@@ -19,7 +19,7 @@ from agent.settings.model import Settings
 from agent.topology.claim import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
-from agent.work.services import PrepareStep, ServiceSpec
+from agent.work.services import HttpProbe, PrepareStep, ServiceSpec
 from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
@@ -177,10 +177,13 @@ class Plan(Value):
         """Return names and texts that may hold secrets: the command, and the services file's."""
         env = (pair for spec in self.all_services for pair in spec.env)
         commands = ((spec.name, spec.asked) for spec in self.all_services)
+        probes = (spec.ready for spec in self.all_services)
+        requests = ((probe.url, probe.body or "") for probe in probes if type(probe) is HttpProbe)
         return (
             ("", shlex.join(self.command or ())),
             *env,
             *commands,
+            *(("", text) for request in requests for text in request),
             *((step.name, step.command) for step in self.steps),
         )
 

@@ -441,14 +441,19 @@ def _set_aside(path: Path) -> None:
 KEY_FILE = "control.key"
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only this user may read, in place of a previous agent's."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor has no path
+        file.write(text)
+
+
 def make_key(folder: Path) -> str | None:
     """Write a new random key for this node's users; return None on failure."""
     key, path = secrets.token_hex(16), folder / KEY_FILE
     try:
-        path.unlink(missing_ok=True)  # of a previous agent
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(handle, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor has no path
-            file.write(key)
+        write_secret(path, key)
     except OSError:
         return None
     return key

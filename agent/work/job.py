@@ -32,7 +32,7 @@ from agent.work.recipes.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from agent.node.facts import Framework
     from agent.settings.model import Settings
@@ -107,12 +107,42 @@ def is_sized_by_links(job: Job | None) -> bool:
     return recipe.known.framework in {"verl", "openrlhf", "openrlhf-m"}
 
 
-def entrypoint(argv: list[str], attempt: int) -> str:
-    """Return the shell command that Ray runs: the argv, with AGENT_ATTEMPT exported.
+class Entrypoint(Value):
+    """The shell command that Ray runs, shows on its dashboard and writes to its logs."""
 
-    Ray's runtime_env cannot carry the attempt, since Ray refuses a job whose own one differs.
+    line: str
+    file: str = ""
+    """The file that the command reads its secrets from and deletes; '' if it has none."""
+    secrets: str = ""
+    """The content of that file."""
+
+
+def entrypoint(
+    argv: list[str], attempt: int, file: str = "", clean: Callable[[str], str] = str
+) -> Entrypoint:
+    """Return the shell command of a job: the argv, with AGENT_ATTEMPT exported.
+
+    Words that `clean` would mask become variables that the shell reads from `file`. Ray's
+    runtime_env cannot carry the attempt, since Ray refuses a job whose own one differs.
     """
-    return f"export AGENT_ATTEMPT={attempt}; exec {shlex.join(argv)}"
+    secrets: list[str] = []
+    words = [_hidden(word, secrets, clean) if file else shlex.quote(word) for word in argv]
+    line = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}"
+    if not secrets:
+        return Entrypoint(line)
+    place = shlex.quote(file)
+    values = [f"AGENT_SECRET_{n}={shlex.quote(text)}" for n, text in enumerate(secrets, 1)]
+    return Entrypoint(f". {place}; {line}", file, "\n".join([*values, f"rm -f {place}", ""]))
+
+
+def _hidden(word: str, secrets: list[str], clean: Callable[[str], str]) -> str:
+    """Quote a word for a shell; one with a secret becomes a variable, an option's name stays."""
+    if clean(word) == word:
+        return shlex.quote(word)
+    name, sign, value = word.partition("=")
+    shown = f"{name}{sign}" if sign and value and clean(name) == name else ""
+    secrets.append(word.removeprefix(shown))
+    return f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(secrets)}"'
 
 
 def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:

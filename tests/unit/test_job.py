@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from agent.work.job import PLACEHOLDERS, JobPlaceholders, entrypoint, fill
 from agent.work.services import Placeholders, reward_service, reward_url
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PYTHON = "/opt/ray/bin/python3"
 URL = "http://10.0.0.1:5000/get_reward"
@@ -62,15 +66,43 @@ def test_a_value_is_not_filled_again(text: str) -> None:
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
 def test_quoting_keeps_every_word(words: list[str]) -> None:
     """A shell reads the entrypoint as exactly the given words."""
-    assert shlex.split(entrypoint(words, 2)) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
+    line = entrypoint(words, 2).line
+    assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
 
 def test_a_real_shell_expands_nothing() -> None:
     """Dollars, quotes, globs and line ends reach the job as they were written."""
     words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
-    line = entrypoint(["printf", "%s|", *words], 1)
+    line = entrypoint(["printf", "%s|", *words], 1).line
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
     assert done.stdout == "".join(f"{word}|" for word in words)
+
+
+def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
+    """The line that Ray shows has none; the job gets each word, and the file is gone."""
+    hidden = "to'ken $HOME"
+    words = ["--lr=1", f"--hf_token={hidden}", "--api-key", hidden, f"a{hidden}=b", f"={hidden}"]
+    file = tmp_path / "a file"
+    made = entrypoint(
+        ["printf", "%s|", *words], 3, str(file), lambda text: text.replace(hidden, "*")
+    )
+    assert hidden not in made.line
+    assert "--lr=1 --hf_token=" in made.line
+    file.write_text(made.secrets)
+    done = subprocess.run(["/bin/sh", "-c", made.line], capture_output=True, check=True, text=True)
+    assert done.stdout == "".join(f"{word}|" for word in words)
+    assert not file.exists()
+    again = subprocess.run(["/bin/sh", "-c", made.line], capture_output=True, check=False)
+    assert again.returncode != 0
+    assert again.stdout == b""
+
+
+def test_a_command_without_secrets_needs_no_file() -> None:
+    """Without a file, as on another machine, the words stay as they are."""
+    plain, secret = ["train", "--lr=1"], ["train", "--key=abcdef"]
+    assert entrypoint(plain, 1, "/x", str.upper).file == "/x"
+    assert entrypoint(plain, 1, "/x") == entrypoint(plain, 1)
+    assert entrypoint(secret, 1, "", str.upper) == entrypoint(secret, 1)
 
 
 def test_which_job_is_planned() -> None:

@@ -81,7 +81,7 @@ def heard(found: Submission | Outcome) -> str:
 def words(found: Submission | Outcome) -> list[str]:
     """Return the command that is submitted."""
     assert isinstance(found, Submission), found
-    return shlex.split(found.entrypoint.partition("exec ")[2])
+    return shlex.split(found.entrypoint.line.partition("exec ")[2])
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
