@@ -8,7 +8,7 @@ from agent.base import ends
 from agent.base.value import Value
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from agent.base.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _LARGEST = 65_535
 
@@ -62,9 +62,11 @@ def port_map(
 
 
 def _inner(agent: int) -> dict[str, int]:
-    names = ("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc")
-    more = ("runtime_env_agent", "metrics")
-    return {name: agent + step for step, name in enumerate((*names, *more), start=1)}
+    names = (
+        *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
+        *("runtime_env_agent", "metrics"),
+    )
+    return {name: agent + step for step, name in enumerate(names, start=1)}
 
 
 _BLOCK = 10
@@ -94,11 +96,6 @@ def ports_for_job(job_id: int) -> PortBase:
     )
 
 
-def port_map_conflicts(ports: Ports, reward: int | None) -> list[str]:
-    """Describe every conflict between the ports of a node."""
-    return port_conflicts(single_ports(ports), reward, (ports.first_worker, ports.last_worker))
-
-
 def single_ports(ports: Ports) -> dict[str, int]:
     """Return the port of every listener, without the range of Ray's workers."""
     return {
@@ -109,26 +106,26 @@ def single_ports(ports: Ports) -> dict[str, int]:
 
 
 def port_conflicts(
-    single: Mapping[str, int], reward: int | None, workers: tuple[int, int] | None = None
-) -> list[str]:
-    """Describe conflicts between these ports, the reward server and the range of Ray's workers."""
-    everything = {**single, **({} if reward is None else {"reward server": reward})}
-    found = []
-    names = list(everything)
-    for index, name in enumerate(names):
-        number = everything[name]
-        found += [
-            f"{other} and {name} on {number}"
-            for other in names[:index]
-            if everything[other] == number
-        ]
-        if workers is not None and workers[0] <= number <= workers[1]:
-            found.append(
-                f"{name} on {number}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
-            )
-        if number > _LARGEST:
-            found.append(f"{name} on {number}, above {_LARGEST}")
-    return found
+    ports: Mapping[str, int], workers: tuple[int, int] | None = None
+) -> Iterator[str]:
+    """Describe conflicts between ports, by listener, and with the range of Ray's workers."""
+    names = list(ports)
+    for at, name in enumerate(names):
+        others = {other: ports[other] for other in names[:at]}
+        yield from conflicts_of(name, ports[name], others, workers)
+
+
+def conflicts_of(
+    name: str, number: int, others: Mapping[str, int], workers: tuple[int, int] | None
+) -> Iterator[str]:
+    """Describe the conflicts of one port with others and with the range of Ray's workers."""
+    for other, its_number in others.items():
+        if its_number == number:
+            yield f"{other} and {name} on {number}"
+    if workers is not None and workers[0] <= number <= workers[1]:
+        yield f"{name} on {number}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
+    if number > _LARGEST:
+        yield f"{name} on {number}, above {_LARGEST}"
 
 
 def ports_from_settings(

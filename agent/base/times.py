@@ -82,14 +82,12 @@ AWAITED_GOODBYE = 5.0
 # AGENT_WAIT_WORKERS (10m), later while a worker reports a running prepare step.
 # AGENT_WAIT_REWARD (10m), from the start of the server.
 # AGENT_WAIT_PREPARE (2h), each step from its own start.
-START_DISK = 2.0
-"""A stalled disk delays the start by no more; the run reads it again later."""
+STALLED_DISK = 2.0
+"""A stalled disk delays start, end, a share, a stack dump or a request for logs by no more."""
 START_LOOKUP = 2.0
 """DNS at the start; later lookups repeat it."""
-RUN_FOLDER_DISK = 20.0
-"""For the run folder: an idle network disk needs some seconds."""
-CHECKPOINT_DISK = 20.0
-"""For the checkpoint folder before a submission, as for the run folder."""
+IDLE_DISK = 20.0
+"""For the run folder and the checkpoints: an idle network disk needs some seconds."""
 CHECKPOINT_LISTING = 5.0
 """For the checkpoints after an attempt, which only inform the decision about the next."""
 PYTHON_ANSWERS = 30.0
@@ -184,8 +182,6 @@ LONGEST_BRIDGE_PAUSE = 5.0
 """Well below `NO_JOB_STATUS`."""
 TORCHRUN_POLL = 0.05
 """torchrun's checks of its processes: short, to find the first failure."""
-SHARE_DISK = 2.0
-"""For the size of the job's log, before a share appends to it."""
 # AGENT_STALL (30m): no sign of work; after a lost node the attempt ends.
 STALL_CHECK_SHORTEST = 1.0
 """Signs of work are read ten times within AGENT_STALL, at this interval at the least."""
@@ -197,10 +193,6 @@ STALL_STACKS = 45.0
 """For all nodes to report their stacks."""
 STALL_TASKS = 30.0
 """For Ray to list its tasks."""
-STALL_DISK = 2.0
-"""For the stacks to be written."""
-GPU_READ = 20.0
-"""For the GPUs' use, as `GPUS_ANSWER`."""
 STACK_DUMP = 10.0
 """For the stacks of one process."""
 
@@ -265,8 +257,6 @@ CHECKPOINT_QUIET = 2.0
 """A checkpoint whose files have not changed for so long is complete."""
 STOP_ACCEPTED = 5.0
 """For Ray's dashboard to accept the stop of a job; it usually takes one."""
-DISK_AT_END = 2.0
-"""A stalled disk delays the end by no more."""
 LEFTOVERS_KILLED = 10.0
 """For killing what an earlier attempt left; what resists stays."""
 DESCENDANTS_EXIT = 5.0
@@ -341,8 +331,6 @@ LOG_LINES_AWAITED = 3.0
 """A request for logs waits so long for new lines, below the caller's timeout."""
 LOG_POLL = 0.1
 """Between two reads of a log; at its end the agent waits twice as long for open requests."""
-LOG_DISK = 2.0
-"""For the disk of a log."""
 
 # --- Writing --------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
 from agent.decisions.attempts import FailureCause
@@ -36,7 +36,7 @@ from agent.record.threads import in_thread, run_within
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
     from agent.bridge.link import RayLink

@@ -11,7 +11,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
@@ -66,7 +66,7 @@ from agent.runtime import driver
 from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.make_ready import HeadStart
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper

@@ -9,7 +9,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.text import mib
 from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
@@ -286,7 +286,7 @@ def _with_env(
 
 async def _read_checkpoints(folder: str) -> checkpoints.FolderContents | None:
     """Return the contents of the checkpoint folder; None if its disk does not answer."""
-    with anyio.move_on_after(times.CHECKPOINT_DISK):
+    with anyio.move_on_after(times.IDLE_DISK):
         return await anyio.to_thread.run_sync(
             run_folder.read_checkpoints, folder, abandon_on_cancel=True
         )
@@ -309,7 +309,7 @@ async def _take_checkpoints(
     why = checkpoints.why_not_resumable(held, ours)
     if why:
         return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
-    with anyio.move_on_after(times.CHECKPOINT_DISK):
+    with anyio.move_on_after(times.IDLE_DISK):
         fault = await anyio.to_thread.run_sync(
             run_folder.write_mark, folder, ours, abandon_on_cancel=True
         )

@@ -327,7 +327,7 @@ class HeadLogs:
         was_over = self._status.is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
-            found = await in_thread(partial(_read_lines, path, after), times.LOG_DISK)
+            found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
             if found is None:
                 return NotYet()
             is_new = found[0] or after is None or self._status.is_over() != was_over

@@ -35,7 +35,7 @@ from agent.topology.ranked import own_pod
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
     from agent.record.run_record import AttemptRecord
     from agent.settings.model import Settings
@@ -186,7 +186,7 @@ async def hold_after_verdict(
     plan = run.plan
     if plan.on_done == "exit" or not outcome.holds_pod:
         return
-    run_within(times.DISK_AT_END, partial(run.write_outcome, outcome, attempts))
+    run_within(times.STALLED_DISK, partial(run.write_outcome, outcome, attempts))
     await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
 
 

@@ -20,8 +20,8 @@ import psutil
 from msgspec.structs import replace
 
 from agent.base import ends, times
+from agent.base.ends import Outcome
 from agent.base.errors import PreflightError, UnavailableError
-from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.boot.node_run import start_ray
 from agent.checks import PORTS, TEMP_DIR, run_checks

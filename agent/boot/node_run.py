@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.values import Item, LogLine, Wait
     from agent.plan.plan import Plan
     from agent.record.run_folder import OutageRecord, RunFolder

@@ -258,17 +258,19 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         return facts
     starts_in = settings.working_dir or "."
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
-    columns = run_within(times.START_DISK, lambda: (columns_of(settings.train_data or ""),))
+    columns = run_within(times.STALLED_DISK, lambda: (columns_of(settings.train_data or ""),))
     facts = replace(
         facts,
         framework=found,
         data_columns=None if columns is None else columns[0],
     )
     folder = checkpoint_folder(settings, loaded.command)
-    mount = run_within(times.START_DISK, lambda: (mount_of(folder),))
+    mount = run_within(times.STALLED_DISK, lambda: (mount_of(folder),))
     if mount is not None:
         facts = replace(facts, checkpoints=mount[0])
-        sizes = run_within(times.START_DISK, lambda: (free_at(folder), weights_in(settings.model)))
+        sizes = run_within(
+            times.STALLED_DISK, lambda: (free_at(folder), weights_in(settings.model))
+        )
         if sizes is not None:
             facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts
@@ -278,7 +280,7 @@ def read_shape(model: str | None, environ: Mapping[str, str]) -> ModelShape | No
     """Return the shape of a model from its `config.json` here, else from its name."""
     if not model:
         return None
-    return shape_of(model, run_within(times.START_DISK, lambda: model_config(model, environ)))
+    return shape_of(model, run_within(times.STALLED_DISK, lambda: model_config(model, environ)))
 
 
 def read_kept(loaded: Loaded) -> Mapping[str, str]:
@@ -287,7 +289,7 @@ def read_kept(loaded: Loaded) -> Mapping[str, str]:
     if known is None or not known.framework:
         return {}
     folder = checkpoint_folder(loaded.settings, loaded.command)
-    held = run_within(times.START_DISK, lambda: read_checkpoints(folder))
+    held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
     return {} if held is None else kept_settings(held, known.framework)
 
 
@@ -296,7 +298,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     job = plan.job
     if job is None or job.recipe is None or not job.recipe.known.framework:
         return ()
-    held = run_within(times.START_DISK, lambda: read_checkpoints(job.checkpoints))
+    held = run_within(times.STALLED_DISK, lambda: read_checkpoints(job.checkpoints))
     if held is None:
         return ()
     recipe, expected = job.recipe, job.recipe.expected_command

@@ -36,7 +36,7 @@ from agent.work.services import REWARD, ScoringProbe, reward_url
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
     from agent.work.services import Placeholders
     from agent.work.torchrun import ShareOrder

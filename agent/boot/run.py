@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.head import HeadAgent
     from agent.checks.finding import Finding
     from agent.decisions.head.state import HeadEvent
@@ -131,7 +131,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         )
         node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
         outcome, attempts = _run_role(node_run, None), ()
-    if not run_within(times.DISK_AT_END, partial(node_run.write_outcome, outcome, attempts)):
+    if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
     longest = times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits)
@@ -216,7 +216,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
     configure(settings.log, environ, redactor, pod)
     outcome = redactor.clean_fields(outcome)
     restarts = Restarts(log_root(settings), pod, settings_digest(environ, command), is_on=True)
-    run_within(times.DISK_AT_END, partial(restarts.record, "", outcome))
+    run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
     if on_done != "exit" and restarts.are_used_up(times.ATTEMPT_SHORT):
         _hold(settings, environ, on_done, outcome)
 
@@ -243,10 +243,10 @@ def _refuse_a_stalled_disk(root: Path) -> None:
             os.utime(root)
         return True
 
-    if not run_within(times.RUN_FOLDER_DISK, make):
+    if not run_within(times.IDLE_DISK, make):
         raise PreflightError(
             f"AGENT_LOG_DIR={root} does not answer",
-            why=f"a write to its disk takes longer than {times.RUN_FOLDER_DISK:g} s",
+            why=f"a write to its disk takes longer than {times.IDLE_DISK:g} s",
             remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
         )

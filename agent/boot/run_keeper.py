@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
     from agent.control.protocol import Hello
     from agent.decisions.attempts import AttemptSnapshot

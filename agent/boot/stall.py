@@ -201,7 +201,7 @@ class StallWatch:
                 return True
             return False
 
-        is_written = await in_thread(write, times.STALL_DISK)
+        is_written = await in_thread(write, times.STALLED_DISK)
         where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
         finding = Finding("stall", Level.WARN, f"{what}{where if is_written else ''}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)

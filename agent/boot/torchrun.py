@@ -151,7 +151,7 @@ class LocalShare:
         text = await self._read_output()
         errors_text = await in_thread(partial(text_of, errors)) or ""
         # Its findings are sent with the end, or before.
-        await anyio.to_thread.run_sync(output.finish, times.SHARE_DISK)
+        await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
         failure = None if code == 0 else first_failure(text, _time_of_day())
         if failure is not None:
             end = ShareEnd(
@@ -181,9 +181,9 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
         return log.stat().st_size if log.exists() else 0
 
     async def read_in_time() -> int:
-        size = await in_thread(read_size, times.SHARE_DISK)
+        size = await in_thread(read_size, times.STALLED_DISK)
         if size is None:
-            problem = f"{run.folder.path} does not answer within {times.SHARE_DISK:g} s"
+            problem = f"{run.folder.path} does not answer within {times.STALLED_DISK:g} s"
             raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
         return size
 

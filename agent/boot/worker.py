@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.base.value import Addresses
     from agent.decisions.worker.state import WorkerState
     from agent.node.facts import Facts

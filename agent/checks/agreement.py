@@ -63,7 +63,6 @@ def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
         certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
         level = Level.FAIL if certain and library not in _MAY_DIFFER else Level.WARN
         yield from _finding(library, values, level, _ONE_IMAGE)
-    yield from _differing("image", nodes, lambda f: f.node_versions.image, Level.WARN, _ONE_IMAGE)
 
 
 def _version(facts: Facts, name: str) -> str:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts
     from agent.settings.jobs import KnownJob
     from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
 
 
 FRAMEWORK = "framework"
@@ -30,25 +29,21 @@ _CHECKPOINT_FACTOR = 7
 RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS)
 
 
-def recipe_findings(
-    known: KnownJob, facts: Facts, settings: Settings, topology: Topology, folder: str
-) -> tuple[Finding, ...]:
+def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, and the disk of its checkpoints."""
-    found = _framework(known, facts, settings, topology)
+    found = _framework(known, node)
     if known.needs:
-        found += _checkpoints_on_volume(facts, folder) + checkpoint_space(facts, folder)
+        found += _checkpoints_on_volume(node.facts, folder) + checkpoint_space(node.facts, folder)
     return found
 
 
-def _framework(
-    known: KnownJob, facts: Facts, settings: Settings, topology: Topology
-) -> tuple[Finding, ...]:
+def _framework(known: KnownJob, node: CheckedNode) -> tuple[Finding, ...]:
     """Without its framework a job fails only after the boot; another version may fail later."""
-    found = facts.framework
-    if not known.framework or found is None or not topology.is_head:
+    found = node.facts.framework
+    if not known.framework or found is None or not node.topology.is_head:
         return ()
     if not found.folder:
-        return (_missing(known, facts, settings, topology),)
+        return (_missing(known, node),)
     try:
         chosen = version_of(known, found)
     except UnknownVersionError as error:
@@ -69,12 +64,12 @@ def _may_be_installed_later(settings: Settings) -> bool:
     return bool(uploads or settings.prepare or settings.prepare_each or settings.services)
 
 
-def _missing(known: KnownJob, facts: Facts, settings: Settings, topology: Topology) -> Finding:
+def _missing(known: KnownJob, node: CheckedNode) -> Finding:
     """Report a missing framework: a failure unless the run may still install it."""
-    what = f"{known.framework} is not installed for {facts.job_python}"
-    elsewhere = topology.given_ray is not None
+    what = f"{known.framework} is not installed for {node.facts.job_python}"
+    elsewhere = node.topology.given_ray is not None
     versions = recipe_of(known).VERSIONS
-    if elsewhere or _may_be_installed_later(settings):
+    if elsewhere or _may_be_installed_later(node.settings):
         newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
         remedy = "Put the same version here, so that the arguments are its own"
         return Finding(FRAMEWORK, Level.WARN, f"{what} here{newest}", remedy if versions else "")
@@ -109,16 +104,17 @@ def checkpoint_space(facts: Facts, folder: str) -> tuple[Finding, ...]:
 JOB = "job"
 
 
-def job_program(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
+def job_program(node: CheckedNode) -> tuple[Finding, ...]:
     """A missing program would fail with exit code 127, only after the boot."""
+    fault, topology = node.facts.program_fault, node.topology
     elsewhere = not topology.is_head or topology.given_ray is not None
-    if not facts.program_fault or elsewhere or _may_be_installed_later(settings):
+    if not fault or elsewhere or _may_be_installed_later(node.settings):
         return ()
     remedy = (
         "Correct the command after --, put its program on PATH, or provide it by "
         "AGENT_PREPARE or AGENT_WORKING_DIR"
     )
-    return (Finding(JOB, Level.FAIL, f"the program after --: {facts.program_fault}", remedy),)
+    return (Finding(JOB, Level.FAIL, f"the program after --: {fault}", remedy),)
 
 
 _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.text import escaped, is_ip, plain
 from agent.base.value import (
     LONGEST_TAIL,

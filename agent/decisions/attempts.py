@@ -11,7 +11,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
+from agent.base.ends import Kind, Outcome, name_of_code, shell_code
 from agent.base.value import Value
 from agent.decisions.values import HeadEvent
 
@@ -112,9 +112,7 @@ def _failure_with_code(report: JobReport, code: int, after: str) -> Outcome:
     name = name_of_code(code)
     if report.ran_out_of_memory:
         details = f": {report.memory}" if report.memory else ""
-        return ends.JOB_OUT_OF_MEMORY.outcome(
-            code=code, code_name=name, details=details, before=after
-        )
+        return ends.JOB_OUT_OF_MEMORY.outcome(code=code, details=details, before=after)
     details = f" ({report.place})" if report.place else ""
     details += f": {report.first_message_line}" if report.place and report.message else ""
     return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)

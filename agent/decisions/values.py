@@ -10,7 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.value import Bytes, Count, Required, Seconds, Value
 from agent.checks.finding import Finding
 from agent.checks.network import AllReduceShare

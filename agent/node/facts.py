@@ -205,8 +205,6 @@ class NodeVersions(Value):
 
     agent: str = ""
     """The agent's own version."""
-    image: str = ""
-    """The container's image, if known."""
     gpu_models: Items[str] = ()
     """The distinct models of its GPUs, as the driver names them."""
     clock_ahead: Difference | None = None

@@ -37,17 +37,13 @@ if TYPE_CHECKING:
     from agent.node.facts import RayPython
 
 
-_LONGEST_NAME = 200
-_IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "NVIDIA_BUILD_ID")
-"""Variables with the container's image, which few runtimes set."""
 _MODEL = "Model:"
 
 
-def node_versions(environ: Mapping[str, str], gpu_maker: str) -> NodeVersions:
+def node_versions(gpu_maker: str) -> NodeVersions:
     """Return the versions that the nodes of a run compare."""
     return NodeVersions(
         agent=__version__,
-        image=next((environ[name] for name in _IMAGES if environ.get(name)), "")[:_LONGEST_NAME],
         gpu_models=gpu_models(gpu_maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
     )
 
@@ -197,7 +193,7 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         rdma=rdma_devices(),
         rdma_is_open=_may_open_rdma(),
         known_names=known_names,
-        node_versions=node_versions(environ, maker),
+        node_versions=node_versions(maker),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.ports import port_conflicts, port_map, port_map_conflicts
+from agent.base.ports import port_conflicts, port_map, single_ports
 from agent.base.text import is_public
 from agent.base.value import Value
 from agent.settings.jobs import launcher
@@ -58,24 +58,19 @@ def listeners(  # noqa: PLR0913 - everything that may listen
     if launcher(settings, None) == "torchrun":
         store, everywhere = "torchrun's rendezvous", "every interface (torch's)"
         return (*_of_ranks(topology, ports.gcs, store, everywhere, "(NCCL, gloo)"), *others, agent)
-    on_node = tuple(
-        Listener(str(getattr(ports, port)), who, bind, guard) for port, who, bind in _RAY
+    of_head = (
+        ("gcs", "Ray GCS", _EVERYWHERE),
+        ("dashboard", "Ray dashboard", ray.dashboard_host),
+        ("client", "Ray client", _NEAR),
     )
+    rows = (*of_head, *_RAY) if topology.is_head else _RAY
     workers = f"{ports.first_worker}-{ports.last_worker}"
-    ray_here = (
-        *on_node,
+    return (
+        *(Listener(str(getattr(ports, port)), who, bind, guard) for port, who, bind in rows),
         Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)"),
         Listener(workers, "Ray workers", _EVERYWHERE, guard),
-    )
-    if not topology.is_head:
-        return (*others, agent, *ray_here)
-    return (
-        Listener(str(ports.gcs), "Ray GCS", _EVERYWHERE, guard),
-        Listener(str(ports.dashboard), "Ray dashboard", ray.dashboard_host, guard),
-        Listener(str(ports.client), "Ray client", _NEAR, guard),
         *others,
         agent,
-        *ray_here,
     )
 
 
@@ -105,20 +100,25 @@ def port_clashes(
     base: PortBase,
     given: GivenRay | None = None,
 ) -> tuple[Problem, ...]:
-    """Find port conflicts of this run.
+    """Find port conflicts of this run."""
+    single, workers = ports_here(settings, base, given)
+    return port_problems(port_conflicts({**single, **reward_port(settings, command)}, workers))
 
-    Beside a Ray on another machine only the agent and the reward server listen here; without Ray,
-    torchrun uses the port of GCS.
+
+def ports_here(
+    settings: Settings, base: PortBase, given: GivenRay | None, *, joins_ray: bool = True
+) -> tuple[dict[str, int], tuple[int, int] | None]:
+    """Return the ports that a node listens on besides its services, and those of Ray's workers.
+
+    Beside a Ray on another machine only the agent listens here; without Ray, torchrun uses the
+    port of GCS.
     """
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    reward = reward_port(settings, command)
     if launcher(settings, None) == "torchrun":
-        return port_problems(
-            port_conflicts({"rendezvous": ports.gcs, "agent": ports.agent}, reward)
-        )
-    if given is not None and given.session is None:
-        return port_problems(port_conflicts({"agent": ports.agent}, reward))
-    return port_problems(port_map_conflicts(ports, reward))
+        return {"rendezvous": ports.gcs, "agent": ports.agent}, None
+    if not joins_ray or (given is not None and given.session is None):
+        return {"agent": ports.agent}, None
+    return single_ports(ports), (ports.first_worker, ports.last_worker)
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import Problem, SettingsError
-from agent.base.ports import Ports, port_map, single_ports
+from agent.base.ports import Ports, conflicts_of, port_map
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
+from agent.checks.finding import CheckedNode, Finding
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
 from agent.node.facts import supports_token_auth, visible_devices
-from agent.plan.listeners import listeners, port_clashes
+from agent.plan.listeners import listeners, port_clashes, ports_here
 from agent.plan.plan import (
     ALL_REDUCE,
     BRIDGE,
@@ -61,7 +62,6 @@ from agent.work.torchrun import Torchrun, gpus_of, processes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.checks.finding import Finding
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
-    from agent.work.services import PrepareStep, ServicesFile, ServiceSpec, Where
+    from agent.work.services import PrepareStep, ServicesFile, ServiceSpec
 
 
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
@@ -169,10 +169,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     settings, platform = loaded.settings, topology.platform
     services = () if topology.is_idle else all_services(settings, loaded.command, file)
     topology = without_service_nodes(topology, settings, services)
-    here = tuple(s for s in services if is_here(s.where, topology))
+    is_head, rank = topology.is_head, topology.own_rank
+    here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
     alone = tuple(spec for spec in here if spec.alone)
     all_steps = _steps(settings, topology, file, facts, alone)
-    steps = tuple(step for step in all_steps if is_here(step.where, topology))
+    steps = tuple(s for s in all_steps if s.where.includes(rank, is_head=is_head))
     has_ray = not alone
     ports = _ports(settings, topology, loaded.command)
     guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
@@ -194,7 +195,9 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     recipe_notes: tuple[str, ...] = ()
     if job is not None and job.recipe is not None:
         known = job.recipe.known
-        for_recipe = recipe_findings(known, facts, effective.settings, topology, job.checkpoints)
+        for_recipe = recipe_findings(
+            known, CheckedNode(facts, effective.settings, topology), job.checkpoints
+        )
         recipe_notes = _recipe_notes(known, effective.settings, topology)
     return Plan(
         settings=settings,
@@ -210,7 +213,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         steps=steps,
         all_steps=all_steps,
         services=here,
-        possible_services=tuple(s for s in services if may_be_here(s.where, topology)),
+        possible_services=tuple(s for s in services if s.where.may_include(rank, is_head=is_head)),
         all_services=services,
         processes=(
             *_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
@@ -222,7 +225,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         findings=(
             *misspelling_findings(loaded.misspelled),
             *run_checks(facts, settings, topology),
-            *job_program(facts, settings, topology),
+            *job_program(CheckedNode(facts, settings, topology)),
             *placeholder_slips(_texts_with_placeholders(effective, all_steps, services)),
             *for_recipe,
         ),
@@ -404,22 +407,6 @@ def with_reward(settings: Settings, file: ServicesFile) -> Settings:
     return settings if file.reward is None else replace(settings, reward=file.reward)
 
 
-def own_rank(topology: Topology) -> int | None:
-    """Return this node's rank; without ranks of the platform the head has 0."""
-    rank = topology.platform.rank
-    return 0 if rank is None and topology.is_head else rank
-
-
-def is_here(where: Where, topology: Topology) -> bool:
-    """Return whether something runs on this node."""
-    return where.includes(own_rank(topology), is_head=topology.is_head)
-
-
-def may_be_here(where: Where, topology: Topology) -> bool:
-    """Return whether something may run on this node once the head has assigned its rank."""
-    return where.may_include(own_rank(topology), is_head=topology.is_head)
-
-
 def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
     """Return the ranks of nodes that only run a service and do not join Ray."""
     return frozenset(
@@ -444,23 +431,14 @@ def service_problems(
     file: ServicesFile,
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
-    ports = port_map(
-        settings.ray_port, settings.dashboard_port, settings.port, topology.platform.ports
-    )
     services = all_services(settings, command, file)
     most = _most_nodes(settings, topology, services)
-    by_torchrun = launcher(settings, command) == TORCHRUN
-    for spec in services:
+    for at, spec in enumerate(services):
         if spec.name == REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
         where = _label(settings, spec)
         yield from _place_problems(where, spec, topology, most)
-        yield from _port_problems(where, spec, topology, ports, by_torchrun=by_torchrun)
-        others = services[: services.index(spec)]
-        met = [o for o in others if o.port == spec.port and o.where.meets(spec.where)]
-        if spec.port is not None and met:
-            got = f"port {spec.port}, which {met[0].name} has on the same node"
-            yield Problem(f"{where} ready", got, "another port")
+        yield from _port_problems(settings, where, spec, topology, services[:at])
     given = topology.given_ray
     if given is not None:
         for step in file.steps:
@@ -489,30 +467,27 @@ def _place_problems(
     if rank is not None and nodes is None and given is None and topology.is_head and rank >= most:
         expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
         yield Problem(f"{where} where", f"rank {rank} of {most} expected node(s)", expected)
-    if spec.alone and topology.is_head and own_rank(topology) == rank:
+    if spec.alone and topology.is_head and topology.own_rank == rank:
         expected = "the rank of another node: the head runs Ray"
         yield Problem(f"{where} alone", "true on the head's own rank", expected)
 
 
 def _port_problems(
-    where: str, spec: ServiceSpec, topology: Topology, ports: Ports, *, by_torchrun: bool
+    settings: Settings,
+    where: str,
+    spec: ServiceSpec,
+    topology: Topology,
+    earlier: tuple[ServiceSpec, ...],
 ) -> Iterator[Problem]:
-    given = topology.given_ray
-    others = {"agent": ports.agent}
-    workers = (0, -1)
-    if by_torchrun:
-        others["rendezvous"] = ports.gcs
-    elif not spec.alone and (given is None or given.session is not None):
-        others, workers = single_ports(ports), (ports.first_worker, ports.last_worker)
-    met = next((name for name, number in others.items() if number == spec.port), None)
-    if met is not None:
-        whose = "torchrun's" if by_torchrun else "Ray's"
-        got = f"port {spec.port}, which is the agent's own" if met == "agent" else None
-        got = got or f"port {spec.port}, which is {whose} ({met})"
+    """Compare a service's port with those of its node and of the services before it."""
+    if spec.port is None:
+        return
+    base, given = topology.platform.ports, topology.given_ray
+    others, workers = ports_here(settings, base, given, joins_ray=not spec.alone)
+    met = (one for one in earlier if one.where.meets(spec.where))
+    others |= {f"service {one.name}": one.port for one in met if one.port}
+    for got in conflicts_of(spec.name, spec.port, others, workers):
         yield Problem(f"{where} ready", got, "a free port")
-    elif spec.port is not None and workers[0] <= spec.port <= workers[1]:
-        got = f"port {spec.port}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
-        yield Problem(f"{where} ready", got, "a port outside of that")
 
 
 def _label(settings: Settings, spec: ServiceSpec) -> str:

@@ -18,7 +18,7 @@ from agent.settings.jobs import DEFAULT
 from agent.topology.claim import GivenRay
 from agent.topology.ranked import CLUSTER_NAMES, own_pod
 from agent.work.job import is_sized_by_links
-from agent.work.services import HEAD_IP, NODE_IP, Placeholders
+from agent.work.services import HEAD_IP, NODE_IP, HttpProbe, LogPattern, Placeholders, TcpProbe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job, RecipeJob
-    from agent.work.services import PrepareStep, ServiceSpec
+    from agent.work.services import PrepareStep, Readiness, ServiceSpec
     from agent.work.torchrun import Torchrun
 
 
@@ -173,8 +173,22 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
             own = f"{own} (on {where})"
         yield f"{spec.name}: {own}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
-        yield f"  {spec.ready.sentence(place)}{again}"
+        yield f"  {_ready_when(spec.ready, place)}{again}"
         yield from _waits_for(plan, spec.after)
+
+
+def _ready_when(ready: Readiness, place: Placeholders) -> str:
+    """Return when a service counts as ready."""
+    if isinstance(ready, TcpProbe):
+        return f"ready when port {ready.port} takes connections"
+    if isinstance(ready, LogPattern):
+        return f"ready when its output matches {ready.pattern!r}"
+    url = place.fill(ready.url)
+    if not isinstance(ready, HttpProbe):
+        return f"ready when POST {url} answers a scoring request"
+    method = "GET" if ready.body is None else "POST"
+    what = f" with {ready.expect!r} in it" if ready.expect else ""
+    return f"ready when {method} {url} answers 2xx{what}"
 
 
 def names_in_order(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:

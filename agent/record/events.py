@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from agent.base import times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.record.background import Writer
 from agent.record.files import access

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
+from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Outcome
 from agent.base.text import duration_text, escaped, listed
 from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent

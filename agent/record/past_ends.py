@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.record.files import NoRecord, Record, access, safe_name, seconds_between
 from agent.settings.model import KNOWN_NAMES

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.record import node_record
 from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
@@ -45,9 +45,9 @@ from agent.work.checkpoints import (
     TRACKER,
     CheckpointOwner,
     FolderContents,
-    is_step,
     latest,
     resumes_from,
+    step_of,
 )
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
     for entry in found:
         path = f"{above}{entry.name}"
         yield path
-        if depth < _DEEPEST and not is_step(entry.name):
+        if depth < _DEEPEST and step_of(entry.name) is None:
             yield from _folders(Path(entry.path), f"{path}/", depth + 1)
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET, UnsetType, field
 from msgspec.structs import replace
 
+from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
 from agent.record.files import (

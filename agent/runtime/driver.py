@@ -297,7 +297,7 @@ class Utilization:
             if path is None:
                 continue
             log = partial(self._log, f"{name}.log")
-            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, times.GPU_READ)
+            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, times.GPUS_ANSWER)
             with suppress(ValueError):  # not the expected output
                 uses = tool.read(text)
                 if uses:

@@ -22,7 +22,7 @@ import anyio
 import psutil
 
 from agent.base import times
-from agent.base.outcome import name_of_code, shell_code
+from agent.base.ends import name_of_code, shell_code
 from agent.base.text import without_controls
 from agent.node.limits import starting
 from agent.record.background import Writer, appending

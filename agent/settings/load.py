@@ -145,20 +145,16 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
 
 def name_with_shared_words(name: str) -> str:
     """Return the known name that shares most words with an unknown one, or ''."""
-    words = _words(name)
-    shares = {known: _share(words, _words(known)) for known in VARIABLES}
-    best = max(shares, key=lambda known: shares[known])
-    return best if shares[best] else ""
+    words = name.removeprefix(_PREFIX).split("_")
 
+    def share(known: str) -> float:
+        """Return how many of all words both names have; DATASET shares DATA."""
+        others = known.removeprefix(_PREFIX).split("_")
+        shared = sum(any(_same_word(word, other) for other in others) for word in words)
+        return shared / (len(words) + len(others) - shared)
 
-def _words(name: str) -> list[str]:
-    return name.removeprefix(_PREFIX).split("_")
-
-
-def _share(words: Sequence[str], others: Sequence[str]) -> float:
-    """Return how many words two names share, of all their words; DATASET shares DATA."""
-    shared = sum(any(_same_word(word, other) for other in others) for word in words)
-    return shared / (len(words) + len(others) - shared)
+    best = max(VARIABLES, key=share)
+    return best if share(best) else ""
 
 
 def _same_word(one: str, other: str) -> bool:

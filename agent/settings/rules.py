@@ -20,7 +20,7 @@ from agent.settings.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.settings.model import Settings
 
@@ -166,13 +166,13 @@ def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:
     return settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
 
 
-def reward_port(settings: Settings, command: tuple[str, ...] | None) -> int | None:
-    """Return the port of the reward server, if this run starts one."""
+def reward_port(settings: Settings, command: tuple[str, ...] | None) -> dict[str, int]:
+    """Return the port of the reward server by its name, if this run starts one."""
     reward = reward_choice(settings, command)
-    return None if reward == "off" or is_url(reward) else settings.reward_port
+    return {} if reward == "off" or is_url(reward) else {"reward server": settings.reward_port}
 
 
-def port_problems(lines: list[str]) -> tuple[Problem, ...]:
+def port_problems(lines: Iterable[str]) -> tuple[Problem, ...]:
     """Turn port conflicts into problems of the variables that set these ports."""
     names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
     expected = "different ports; without these variables `plan` shows the defaults"
@@ -184,7 +184,7 @@ def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterato
     set_ports = ports_from_settings(settings.ray_port, settings.dashboard_port, settings.port)
     if launcher(settings, None) == "torchrun":
         set_ports = {name: port for name, port in set_ports.items() if name in {"gcs", "agent"}}
-    yield from port_problems(port_conflicts(set_ports, reward_port(settings, command)))
+    yield from port_problems(port_conflicts({**set_ports, **reward_port(settings, command)}))
 
 
 def _check_workers(settings: Settings) -> Iterator[Problem]:

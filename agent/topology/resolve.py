@@ -88,6 +88,11 @@ class Topology(Value):
         return "head" if self.is_head else "worker"
 
     @property
+    def own_rank(self) -> int | None:
+        """Return this node's rank; without ranks of the platform the head has 0."""
+        return 0 if self.platform.rank is None and self.is_head else self.platform.rank
+
+    @property
     def is_idle(self) -> bool:
         """Return whether this node needs no agent: a worker whose Ray the platform starts."""
         return self.given_ray is not None and not self.is_head

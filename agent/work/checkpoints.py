@@ -152,11 +152,6 @@ def resumes_from(found: FolderContents, framework: str) -> str:
     return found.newest
 
 
-def is_step(name: str) -> bool:
-    """Return whether a folder's name is that of a checkpoint."""
-    return _STEP.fullmatch(name) is not None
-
-
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, or None."""
     match = _STEP.fullmatch(path.rpartition("/")[2])

@@ -210,10 +210,6 @@ class ScoringProbe(Value):
 
     url: str
 
-    def sentence(self, place: Placeholders) -> str:
-        """Return when the service counts as ready."""
-        return f"ready when POST {place.fill(self.url)} answers a scoring request"
-
 
 class HttpProbe(Value):
     """Ready when a request returns 2xx and the expected text."""
@@ -223,31 +219,17 @@ class HttpProbe(Value):
     """The JSON body of a POST; None for a GET."""
     expect: str = ""
 
-    def sentence(self, place: Placeholders) -> str:
-        """Return when the service counts as ready."""
-        method = "GET" if self.body is None else "POST"
-        what = f" with {self.expect!r} in it" if self.expect else ""
-        return f"ready when {method} {place.fill(self.url)} answers 2xx{what}"
-
 
 class TcpProbe(Value):
     """Ready when a TCP connection succeeds."""
 
     port: int
 
-    def sentence(self, _place: Placeholders) -> str:
-        """Return when the service counts as ready."""
-        return f"ready when port {self.port} takes connections"
-
 
 class LogPattern(Value):
     """Ready when a line of its output matches."""
 
     pattern: str
-
-    def sentence(self, _place: Placeholders) -> str:
-        """Return when the service counts as ready."""
-        return f"ready when its output matches {self.pattern!r}"
 
 
 Readiness = ScoringProbe | HttpProbe | TcpProbe | LogPattern

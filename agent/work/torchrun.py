@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import dropwhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated
 
 from agent.base import times
+from agent.base.ends import shell_code
 from agent.base.errors import Problem
-from agent.base.outcome import shell_code
 from agent.base.text import in_url
 from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
 from agent.settings.jobs import TORCHRUN, launcher
@@ -91,13 +92,17 @@ def torchrun_arguments(command: Sequence[str]) -> list[str]:
     Without a leading Python that is a script (`train.py`), a module (`-m pkg.train`), or any other
     program with `--no_python`.
     """
-    named = leading_python(command) is not None
-    words = list(command[1:]) if named else list(command)
-    while named and words[:1] == ["-u"]:  # torchrun always adds -u
-        words = words[1:]
+    named, words = leading_python(command) is not None, _without_python(command)
     if named or words[:1] == ["-m"] or words[0].endswith(".py"):
         return words
     return ["--no_python", *words]
+
+
+def _without_python(command: Sequence[str]) -> list[str]:
+    """Return a command without its leading Python, and without -u, which torchrun adds."""
+    if leading_python(command) is None:
+        return list(command)
+    return list(dropwhile("-u".__eq__, command[1:]))
 
 
 def runs_a_program(command: Sequence[str]) -> bool:
@@ -107,9 +112,7 @@ def runs_a_program(command: Sequence[str]) -> bool:
 
 def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
     """Return what torchrun cannot run in a command, and what to use instead."""
-    words = list(command[1:]) if leading_python(command) is not None else list(command)
-    while words[:1] == ["-u"]:
-        words = words[1:]
+    words = _without_python(command)
     first = words[0] if words else ""
     module = words[1] if first == "-m" and len(words) > 1 else ""
     if PurePath(first).name in _TORCHRUN_NAMES or module in _TORCHRUN_NAMES:

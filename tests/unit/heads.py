@@ -15,7 +15,7 @@ from agent.work.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, Se
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.attempts import LostAttempt
     from agent.decisions.values import Answer, ItemReport
 

@@ -84,11 +84,6 @@ ROWS: dict[str, tuple[list[Facts], list[tuple[str, Level, str]]]] = {
         [with_versions(agent="0.2"), with_versions(agent="0.1")],
         [("pod-agent", Level.FAIL, "0.1 on n1, 0.2 on n0")],
     ),
-    "an image that nobody knows": ([with_versions(image="a.sif"), with_versions(image="")], []),
-    "images": (
-        [with_versions(image="a.sif"), with_versions(image="b.sif")],
-        [("image", Level.WARN, "b.sif on n1, a.sif on n0")],
-    ),
     "the debugger": (
         [says(DEBUG_RAY="1"), says(), says(DEBUG_RAY="0")],
         [("DEBUG_RAY", Level.FAIL, "1 on n0, 0 on the 2 others")],

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.outcome import STARTING, Kind, Outcome
+from agent.base.ends import STARTING, Kind, Outcome
 from agent.boot import diagnose
 from agent.boot.diagnose import make_bundle, write_bundle
 from agent.boot.node_run import NodeRun

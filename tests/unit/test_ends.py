@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base import ends
-from agent.base.ends import ENDS, End
-from agent.base.outcome import Kind
+from agent.base.ends import ENDS, End, Kind
 from agent.runtime import parent
 
 if TYPE_CHECKING:

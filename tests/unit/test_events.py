@@ -31,7 +31,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.base.value import Value
 from agent.decisions.head.state import HeadEvent
 from agent.decisions.values import StopAsked

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.record.run_folder import outcome_text
 from agent.runtime.probes import ReadinessProbe
 from agent.settings import load

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Kind, Outcome
 from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.decisions.head.fleet import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.decisions import head
 from agent.decisions.attempts import (
     Attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Kind, Outcome
 from agent.boot.head import name_head_in_refusal
 from agent.boot.make_ready import open_port
 from agent.control.client import HeadLink

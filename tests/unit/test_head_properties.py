@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.outcome import shell_code
+from agent.base.ends import shell_code
 from agent.decisions import head
 from agent.decisions.attempts import Attempt, AttemptSnapshot, StalledSinceLoss
 from agent.decisions.head import state as h

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.boot.head_job import Submission, make_submission
 from agent.boot.plan_input import add_job_facts, check_checkpoints
 from agent.checks.finding import Level

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from agent.base.errors import SettingsError
-from agent.base.ports import DEFAULTS, Ports, port_map, port_map_conflicts, ports_for_job
+from agent.base.ports import DEFAULTS, Ports, port_map, ports_for_job
 from agent.plan.make import temp_dir
 from agent.settings import load
 from agent.topology import ranked
 from agent.topology.resolve import port_base
 from unit.captured import plan_of, read
+from unit.free_ports import conflicts_in
 from unit.worlds import our_ray
 
 JOB = st.integers(1, 2**32)
@@ -38,7 +39,7 @@ def workers(ports: Ports) -> range:
 def test_a_jobs_ports_keep_clear_of_each_other_and_of_the_kernel(job: int) -> None:
     """All ports of a job differ, and lie between the reserved and the ephemeral ones."""
     ports = ports_of(job)
-    assert port_map_conflicts(ports, 5000) == []
+    assert conflicts_in(ports, 5000) == []
     assert len(single(ports)) == 10
     everything = {*single(ports), *workers(ports)}
     assert min(everything) >= 1024
@@ -94,7 +95,7 @@ def test_skypilots_ray_keeps_its_ports() -> None:
     ports = port_map(None, None, None, ranked.SKYPILOT_PORTS)
     theirs = {6380, 8266, 8076, 10_001, 52_365, *range(11_002, 20_000)}
     assert not (single(ports) | set(workers(ports))) & theirs
-    assert port_map_conflicts(ports, 5000) == []
+    assert conflicts_in(ports, 5000) == []
     assert port_map(None, None, 9300, ranked.SKYPILOT_PORTS).node_manager == 9301
 
 

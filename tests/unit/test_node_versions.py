@@ -106,10 +106,7 @@ def test_the_versions_of_a_node() -> None:
         "GLOO_TIMEOUT": "e" * 1000,
         "DEBUG_RAY": "1",
         "WANDB_API_KEY": "secret",
-        "APPTAINER_CONTAINER": "/images/verl.sif",
     }
-    found = node_versions(environ, "")
-    assert found.agent == __version__
-    assert found.image == "/images/verl.sif"
+    assert node_versions("").agent == __version__
     picked = {"DEBUG_RAY": "1", "GLOO_TIMEOUT": "e" * 200, "NCCL_DEBUG": "INFO"}
     assert compared_variables(environ) == picked

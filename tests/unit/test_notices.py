@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.decisions import worker
 from agent.decisions.attempts import LostAttempt, count_losses, retries_exhausted
 from agent.decisions.head import state as h

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 
 from agent.base import ends
-from agent.base.ends import stopped
+from agent.base.ends import Kind, Outcome, name_of_code, shell_code, stopped
 from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
-from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
 from agent.decisions.attempts import JobReport, verdict_of
 from agent.plan.waits import stop_budget
 

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.boot import run
 from agent.record import node_record, run_folder
 from agent.record.background import DiskAlarm

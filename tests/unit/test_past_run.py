@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.cli import main
 from agent.control.log_filter import LogFilter, time_since
 from agent.record.run_folder import newest_run, node_folders, write_outcome

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from agent.base.errors import SettingsError
-from agent.base.ports import port_map, port_map_conflicts
+from agent.base.ports import port_map
 from agent.boot import plan_input
 from agent.plan.listeners import port_clashes
 from agent.topology.resolve import detect_platform
 from unit.captured import changed, plan_of, read
+from unit.free_ports import conflicts_in
 from unit.worlds import settings_of
 
 PORT = st.integers(1024, 65_535)
@@ -23,7 +24,7 @@ def test_the_contracts_defaults() -> None:
     ports = port_map(None, None, None)
     assert (ports.gcs, ports.dashboard, ports.agent) == (6379, 8265, 8266)
     assert (ports.node_manager, ports.metrics) == (8267, 8272)
-    assert port_map_conflicts(ports, 5000) == []
+    assert conflicts_in(ports, 5000) == []
 
 
 def test_the_defaults_lie_below_the_kernels_own_range() -> None:
@@ -48,7 +49,7 @@ def test_a_collision_names_both(
     gcs: int | None, dashboard: int | None, agent: int | None, reward: int | None, words: str
 ) -> None:
     """Two listeners on one port, or one in Ray's range, are told with the port."""
-    told = port_map_conflicts(port_map(gcs, dashboard, agent), reward)
+    told = conflicts_in(port_map(gcs, dashboard, agent), reward)
     assert [line for line in told if line.startswith(words)]
 
 
@@ -59,7 +60,7 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
     numbers = [*asdict(ports).values(), reward]
     clear = [n for n in numbers if not ports.first_worker <= n <= ports.last_worker]
     fine = len(set(clear)) == len(numbers) - 2 and max(numbers) <= 65_535
-    assert (port_map_conflicts(ports, reward) == []) == fine
+    assert (conflicts_in(ports, reward) == []) == fine
 
 
 @pytest.mark.parametrize(

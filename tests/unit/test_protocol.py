@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.checks.finding import Finding, Level
 from agent.control.protocol import (
     VERSION,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.boot import diagnose as explained_module
 from agent.boot.diagnose import Elsewhere, explain_end, find_cause
 from agent.boot.node_run import NodeRun

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced

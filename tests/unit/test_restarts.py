@@ -22,7 +22,7 @@ from unit.worlds import MACHINE, POD, plan_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
 

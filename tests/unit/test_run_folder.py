@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Kind, Outcome
 from agent.record import run_folder
 from agent.record.background import appending
 from agent.record.events import FORMER_EVENTS_FILE

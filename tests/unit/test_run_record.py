@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import LockHolder, NoRecord, iso_time
 from agent.record.node_record import Moment, own_record, process_of

@@ -192,15 +192,25 @@ def test_the_plan_shows_all_of_it() -> None:
     ("environ", "text", "where", "words"),
     [
         ({}, f"[services.a]\n{READY.replace('8000', '8265')}", "[services.a] ready", "dashboard"),
-        ({}, f"[services.a]\n{READY.replace('8000', '8266')}", "[services.a]", "the agent's own"),
+        (
+            {},
+            f"[services.a]\n{READY.replace('8000', '8266')}",
+            "[services.a]",
+            "agent and a on 8266",
+        ),
         ({}, f"[services.a]\n{READY.replace('8000', '10500')}", "[services.a]", "Ray's workers"),
         (
             {"AGENT_REWARD": "builtin"},
             f"[services.a]\n{READY.replace('8000', '5000')}",
             "[services.a] ready",
-            "which reward server has",
+            "service reward server and a on 5000",
         ),
-        ({}, f"[services.a]\n{READY}[services.b]\n{READY}", "[services.b] ready", "which a has"),
+        (
+            {},
+            f"[services.a]\n{READY}[services.b]\n{READY}",
+            "[services.b] ready",
+            "service a and b on 8000",
+        ),
         (
             {**DSTACK, "DSTACK_NODE_RANK": "0"},
             f'[services.a]\n{READY}where = "rank 3"',
@@ -211,7 +221,7 @@ def test_the_plan_shows_all_of_it() -> None:
             {"AGENT_LAUNCHER": "torchrun"},
             f"[services.a]\n{READY.replace('8000', '6379')}",
             "[services.a] ready",
-            "torchrun's (rendezvous)",
+            "rendezvous and a on 6379",
         ),
         (HEAD, f'[services.a]\n{READY}where = "rank 3"', "[services.a] where", "rank 3 of 3"),
         (
@@ -227,7 +237,7 @@ def test_the_plan_shows_all_of_it() -> None:
             "[prepare.a] where",
             "no agent runs",
         ),
-        ({"AGENT_REWARD_PORT": "8266"}, "[services.reward]\n", "[services.reward]", "agent's own"),
+        ({"AGENT_REWARD_PORT": "8266"}, "[services.reward]\n", "[services.reward]", "agent and"),
     ],
 )
 def test_conflicting_ports_and_missing_nodes_are_reported(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
@@ -22,7 +22,7 @@ from unit.heads import PREPARED, SUBMITTED, TERM, TICK, History, Story
 from unit.shares import DONE, STOPPED, by_torchrun, failed, own, tells
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
 
 CUT_OFF = replace(STOPPED, lost=True)
 REPLACED = h.WorkerReplaced("agent2")

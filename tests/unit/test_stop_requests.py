@@ -17,7 +17,7 @@ from unit.fake_runs import run_of
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
     from agent.runtime.waiting import Inbox

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.boot.head_server import first_reply
 from agent.boot.run_keeper import RunKeeper, on_recalled_run
 from agent.control.protocol import Hello

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.values import (
     Order,

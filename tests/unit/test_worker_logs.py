@@ -9,7 +9,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.boot.diagnose import WorkerLogs, last_report_text
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import Bye, Hello, Reply, Report

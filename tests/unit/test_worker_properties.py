@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, StepOver
 from agent.decisions.worker import state as w

@@ -15,7 +15,7 @@ from unit.heads import RETRIEVER_SPEC
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
 
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 

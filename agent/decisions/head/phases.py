@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict_of
 from agent.decisions.head import probes, retry, services, shares

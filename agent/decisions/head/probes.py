@@ -42,7 +42,7 @@ from agent.work.torchrun import ShareOrder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.state import Decision, HeadAction, HeadState, Turn
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.outcome import Kind, Outcome
+from agent.base.ends import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import (
     MOST_ANNOUNCED,

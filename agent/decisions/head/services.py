@@ -18,7 +18,7 @@ from agent.work.services import ordered_steps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Decision, Key, StepOnDisk, Turn
     from agent.work.services import PrepareStep, ServiceSpec

@@ -15,7 +15,7 @@ from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadState
     from agent.work.torchrun import ShareEnd

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.attempts import (

@@ -58,7 +58,7 @@ from agent.work.torchrun import ShareOver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.work.services import PrepareStep
 
 

@@ -8,7 +8,7 @@ from signal import SIGTERM
 
 from msgspec import field
 
-from agent.base.outcome import Outcome
+from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.values import (
     Item,

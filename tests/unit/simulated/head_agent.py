@@ -38,7 +38,7 @@ from unit.simulated.agents import Agent
 from unit.simulated.rays import Cluster
 
 if TYPE_CHECKING:
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from agent.plan.plan import Plan
 
 RUNS = Path("/dev/null/runs")

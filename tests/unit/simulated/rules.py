@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from agent.base.outcome import Kind
+from agent.base.ends import Kind
 from agent.decisions import head, worker
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import state as h
@@ -18,7 +18,7 @@ from unit.simulated.rays import Job
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.base.outcome import Outcome
+    from agent.base.ends import Outcome
     from unit.simulated.agents import Agent, End
     from unit.simulated.head_agent import HeadAgent
     from unit.simulated.machines import Execution, Group
