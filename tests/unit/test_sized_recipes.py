@@ -121,6 +121,35 @@ def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: 
     assert "Not refused: AGENT_TENSOR_PARALLEL set" in insisting.warnings[0]
 
 
+PAIRS = (
+    "--train.colocate_actor_ref --train.colocate_critic_reward --actor.num_nodes 1 "
+    "--actor.num_gpus_per_node 4 --critic.num_nodes 1 --critic.num_gpus_per_node 4 "
+    "--reward.num_nodes 1 --reward.num_gpus_per_node 4 --vllm.num_engines"
+)
+"""The placement of OpenRLHF's document for two nodes."""
+
+
+@pytest.mark.parametrize(
+    ("size", "engines", "settings", "why"),
+    [
+        ("7B", "8", {TP: "1", OFFLOAD: None}, "ZeRO-3: 7 B × 16 bytes / 4 GPUs = 28.0 GB"),
+        ("32B", "2", {TP: "4", OFFLOAD: "on"}, "32 B × 4 bytes / 4 GPUs = 32.0 GB"),
+        ("70B", "1", {TP: "8", OFFLOAD: "on"}, "takes the least memory"),
+    ],
+)
+def test_pairs_are_sized_on_their_own_gpus(
+    size: str, engines: str, settings: dict[str, str | None], why: str
+) -> None:
+    """Not over the GPUs of engines and of the other pair; a misfit is a warning."""
+    model = {"AGENT_REWARD_MODEL": "org/rm", "AGENT_REWARD": "off"}
+    command = shown("openrlhf-ppo", "2x8x80", size, AGENT_JOB_ARGS=f"{PAIRS} {engines}", **model)
+    found = parsed(command)
+    assert {name: found.get(name) for name in settings} == settings
+    assert SHARE not in found, "engines have their GPUs alone"
+    assert why in command.why["--ds.zero_stage"]
+    assert any("70 B on 1×4×80 GB: no" in text for text in command.warnings) == (size == "70B")
+
+
 def test_own_memory_arguments_are_named_in_the_warning() -> None:
     """A flag of AGENT_JOB_ARGS that changes the memory turns the refusal into a warning."""
     own = shown("openrlhf-sft", "1x1x24", "8B", AGENT_JOB_ARGS="--ds.load_in_4bit")

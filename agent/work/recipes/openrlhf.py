@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import gcd, lcm, prod
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.value import Value
 from agent.work.recipes.arguments import Arguments, Program
 from agent.work.recipes.openrlhf_flags import flags_of
@@ -24,6 +26,7 @@ from agent.work.recipes.recipe import (
 from agent.work.recipes.sizing import (
     OPENRLHF,
     ZERO2,
+    ZERO3,
     ZERO3_OFFLOAD,
     Layout,
     Sizing,
@@ -227,7 +230,7 @@ def longest(arguments: Arguments) -> int:
 
 
 def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
-    """Size models and engines that share all GPUs."""
+    """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
     has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
     load = Workload(
         nodes=asked.gpu_nodes,
@@ -239,7 +242,36 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
-    return sizing_for(asked, arguments.changed((*MEMORY, *_ENGINE_MEMORY)), load)
+    given = arguments.changed((*MEMORY, *_ENGINE_MEMORY))
+    sizing = sizing_for(asked, given, load)
+    if not _in_pairs(arguments):
+        return sizing
+    groups = [_group_of(arguments, asked, model) for model in ("actor", "critic")[: load.trained]]
+    smallest = min(groups, key=lambda group: group.total)
+    nodes = (asked.gpu_nodes * smallest.count)[: smallest.count]
+    pair = replace(
+        load,
+        nodes=tuple(replace(node, gpus=smallest.gpus) for node in nodes),
+        layouts=kept_layouts(asked, (ZERO3, ZERO3_OFFLOAD)),
+        trained=1,
+        frozen=1,
+        share=0.0,
+    )
+    own = sizing_for(asked, given, pair)
+    engine = {"tensor_parallel": sizing.why["tensor_parallel"]}
+    return replace(own, tensor_parallel=sizing.tensor_parallel, why={**own.why, **engine})
+
+
+def _in_pairs(arguments: Arguments) -> bool:
+    """Return whether actor and reference have GPUs of their own, or critic and reward model."""
+    return any(arguments.given(pair) for pair in _PAIRS)
+
+
+def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups:
+    """Return the GPUs of a model: the user's, else all."""
+    found = groups_of(asked.gpu_nodes)
+    nodes = arguments.count(f"{model}.num_nodes", found.count)
+    return GpuGroups(nodes, arguments.count(f"{model}.num_gpus_per_node", found.gpus))
 
 
 _STAGE, _DTYPE, _RANK = "ZeRO stage", "dtype", "GPUs of a rank"
@@ -429,21 +461,19 @@ def place(
     """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
     found = groups_of(asked.gpu_nodes)
     shape = shapes(asked.gpu_nodes)
-    nodes = arguments.count("actor.num_nodes", found.count)
-    gpus = arguments.count("actor.num_gpus_per_node", found.gpus)
-    groups = GpuGroups(nodes, gpus)
+    groups, in_pairs = _group_of(arguments, asked, "actor"), _in_pairs(arguments)
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
     spans = check_engine(asked.gpu_nodes, tensor_parallel)
-    if groups.total % tensor_parallel:
+    if groups.total % tensor_parallel and not in_pairs:
         raise MisfitError(
             f"{groups.total} GPUs cannot form engines of {tensor_parallel}: "
             "set AGENT_TENSOR_PARALLEL to a number that divides them"
         )
-    engines = arguments.count("vllm.num_engines", groups.total // tensor_parallel)
+    engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
     for model in ("actor", "ref", *(["critic"] if critic else [])):
         why = shape if model == "actor" else "as the actor, on the same GPUs"
-        arguments.add(f"{model}.num_nodes", nodes, why=why)
-        arguments.add(f"{model}.num_gpus_per_node", gpus, why=why)
+        arguments.add(f"{model}.num_nodes", groups.count, why=why)
+        arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=why)
     text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
     arguments.add("vllm.num_engines", engines, why=text)
     why = sizing.why["tensor_parallel"]
@@ -451,7 +481,6 @@ def place(
     why = sizing.why.get("share", "training shares the GPUs; the default is nearly 1")
     arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=why)
     arguments.add_all(_COLOCATED)
-    in_pairs = any(arguments.given(pair) for pair in _PAIRS)
     if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
