@@ -1,1 +1,1 @@
-"""The benchmark: the agent, a handmade optimum and Ray's own symmetric-run, side by side."""
+"""The benchmark: the agent, handmade scripts and Ray's own symmetric-run, in comparison."""

@@ -1,4 +1,4 @@
-"""What scripts/bench runs, in .venv."""
+"""Entry point of scripts/bench, in .venv."""
 
 from __future__ import annotations
 

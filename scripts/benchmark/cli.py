@@ -1,4 +1,4 @@
-"""The command line: which systems, how many rounds, and where the raw values go."""
+"""The command line: the systems, the number of rounds, the file for the raw values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 CANNOT = 77
 SLOW, FORMER = "symmetric-run", "former"
 EPILOG = """\
-exit codes: 0; 1 where a run failed or a target was missed; 77 where no lab can be made
+exit codes: 0; 1 if a run failed or a target was missed; 77 if no lab can be made
 
 A round with symmetric-run takes about three minutes, one without it half a minute.
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the argument parser."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Time to job and to the end: pod-agent, a handmade optimum and "
@@ -47,9 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", type=peers, default=list(SYSTEMS), metavar="A,B", help=",".join(SYSTEMS)
     )
-    parser.add_argument(
-        "--no-warm-up", action="store_true", help="leave out the first run, which counts for none"
-    )
+    parser.add_argument("--no-warm-up", action="store_true", help="skip the unmeasured first run")
     parser.add_argument(
         "--follow", action="store_true", help="measure a following worker's agent too (a minute)"
     )
@@ -58,24 +56,24 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=2,
         metavar="N",
-        help="repeat a run that others' work disturbs up to N times (default 2)",
+        help="repeat a run that other processes disturbed up to N times (default 2)",
     )
     parser.add_argument(
         "--former",
         type=Path,
         metavar="CHECKOUT",
-        help="beside the agent of another checkout, in which ./scripts/setup has run",
+        help="also the agent of another checkout, in which ./scripts/setup has run",
     )
     parser.add_argument(
         "--decisions",
         action="store_true",
-        help="only what the head's decisions cost per report, at 1,000 and 5,000 workers",
+        help="only measure the head's decisions per report, at 1,000 and 5,000 workers",
     )
     parser.add_argument(
         "--faults",
         action="store_true",
-        help="only how soon deaths are named and repaired: --rounds of them, over a minute each; "
-        "rounds that --json FILE holds already count",
+        help="only the time until faults are reported and repaired: --rounds, over a minute each; "
+        "rounds already in --json FILE count",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
@@ -99,7 +97,7 @@ def peers(text: str) -> list[str]:
 
 
 def schedule(systems: Sequence[str], rounds: int, slow_rounds: int) -> Iterator[tuple[int, str]]:
-    """Say which system runs when; the slow one in the first rounds only."""
+    """Return the order of the runs; the slow system only in the first rounds."""
     for number in range(rounds):
         taking_part = [s for s in systems if s != SLOW or number < slow_rounds]
         for system in order(taking_part, number) if taking_part else ():
@@ -133,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_faults(rounds: int, path: Path | None, keep: Path | None) -> int:
-    """Measure so many rounds, less those that are known; print what all of them say."""
+    """Measure this many rounds, minus those already in the file; print the summary of all."""
     known = [] if path is None or not path.exists() else json.loads(path.read_text())
     found = [FaultRound(**one) for one in known]
     while len(found) < rounds:
@@ -147,7 +145,7 @@ def measure_faults(rounds: int, path: Path | None, keep: Path | None) -> int:
 
 
 def measure_calmly(system: str, number: int, options: argparse.Namespace) -> Run:
-    """Measure again where others disturbed it; keep the calmest."""
+    """Repeat a measurement that other processes disturbed; keep the least disturbed."""
     tries: list[Run] = []
     while not tries or (tries[-1].disturbed and len(tries) <= options.again):
         tries.append(measure(system, number, options.pods, options.keep))
@@ -156,7 +154,7 @@ def measure_calmly(system: str, number: int, options: argparse.Namespace) -> Run
 
 
 def say(run: Run) -> None:
-    """Tell of a run as soon as it is over."""
+    """Print a run's result as soon as it is over."""
     when = "warm-up" if run.round < 0 else f"round {run.round}"
     to_job = "never" if run.to_job is None else f"{run.to_job:.2f} s"
     gone = "never" if run.all_gone is None else f"{run.all_gone:.2f} s"

@@ -1,4 +1,4 @@
-"""What the head's agent computes for one report, in each phase, at thousands of workers."""
+"""The CPU time of the head's agent per report, in each phase, with thousands of workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIZES = (1_000, 5_000)
 LIMIT = 0.2
-"""Milliseconds for one report: deciding, the waits, the deadline, and what is told of them."""
+"""Milliseconds per report: the decision, the waits, the deadline, and their log lines."""
 REPORTS = 400
 SERVICE = ServiceSpec(
     "retriever", "serve", ("serve",), TcpProbe(8000), 1e9, "within", where=ON_EVERY
@@ -37,7 +37,7 @@ LIMITS = {
 
 
 def main() -> int:
-    """Print a line for each phase and size; 1 where one is over the limit."""
+    """Print a line for each phase and size; return 1 if one is over the limit."""
     slow = False
     for size in SIZES:
         for phase, state in (*states(size), *states(size, by_torchrun=True)):
@@ -66,12 +66,12 @@ def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported
 
 
 def service(*, joined: bool, word: str = "") -> ItemReport:
-    """Return a worker's word of its service."""
+    """Return a worker's report about its service."""
     return ItemReport(SERVICE.name, Step.READY if joined else Step.PENDING, word)
 
 
 def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.HeadState]]:
-    """Return a head in each of its phases: half of its workers joined, then all."""
+    """Return a head in each phase, first with half of its workers joined, then with all."""
     goal = h.HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
     goal = replace(goal, by_torchrun=by_torchrun)
     how = ", torchrun" if by_torchrun else ""
@@ -81,7 +81,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
         report = worker(number, joined=number <= size // 2)
         state, _ = head.decide(state, report, 1.0)
         nodes.append(RayNode(f"node{number}", report.worker.ip))
-    for number in range(1, size + 1):  # the first report is what a service is ordered at
+    for number in range(1, size + 1):  # the head orders a service on the worker's first report
         state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
     state, _ = head.decide(state, ServiceReady(SERVICE.name), 1.6)
     if not by_torchrun:
@@ -101,7 +101,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
 def cost(state: h.HeadState, size: int) -> float:
     """Return the median of milliseconds for a report, each from another worker.
 
-    Each says something new, also of a service that is not ready.
+    Each report has a change, for example a service that is not ready.
     """
     teller = WaitLog(lambda _row: None, lambda _sentence: None)
     took = []

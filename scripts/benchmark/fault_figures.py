@@ -1,4 +1,4 @@
-"""The pure part of --faults: what a round measured, the promises, and the table."""
+"""The pure part of --faults: a round's measurements, the promises, and the table."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 DISTURBANCE = 5.0
-"""CPU-seconds of others in a round, which takes a minute or two."""
+"""CPU-seconds that other processes may use in a round, which takes a minute or two."""
 
 
 @dataclass
 class FaultRound:
-    """What one round measured, in seconds; None where it did not come to that."""
+    """The measurements of a round in seconds; None if the round did not get that far."""
 
     round: int
     cold_boot: float | None = None
     """From the pods' start to the job's first line."""
     worker_named: float | None = None
-    """From a worker's death until the head names it."""
+    """From the kill of a worker until the head names it."""
     rays_start: float | None = None
-    """What `ray start` alone takes on an idle pod until its node is in Ray."""
+    """For `ray start` alone on an idle pod until its node is in Ray."""
     worker_back: float | None = None
-    """From the start of that worker's pod until its node is in Ray again."""
+    """From the restart of that worker's pod until its node is in Ray again."""
     rewards_start: float | None = None
-    """What the reward server alone takes on an idle pod until it scores."""
+    """For the reward server alone on an idle pod until it scores."""
     scores_again: float | None = None
-    """From the reward server's death until it scores again."""
+    """From the kill of the reward server until it scores again."""
     head_follows: float | None = None
-    """From the death of the head's agent until the next one follows the running job."""
+    """From the kill of the head's agent until the next one follows the running job."""
     worker_follows: float | None = None
-    """From the death of a worker's agent until the next one follows the head."""
+    """From the kill of a worker's agent until the next one follows the head."""
     head_back: float | None = None
-    """From the start of the head's next pod until all have rejoined and the job runs again."""
+    """From the restart of the head's pod until all workers rejoined and the job runs again."""
     others: float | None = None
-    """CPU-seconds that others on this machine took meanwhile; each is a core less for a second."""
+    """CPU-seconds that other processes on this machine used during the round."""
     problem: str = ""
 
     @property
     def disturbed(self) -> bool:
-        """True where others had more of the cores than a comparison can bear."""
+        """True if other processes used more CPU time than a comparison allows."""
         return (self.others or 0.0) > DISTURBANCE
 
 
 class Figure(NamedTuple):
-    """One promise: what is measured, beside what, and what is allowed for each round."""
+    """One promise: the measurement, its reference, and the allowed value per round."""
 
     name: str
     measure: Callable[[FaultRound], float | None]
@@ -68,7 +68,7 @@ def _more(whole: float | None, part: float | None) -> float | None:
 
 
 FIGURES = (
-    Figure("worker dead: named at the head", lambda r: r.worker_named, None, "itself", 3.0),
+    Figure("worker killed: named at the head", lambda r: r.worker_named, None, "itself", 3.0),
     Figure(
         "worker restarted: its node in Ray again",
         lambda r: r.worker_back,
@@ -85,7 +85,7 @@ FIGURES = (
         " times",
     ),
     Figure(
-        "reward server dead: scores again",
+        "reward server killed: scores again",
         lambda r: r.scores_again,
         lambda r: r.rewards_start,
         "beyond its own start",
@@ -96,8 +96,8 @@ FIGURES = (
 )
 
 
-def weighed(figure: Figure, one: FaultRound) -> float | None:
-    """Return what a round says of a promise."""
+def value_of(figure: Figure, one: FaultRound) -> float | None:
+    """Return a round's value for a promise."""
     found = figure.measure(one)
     if figure.beside is None:
         return found
@@ -106,17 +106,17 @@ def weighed(figure: Figure, one: FaultRound) -> float | None:
 
 
 def fault_targets(rounds: Sequence[FaultRound]) -> list[Target]:
-    """Hold the medians against what was promised."""
+    """Compare the medians with the promises."""
     found = []
     for figure in FIGURES:
-        values = [value for one in rounds if (value := weighed(figure, one)) is not None]
+        values = [value for one in rounds if (value := value_of(figure, one)) is not None]
         name = figure.name if figure.beside is None else f"{figure.name}, {figure.promise}"
         found.append(Target(name, figure.limit, median(values) if values else None, figure.unit))
     return found
 
 
 def fault_table(rounds: Sequence[FaultRound]) -> str:
-    """Lay it all out for a person: median and worst, what it stands beside, and the promises."""
+    """Render the table: median and worst, the reference's median, and the promises."""
     rows = [["seconds", "median", "worst", "beside it, median"]]
     for figure in FIGURES:
         values = _known(figure.measure(one) for one in rounds)

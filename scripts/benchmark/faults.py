@@ -1,4 +1,4 @@
-"""One round of faults in one lab: a cold boot, then one death after another, each timed."""
+"""One round of faults in one lab: a cold boot, then one kill after another, each timed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def fault_round(number: int, keep: Path | None = None) -> FaultRound:
-    """Boot, let one thing die after another; a deadline that passes ends up in `problem`."""
+    """Boot, then kill one process or pod after another; a missed deadline is put in `problem`."""
     found = FaultRound(number)
     with Lab(names=[*PODS, SPARE], shm="8g") as lab:
         await_calm()
@@ -63,10 +63,10 @@ class _Round:
         found.cold_boot = time.monotonic() - began
 
     def play(self) -> None:
-        """Measure all; what goes along with the head comes before it.
+        """Measure everything; faults that end with the head come before it.
 
-        Ray alone joins last: a head knows no end of what a node without an agent ran, and would
-        wait for it before the next attempt.
+        The plain Ray node joins last: the head cannot know when work on a node without an agent has
+        ended, and would wait for it before the next attempt.
         """
         idle = self._lab[SPARE].start(["sleep", "infinity"], env={"PATH": PATH})
         self._reward(idle)
@@ -82,7 +82,7 @@ class _Round:
         return pod.start(argv, env={**SETTINGS, **own})
 
     def _reward(self, idle: Container) -> None:
-        """Start one alone, then kill the run's own."""
+        """Start one alone, then kill the run's."""
         place = ["--host", "127.0.0.1", "--port", str(REWARD_PORT)]
         watch = _watch(idle, f"http://127.0.0.1:{REWARD_PORT}/get_reward", "rewards", BODY)
         watch.wait_for("^0 ")
@@ -96,7 +96,7 @@ class _Round:
         self._found.scores_again = _outage(head, server, (url, "rewards", BODY))
 
     def _agent(self, name: str, path: str, wanted: str) -> float:
-        """Kill a node's agent; return how long its port did not answer as wanted."""
+        """Kill a node's agent; return how long its port did not give the expected answer."""
         node = self._agents[name]
         everyone = node.processes()
         (agent,) = [p for p in everyone if p.ppid == 1 and p.cmdline == everyone[0].cmdline]
@@ -134,7 +134,7 @@ class _Round:
         return watch
 
     def _head(self) -> None:
-        """Kill the head's pod and start it again; its disk is kept, as a platform does."""
+        """Kill the head's pod and start it again with its disk, as a platform does."""
         head = self._lab["pod0"]
         head.kill()
         again = self._start(head)
@@ -148,7 +148,7 @@ def _watch(where: Container, *words: str) -> Running:
 
 
 def _outage(where: Container, victim: ProcessInfo, words: tuple[str, ...]) -> float:
-    """Kill a process; return how long it took from then until what is watched was well again."""
+    """Kill a process; return the time until the watched URL answers as expected again."""
     watch = _watch(where, *words)
     watch.wait_for("^1 ", timeout=LIMIT)
     killed = time.monotonic()

@@ -1,4 +1,4 @@
-"""The pure part: what was measured, its statistics, the targets and the table."""
+"""The pure part: the measurements, their statistics, the targets and the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMORY_LIMIT = 80.0
 CPU_LIMIT = 0.5
 JOB_RATIO = 1.10
 DISTURBANCE = 1.0
-"""CPU-seconds of others until the job's start; three pods take about 25 of their own."""
+"""CPU-seconds of other processes until the job's start; three pods use about 25 themselves."""
 GONE_RATIO = 0.25
 NOTHING = "-"
 PAIRS = (
@@ -25,18 +25,18 @@ PAIRS = (
     ("agent", "symmetric-run"),
 )
 FORMER_RATIO = 1.05
-"""A new version may not be slower than the former one by more than this."""
+"""The maximum ratio of the new version's time to the former one's."""
 
 
 @dataclass
 class Run:
-    """One run of one system; times in seconds, None where it did not come to that.
+    """One run of one system; times in seconds, None if the run did not get that far.
 
     `to_job`, `job_end` and `all_gone` count from the pods' start, `head_gone` and `workers_gone`
-    (the last one's) from the job's end. `launched` is when the head's `ray start` was born, counted
-    from its pod's entrypoint; `launched_own` is by the agent's own clock, which starts after its
-    imports. `cpu_to_job` is what the whole machine computed until the job started, in CPU-seconds,
-    `others_to_job` how much of it was neither the lab's nor the kernel's.
+    (of the last worker) from the job's end. `launched` is the start time of the head's `ray start`,
+    counted from its pod's entrypoint; `launched_own` is the same by the agent's clock, which starts
+    after its imports. `cpu_to_job` is the CPU time of the whole machine until the job started, in
+    seconds; `others_to_job` is its part that is neither the lab's nor the kernel's.
     """
 
     system: str
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def disturbed(self) -> bool:
-        """True where others had more of the cores than a comparison can bear."""
+        """True if other processes used more CPU time than a comparison allows."""
         return (self.others_to_job or 0.0) > DISTURBANCE
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one of our processes costs: MB resident and proportional, percent of a core."""
+    """The cost of one agent process: MB resident and proportional, percent of a core."""
 
     role: str
     resident: float
@@ -71,7 +71,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Follow:
-    """What a following worker's agent costs, over so many seconds."""
+    """The cost of a following worker's agent, over a number of seconds."""
 
     seconds: float
     shares: list[Share]
@@ -80,7 +80,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class Target:
-    """A promise, what was measured (None: nothing), and whether it holds."""
+    """A promise, the measured value (None: not measured), and whether it holds."""
 
     name: str
     limit: float
@@ -89,11 +89,11 @@ class Target:
 
     @property
     def holds(self) -> bool | None:
-        """None where nothing was measured."""
+        """None if nothing was measured."""
         return None if self.value is None else self.value <= self.limit
 
     def sentence(self) -> str:
-        """Say it in a line."""
+        """Render one line."""
         word = {None: "not measured", True: "holds", False: "MISSED"}[self.holds]
         value = NOTHING if self.value is None else f"{self.value:.2f}{self.unit}"
         return f"{word:12}  {self.name}: {value} (at most {self.limit:g}{self.unit})"
@@ -111,19 +111,19 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
 
 
 def order(systems: Sequence[str], number: int) -> list[str]:
-    """Rotate the order from round to round, so that nobody always goes first."""
+    """Rotate the order from round to round, so that no system always runs first."""
     turn = number % len(systems)
     return [*systems[turn:], *systems[:turn]]
 
 
 def values(runs: Iterable[Run], system: str, measure: str) -> list[float]:
-    """Return what was measured of a system."""
+    """Return a system's values of a measure."""
     found = (MEASURES[measure](run) for run in runs if run.system == system)
     return [value for value in found if value is not None]
 
 
 def summary(numbers: Sequence[float]) -> str:
-    """Show the median, with least and most."""
+    """Format the median, with minimum and maximum."""
     if not numbers:
         return NOTHING
     if len(numbers) == 1:
@@ -143,7 +143,7 @@ def ratios(runs: Sequence[Run], over: str, under: str, measure: str) -> list[flo
 
 
 def targets(runs: Sequence[Run], follow: Follow | None) -> list[Target]:
-    """Hold what was measured against what was promised."""
+    """Compare the measurements with the promises."""
     job = ratios(runs, "agent", "handmade", "time to job")
     gone = ratios(runs, "agent", "symmetric-run", "start to all gone")
     exits = [
@@ -167,7 +167,7 @@ def targets(runs: Sequence[Run], follow: Follow | None) -> list[Target]:
 
 
 def table(runs: Sequence[Run], follow: Follow | None, systems: Sequence[str]) -> str:
-    """Lay it all out for a person."""
+    """Render the whole table."""
     present = [name for name in systems if any(run.system == name for run in runs)]
     lines = []
     if present:
@@ -210,7 +210,7 @@ def _sum(numbers: Iterable[float]) -> float | None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay rows out in columns."""
+    """Align rows in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

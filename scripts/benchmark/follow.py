@@ -1,4 +1,4 @@
-"""What a worker's agent costs while it follows: memory and CPU of our own processes there."""
+"""The cost of a following worker's agent: memory and CPU of its processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WATCHED = 30.0
 
 
 def follow() -> Follow:
-    """Boot two pods with a long job and watch the worker's agent for half a minute."""
+    """Boot two pods with a long job and measure the worker's agent for half a minute."""
     with Lab(names=["pod0", "pod1"], shm="8g") as lab:
         await_calm()
         boots = [agent(lab.pods, pod, LONG_JOB) for pod in lab.pods]
@@ -43,17 +43,17 @@ def follow() -> Follow:
 
 
 def own_processes(worker: Container) -> list[ProcessInfo]:
-    """Return the agent's own processes in a pod: its init and itself, nothing of Ray's."""
+    """Return the agent's processes in a pod: its init and itself, without Ray's."""
     return [info for info in worker.processes() if is_ours(info.cmdline)]
 
 
 def is_ours(cmdline: str) -> bool:
-    """Say whether a command line is the agent's."""
+    """Check whether a command line is the agent's."""
     return re.search(r"/bin/pod-agent( |$)| -m agent( |$)", cmdline) is not None
 
 
 def share(info: ProcessInfo, before: float, seconds: float) -> Share:
-    """Return what one process holds, and has used of a core since then."""
+    """Return a process's memory, and its CPU use since the first reading."""
     used = cpu_seconds(info.host_pid) - before
     role = "init" if info.pid == 1 else "agent"
     resident = megabytes(info.host_pid, "status", "VmRSS")

@@ -1,6 +1,6 @@
-"""The handmade head, as a careful person would write it for speed: argv is IP, NODES, JOB.
+"""A head script as written by hand for speed; argv is IP, NODES, JOB.
 
-Ray's default flags, its own client for node liveness, plain HTTP for the job, steps of 50 ms.
+Ray's default flags, its own client for node liveness, plain HTTP for the job, polls every 50 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(ip: str, nodes: int, job: str) -> int:
     subprocess.Popen(boot, stdout=subprocess.DEVNULL)
     await_nodes(f"{ip}:6379", nodes)
     order = {"entrypoint": job, "submission_id": JOB_ID}
-    while ask("", order) is None and ask(JOB_ID) is None:  # a lost answer is no lost job
+    while ask("", order) is None and ask(JOB_ID) is None:  # a lost reply does not mean a lost job
         time.sleep(STEP)
     info: dict[str, Any] = {}
     while info.get("status") not in {"SUCCEEDED", "FAILED", "STOPPED"}:
@@ -40,7 +40,7 @@ def main(ip: str, nodes: int, job: str) -> int:
 
 
 def await_nodes(gcs: str, nodes: int) -> None:
-    """Wait until so many are alive; Ray is imported while it boots."""
+    """Wait until this many nodes are alive; import Ray while it boots."""
     from ray._raylet import GcsClient  # noqa: PLC0415 - same
 
     host, _, port = gcs.rpartition(":")
@@ -59,7 +59,7 @@ def await_nodes(gcs: str, nodes: int) -> None:
 
 
 def ask(path: str, body: dict[str, str] | None = None) -> dict[str, Any] | None:
-    """Ask the dashboard; None: not now."""
+    """Query the dashboard; None if it does not answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(JOBS + path, data)  # noqa: S310 - the URL is ours
     request.add_header("Content-Type", "application/json")
@@ -72,7 +72,7 @@ def ask(path: str, body: dict[str, str] | None = None) -> dict[str, Any] | None:
 
 
 def is_open(host: str, port: int) -> bool:
-    """Say whether somebody listens."""
+    """Check whether a port is open."""
     try:
         socket.create_connection((host, port), 1).close()
     except OSError:

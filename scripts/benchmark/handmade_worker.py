@@ -1,4 +1,4 @@
-"""The handmade worker: argv is the head's IP and its own. It never learns of the job's end."""
+"""A worker script as written by hand: argv is the head's IP and its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP = 0.05
 
 
 def main(head: str, own: str) -> None:
-    """Wait for the head's port, join, and join again should the first try come too early."""
+    """Wait for the head's port and join, with a retry if the first try comes too early."""
     while True:
         try:
             socket.create_connection((head, 6379), 1).close()

@@ -1,6 +1,6 @@
-"""Report when a URL starts and stops answering as wanted: argv is URL, expected text, body.
+"""Report when a URL starts and stops answering as expected: argv is URL, text, body.
 
-Runs in a pod; a line for each change: 1 or 0, and time.monotonic(), which all pods share.
+Runs in a pod; prints a line for each change: 1 or 0, and time.monotonic(), which all pods share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STEP, LONGEST = 0.02, 0.5
 
 
 def main(url: str, wanted: str, body: str | None = None) -> None:
-    """Ask for ever."""
+    """Poll without end."""
     before = None
     while True:
         now = answers(url, wanted, body)
@@ -24,7 +24,7 @@ def main(url: str, wanted: str, body: str | None = None) -> None:
 
 
 def answers(url: str, wanted: str, body: str | None) -> bool:
-    """Ask once."""
+    """Send one request."""
     data = None if body is None else body.encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - the URL is ours
     try:

@@ -1,4 +1,4 @@
-"""This machine's load: what it computes, and how much of it is others' work."""
+"""This machine's load: total CPU time, and that of unrelated processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CALM_LIMIT = 60.0
 
 
 def busy_seconds() -> float:
-    """Return what this machine's cores have computed since its boot, in CPU-seconds."""
+    """Return the CPU time of this machine since its boot, in seconds."""
     fields = (PROC / "stat").read_text().splitlines()[0].split()[1:]
     user, nice, system, _idle, _waiting, irq, softirq = (int(field) for field in fields[:7])
     return (user + nice + system + irq + softirq) / TICKS
 
 
 def others_seconds() -> float:
-    """Return what all processes here that are not ours, the pods' or the kernel's have computed.
+    """Return the CPU time of all processes that are not ours, the pods' or the kernel's.
 
-    With their ended children, so that the difference of two readings holds also those that came
-    and went between them (unless a whole family did).
+    The time of exited children is included, so that the difference of two readings also counts
+    processes that started and exited between them (unless their parents exited too).
     """
     mine = (PROC / "self/ns/pid").readlink()
     return sum(_seconds(entry, mine) for entry in PROC.iterdir() if entry.name.isdigit())
@@ -38,29 +38,29 @@ def _seconds(entry: Path, namespace: Path) -> float:
             return 0.0
         if (entry / "ns/pid").readlink() != namespace:
             return 0.0
-    except OSError:  # it ended meanwhile
+    except OSError:  # it exited meanwhile
         return 0.0
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS
 
 
 def stat_fields(entry: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on: state, parent and so forth."""
+    """Return the fields of /proc/PID/stat from the third on: state, parent and so on."""
     return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that one process has used, in user and kernel mode."""
+    """Return a process's CPU time, in user and kernel mode."""
     return sum(int(ticks) for ticks in stat_fields(PROC / str(pid))[11:13]) / TICKS
 
 
 def birth(pid: int) -> float:
-    """Return when a process was made, as time.monotonic() counts."""
+    """Return the start time of a process, as of time.monotonic()."""
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return int(stat_fields(PROC / str(pid))[19]) / TICKS - asleep
 
 
 def await_calm() -> None:
-    """Wait until the machine does next to nothing, or go on without: the figures will tell."""
+    """Wait until the machine is nearly idle, up to a limit; the table shows disturbed runs."""
     until = time.monotonic() + CALM_LIMIT
     while time.monotonic() < until:
         before = busy_seconds()

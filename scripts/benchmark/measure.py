@@ -1,4 +1,4 @@
-"""One measured run: a fresh lab, one system in every pod, and what the clocks say."""
+"""One measured run: a fresh lab, one system in every pod, and the times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAY_START = "/bin/ray start"
 
 
 def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Run:
-    """Boot, run the job and see everybody leave; a deadline that passes ends up in `problem`."""
+    """Boot, run the job and wait for every exit; a missed deadline is put in `problem`."""
     with Lab(names=[f"pod{n}" for n in range(pods)], shm="8g") as lab:
         await_calm()
         busy, others, began = busy_seconds(), others_seconds(), time.time()
@@ -49,7 +49,7 @@ def _start(lab: Lab, pod: Pod, system: str) -> Container:
 
 
 def _follow(run: Run, system: str, tmp: Path, containers: list[Container], began: float) -> None:
-    """Fill in the run as it goes."""
+    """Fill in the run's values as they appear."""
     ended = await_time(tmp / ENDED, containers[0], BOOT_LIMIT)
     run.job_end = ended - began
     stay = WORKERS_NEVER_LEAVE if len(containers) > 1 else frozenset()
@@ -81,16 +81,16 @@ def await_time(path: Path, container: Container, limit: float) -> float:
 
 
 def launched(container: Container) -> float | None:
-    """Return when a pod's `ray start` was born, in seconds from its entrypoint's exec.
+    """Return the start time of a pod's `ray start`, in seconds from the entrypoint's exec.
 
-    Found where it blocks and so still runs: the agent's.
+    It is found while it runs, thus only with `--block`, which the agent uses.
     """
     found = [info for info in container.processes() if RAY_START in info.cmdline]
     return min((birth(info.host_pid) - container.started_at for info in found), default=None)
 
 
 def launched_own(logs: Path) -> float | None:
-    """Return when the agent launched `ray start`, by its own clock."""
+    """Return when the agent launched `ray start`, by the agent's clock."""
     for path in logs.glob("*/*/events.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
@@ -100,7 +100,7 @@ def launched_own(logs: Path) -> float | None:
 
 
 def keep_logs(lab: Lab, folder: Path) -> None:
-    """Copy what tells where the time went: the agents' run folders and all output."""
+    """Copy the agents' run folders and all output, which explain the times."""
     for pod in lab.pods:
         own = folder / pod.name
         own.mkdir(parents=True, exist_ok=True)

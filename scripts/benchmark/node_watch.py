@@ -1,7 +1,7 @@
 """Report when nodes join and leave Ray: argv is the address of GCS.
 
-Runs in a pod; a line for each living node that is new: its address, and time.monotonic(), which all
-pods share. Once those that are there already are told, it says so.
+Runs in a pod; prints a line for each new node: its address, and time.monotonic(), which all pods
+share. After the nodes that already exist it prints a marker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STEP = 0.05
 
 
 def main(gcs: str) -> None:
-    """Ask for ever."""
+    """Poll without end."""
     from ray._raylet import GcsClient  # noqa: PLC0415 - outside of a pod nobody needs it
 
     client, known, is_watching = GcsClient(address=gcs), set(), False

@@ -1,4 +1,4 @@
-"""How each system boots a pod: the command line and environment that it wants there."""
+"""How each system boots a pod: its command line and environment."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LONG_JOB = f"{NOW} /tmp/{STARTED}; echo JOB-STARTED; sleep 45; {NOW} /tmp/{ENDED
 
 @dataclass(frozen=True)
 class Boot:
-    """What is run in one pod."""
+    """The command and environment of one pod."""
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
 
 
 def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB, where: Path = BIN) -> Boot:
-    """Boot with the agent: one identical environment, the pod's own id apart."""
+    """Boot with the agent: one identical environment, except for the pod's ID."""
     env = {
         "RUNPOD_POD_ID": pod.name,
         "HEAD_POD_ID": pods[0].name,
@@ -44,7 +44,7 @@ def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB, where: Path = BIN) -> B
 
 
 def former(checkout: Path) -> Callable[[Sequence[Pod], Pod], Boot]:
-    """Return how a former version of the agent boots: another checkout that was set up."""
+    """Return the boot function of a former version: another checkout with its .venv."""
 
     def boot(pods: Sequence[Pod], pod: Pod) -> Boot:
         return agent(pods, pod, where=checkout.resolve() / ".venv" / "bin")
@@ -53,7 +53,7 @@ def former(checkout: Path) -> Callable[[Sequence[Pod], Pod], Boot]:
 
 
 def handmade(pods: Sequence[Pod], pod: Pod) -> Boot:
-    """Boot with the scripts of a careful person who knows every address.
+    """Boot with handmade scripts that get every address as an argument.
 
     A shell is PID 1, since it reaps: `ray stop` waits 20 s for processes that nobody reaps.
     """
@@ -66,11 +66,11 @@ def handmade(pods: Sequence[Pod], pod: Pod) -> Boot:
 
 
 def symmetric_run(pods: Sequence[Pod], pod: Pod) -> Boot:
-    """Boot with Ray's own one-command launcher.
+    """Boot with `ray symmetric-run`.
 
-    It is the head where any interface has the address, and a worker's `ray start` takes the
-    source address of the route to the head, so the decoy does not mislead it (Ray 2.60). It
-    calls `ray` by PATH.
+    It is the head on the node that has the address on any interface, and a worker's `ray start`
+    takes the source address of the route to the head, so the decoy does not mislead it (Ray 2.60).
+    It finds `ray` on PATH.
     """
     del pod
     where = [f"--address={pods[0].ip}:6379", f"--min-nodes={len(pods)}"]

@@ -1,1 +1,1 @@
-"""The page in a real browser: what it shows, that it complains of nothing, and how it looks."""
+"""Tests of the page in a real browser: its content, console errors, and screenshots."""

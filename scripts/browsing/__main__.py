@@ -1,4 +1,4 @@
-"""What scripts/page runs, in .venv."""
+"""Entry point of scripts/page, in .venv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven by the DevTools protocol over its websocket."""
+"""A headless Chromium, controlled by the DevTools protocol over its websocket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT = 30.0
 
 
 class BrowserError(Exception):
-    """The browser is not there, or something in it failed."""
+    """The browser is missing, or an operation in it failed."""
 
 
 def found() -> str:
@@ -37,7 +37,7 @@ def found() -> str:
 
 
 class Tab:
-    """One tab: what it is told to do, and what it complains of."""
+    """One tab: commands to it, and the errors that it reports."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self._socket = socket
@@ -45,10 +45,10 @@ class Tab:
         self._answers: dict[int, dict[str, Any]] = {}
         self._heard = anyio.Event()
         self.complaints: list[str] = []
-        """Errors and warnings of its console, exceptions, and whatever the policy refused."""
+        """Console errors and warnings, exceptions, and violations of the content policy."""
 
     async def listen(self) -> None:
-        """Take in what the browser says, until cancelled."""
+        """Receive messages from the browser, until cancelled."""
         async for message in self._socket:
             data = json.loads(message.data)
             if "id" in data:
@@ -69,7 +69,7 @@ class Tab:
             self.complaints.append(str([one.get("value") for one in params["args"]]))
 
     async def call(self, method: str, **params: object) -> dict[str, Any]:
-        """Have the browser do something; return its answer."""
+        """Send a DevTools command; return its result."""
         self._count += 1
         number = self._count
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -83,7 +83,7 @@ class Tab:
         return result
 
     async def tell(self, script: str) -> Any:  # noqa: ANN401 - whatever the script returns
-        """Return what an expression is in the page."""
+        """Evaluate an expression in the page."""
         answer = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -97,7 +97,7 @@ class Tab:
         async def holds() -> bool | NotYet:
             try:
                 return True if await self.tell(script) else NotYet("it is false")
-            except BrowserError as error:  # between two pages
+            except BrowserError as error:  # while the page changes
                 return NotYet(str(error))
 
         try:
@@ -107,14 +107,14 @@ class Tab:
             raise BrowserError(f"{script}: {error.evidence}; shown is: {shown}") from None
 
     async def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Keep how it looks."""
+        """Save a screenshot."""
         answer = await self.call(
             "Page.captureScreenshot", format="png", captureBeyondViewport=whole
         )
         path.write_bytes(b64decode(answer["data"]))
 
     async def looks_like(self, width: int, height: int, *, dark: bool, phone: bool) -> None:
-        """Give it a size and a colour scheme."""
+        """Set window size and color scheme."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -128,7 +128,7 @@ class Tab:
 
 @asynccontextmanager
 async def a_tab() -> AsyncIterator[Tab]:
-    """Have a browser of its own with one tab; all of it is gone afterwards."""
+    """Start a browser with a new profile and one tab; remove both at the end."""
     import aiohttp  # noqa: PLC0415 - as in the agent, where it is needed
 
     with tempfile.TemporaryDirectory(prefix="page-", ignore_cleanup_errors=True) as profile:
@@ -153,7 +153,7 @@ async def a_tab() -> AsyncIterator[Tab]:
                         await tab.call(f"{domain}.enable")
                     try:
                         yield tab
-                    except BrowserError as error:  # kept, since a group would wrap it
+                    except BrowserError as error:  # kept, since an exception group would wrap it
                         failure = BrowserError(f"{error}; it complains of {tab.complaints[:3]}")
                     tasks.cancel_scope.cancel()
             if failure is not None:

@@ -1,4 +1,4 @@
-"""The command line: visits the page of made runs, and keeps how it looked."""
+"""The command line: visit the page of made-up runs, and save screenshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Needs a Chromium (apt-get install chromium). Pictures stay in .page: light, dark
 3 and for 256 workers. With --axe FILE, a copy of axe-core's axe.min.js, accessibility is judged by
 it, too: nothing serious may be found.
 
-exit codes: 0; 1 where the page is not as it should be, or no browser could be started
+exit codes: 0; 1 if the page has errors, or no browser could be started
 """
 
 
@@ -30,20 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Visit the page at each size."""
     parser = argparse.ArgumentParser(
         prog="scripts/page",
-        description="Look at the agent's page in a real Chromium, as the agent serves it.",
+        description="Check the agent's page in a real Chromium.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, action="append", help="workers (3 and 256)")
     parser.add_argument(
-        "--url", help="only take a picture of the page of a run, without a token (docs/page.png)"
+        "--url", help="only take a screenshot of a run's page, without a token (docs/page.png)"
     )
     parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
     if options.url:
         anyio.run(picture, options.url, FOLDER / "run.png")
-        print(f"the picture is {FOLDER / 'run.png'}")
+        print(f"the screenshot is {FOLDER / 'run.png'}")
         return 0
     axe = None if options.axe is None else options.axe.read_text(encoding="utf-8")
     wrong = False
@@ -56,5 +56,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{nodes} nodes: {complaint}", file=sys.stderr)
         wrong = wrong or bool(complaints)
         if not complaints:
-            print(f"{nodes} nodes: nothing to complain of; pictures in {FOLDER}")
+            print(f"{nodes} nodes: no errors; screenshots in {FOLDER}")
     return 1 if wrong else 0

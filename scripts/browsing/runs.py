@@ -1,4 +1,4 @@
-"""Runs to look at: made by the head's own decisions and rendered by its own status."""
+"""Runs for the page: made by the head's decisions and rendered by its status."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
-"""What must be shown as it is, wherever others may have said it."""
+"""Markup in fields that other programs fill: the page must show it as text."""
 STEPS = 40
 ANSWERS = Latency().with_answer(0.3).with_answer(0.031)
 
 
 def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
-    """Return the status of a run of so many workers that trains, one of them slow to join."""
+    """Return the status of a training run with this many workers, one of them slow to join."""
     lines = JobLines(str)
     for number in range(1, step + 1):
         reward = 0.1 + 0.85 * (1 - 0.9**number)

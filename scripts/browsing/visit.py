@@ -1,4 +1,4 @@
-"""One visit: sign in, look at all of it, see it change, and see the head go."""
+"""One visit: sign in, check all parts, follow changes, and see the head exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then((found) => f
 
 
 class Shown:
-    """A head's port that shows a run which can be changed."""
+    """A head's port that serves a run which the test can change."""
 
     def __init__(self, nodes: int, token: str | None) -> None:
         self.nodes = nodes
@@ -42,7 +42,7 @@ class Shown:
         return {name: self.run[name] for name in _MORE}
 
     async def open(self) -> Any:  # noqa: ANN401 - aiohttp's runner
-        """Serve it."""
+        """Serve the page."""
         control = Control(lambda: None, 5.0, None, dict, _no_log, self._more)
         site = AgentServer(
             token=self.token, ready=lambda: True, status=self._public, control=control
@@ -55,7 +55,7 @@ async def _no_log(_node: str, _name: str, _at: int | None) -> str:
 
 
 async def visit(nodes: int, folder: Path, axe: str | None) -> list[str]:
-    """Return what is wrong with the page of a run of so many workers."""
+    """Return the errors on the page of a run with this many workers."""
     return [
         *await _with_token(nodes, folder, axe),
         *await _without_token(nodes),
@@ -63,7 +63,7 @@ async def visit(nodes: int, folder: Path, axe: str | None) -> list[str]:
 
 
 async def picture(url: str, path: Path) -> None:
-    """Take a picture of the page of a run that reports rewards."""
+    """Take a screenshot of the page of a run that reports rewards."""
     async with a_tab() as tab:
         await tab.call("Page.navigate", url=url)
         await tab.wait_for("document.querySelector('svg path, svg polyline') !== null")
@@ -81,7 +81,7 @@ async def _with_token(nodes: int, folder: Path, axe: str | None) -> list[str]:
             await tab.wait_for("document.forms.length === 1")
             await tab.picture(folder / "login.png")
             await tab.tell(f"document.forms[0].token.value = {shown.token!r}")
-            tab.complaints.clear()  # a browser says of the form that it came with 401
+            tab.complaints.clear()  # the browser logs the form's 401
             await tab.tell("document.forms[0].querySelector('button').click()")
             await tab.wait_for(_rows(nodes))
             await tab.looks_like(width=760, height=1000, dark=False, phone=False)
@@ -106,7 +106,7 @@ async def _with_token(nodes: int, folder: Path, axe: str | None) -> list[str]:
 
 
 async def _without_token(nodes: int) -> list[str]:
-    """Without a token the page asks for the status, and has no text of logs."""
+    """Without a token the page shows the status, and no log text."""
     shown = Shown(nodes, None)
     runner = await shown.open()
     try:
@@ -117,7 +117,7 @@ async def _without_token(nodes: int) -> list[str]:
             shown.run = status(nodes, step=30)
             await tab.wait_for(_says("step 30 of 40"))
             told = [word for word in ("NCCL_SOCKET_IFNAME", "step 25/40") if word in text]
-            return [*tab.complaints, *(f"it tells without a token: {word}" for word in told)]
+            return [*tab.complaints, *(f"shown without a token: {word}" for word in told)]
     finally:
         await runner.cleanup()
 
@@ -131,7 +131,7 @@ def _says(words: str) -> str:
 
 
 async def _is_complete(tab: Tab, run: Mapping[str, Any]) -> list[str]:
-    """Say what of a run is not shown, and whether what others said became markup."""
+    """List what the page does not show of a run, and markup that was not escaped."""
     slow = max((n for n in run["nodes"] if n["joined"]), key=lambda node: node["phases"][2][1])
     title = await tab.tell("document.title")
     expected = (
@@ -154,7 +154,7 @@ async def _is_complete(tab: Tab, run: Mapping[str, Any]) -> list[str]:
     if not await tab.tell(_says("step 25/40")):
         wrong.append("not shown: the job's last lines")
     if await tab.tell("document.images.length + document.querySelectorAll('main td b').length"):
-        wrong.append("what others said became markup")
+        wrong.append("text became markup")
     marked = await tab.tell("document.querySelectorAll('#timeline .row.slow').length")
     if marked != 1:
         wrong.append(f"{marked} slow nodes stand out, not 1")
@@ -162,7 +162,7 @@ async def _is_complete(tab: Tab, run: Mapping[str, Any]) -> list[str]:
 
 
 async def _fits(tab: Tab, look: str) -> list[str]:
-    """Say whether the page is wider than its window: tables scroll by themselves."""
+    """Check whether the page is wider than its window: only tables may scroll."""
     over = await tab.tell(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
@@ -170,7 +170,7 @@ async def _fits(tab: Tab, look: str) -> list[str]:
 
 
 async def _stays_in_its_place(tab: Tab, shown: Shown) -> list[str]:
-    """Say whether news move what a person looks at."""
+    """Check whether updates move the visible part of the page."""
     await tab.tell("window.scrollTo(0, 300); document.querySelector('.tall').scrollTop = 40")
     places = "[window.scrollY, document.querySelector('.tall').scrollTop, performance.timeOrigin]"
     before = await tab.tell(places)

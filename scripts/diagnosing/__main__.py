@@ -16,12 +16,12 @@ SEEN, HELD_OUT = "seen", "held_out"
 def main(argv: list[str]) -> int:
     """Print the figures: 0."""
     parser = argparse.ArgumentParser(prog="scripts/causes", description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, help="folders with cases of your own")
+    parser.add_argument("folders", nargs="*", type=Path, help="folders with other cases")
     parser.add_argument("--half", choices=(SEEN, HELD_OUT), help="only one half")
     parser.add_argument(
         "-v",
         action="store_true",
-        help="show what is wrong or silent; never of "
+        help="show wrong and silent answers, except those of "
         f"{HELD_OUT}, which no author of a row may read",
     )
     options = parser.parse_args(argv)

@@ -20,7 +20,7 @@ ROWS: Mapping[str, Cause] = {row.key: row for row in table().causes}
 
 
 class Result(Enum):
-    """How good an answer is."""
+    """The grade of an answer."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -35,13 +35,13 @@ def load(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def diagnosis(case: Mapping[str, Any]) -> Diagnosis:
-    """Return the answer to a case once its run is over."""
+    """Return the answer for a finished case."""
     logs = [Log(node, "job.log", "\n".join(lines)) for node, lines in case["logs"].items()]
     return weigh(logs)
 
 
 def live_answer(case: Mapping[str, Any]) -> Diagnosis:
-    """Return what is reported while the job runs: its logs line by line, without their end."""
+    """Return the answer while the job runs: its logs line by line, without their end."""
     best = Diagnosis()
     for node, lines in case["logs"].items():
         before: Sequence[str] = ()
@@ -57,7 +57,7 @@ def live_answer(case: Mapping[str, Any]) -> Diagnosis:
 
 
 def judge(case: Mapping[str, Any], answer: Diagnosis) -> Result:
-    """Return whether an answer is right: see tests/causes/README.md."""
+    """Grade an answer: see tests/causes/README.md."""
     right = {case["cause"], *case["also_acceptable"]}
     if answer.is_known:
         is_right = bool(answer.labels) and right.issuperset(answer.labels)

@@ -1,1 +1,1 @@
-"""Faults: which scenarios prove what follows from each kind of failure, and their results."""
+"""The table of faults: for each kind, the scenarios that prove the result."""

@@ -1,4 +1,4 @@
-"""What scripts/faults runs, in .venv."""
+"""Entry point of scripts/faults, in .venv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: which rows to run, and what earlier runs found."""
+"""The command line: which rows to run, and the results of earlier runs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ FOLDER = REPO / ".faults"
 PAGE = REPO / "docs" / "faults.md"
 NAMES = [row.name for row in ROWS]
 EPILOG = """\
-exit codes: 0 where all rows held; 1; 77 where no lab can be made
+exit codes: 0 if all rows passed; 1; 77 if no lab can be made
 
-Rows that held before are not tried again unless they are named; what was seen is kept in .faults/.
+Rows that passed before are run again only if they are named. Results are stored in .faults/.
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the argument parser."""
     parser = argparse.ArgumentParser(
         prog="scripts/faults",
-        description="The scenarios of every kind of death, a row after another, in the pod lab.",
+        description="The scenarios of every kind of fault, row by row, in the pod lab.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of: {', '.join(NAMES)}")
-    parser.add_argument("--table", action="store_true", help="only print what was seen so far")
+    parser.add_argument("--table", action="store_true", help="only print the stored results")
     parser.add_argument(
         "--page", action="store_true", help="only write the rows into docs/faults.md"
     )
@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try and print."""
+    """Run the rows and print the table."""
     parser = make_parser()
     options = parser.parse_args(argv)
     unknown = [name for name in options.rows if name not in NAMES]
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def attempt(row: Row) -> Seen:
-    """Run a row's scenarios by pytest, slow ones too."""
+    """Run a row's scenarios by pytest, slow ones included."""
     report = FOLDER / f"{row.name}.xml"
     report.unlink(missing_ok=True)
     argv = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *row.tests]

@@ -1,4 +1,4 @@
-"""The table of docs/faults.md: each row with the scenarios that show it."""
+"""The table of docs/faults.md: each row with the scenarios that prove it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEGIN, _END = "<!-- rows -->\n", "<!-- /rows -->"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Render the rows, a scenario a line."""
+    """Render the rows, one scenario per line."""
     lines = ["| fault | result | scenarios |", "| --- | --- | --- |"]
     for row in rows:
         shown = "<br>".join(_link(test) for test in row.tests)
@@ -28,7 +28,7 @@ def _link(test: str) -> str:
 
 
 def with_table(text: str, rows: Sequence[Row]) -> str:
-    """Put the table between its marks."""
+    """Insert the table between its markers."""
     pattern = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
     if not pattern.search(text):
         raise ValueError("docs/faults.md has no place for the table of rows")

@@ -18,16 +18,16 @@ HELD, FAILED, SKIPPED = "held", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Seen:
-    """How one row's scenarios ended."""
+    """The result of one row's scenarios."""
 
     word: str
     seconds: float
     what: str = ""
-    """What failed, in pytest's words."""
+    """The failure, as pytest describes it."""
 
 
 def read_junit(text: str) -> Seen:
-    """Sum up what pytest wrote of a row's scenarios."""
+    """Read pytest's report of a row's scenarios."""
     cases = list(ET.fromstring(text).iter("testcase"))  # noqa: S314 - pytest of ours wrote it
     seconds = round(sum(float(case.get("time", "0")) for case in cases), 1)
     for case in cases:
@@ -39,21 +39,21 @@ def read_junit(text: str) -> Seen:
 
 
 def load(path: Path) -> dict[str, Seen]:
-    """Read what earlier runs have seen, by the row's name."""
+    """Read the results of earlier runs, by row name."""
     if not path.exists():
         return {}
     return {name: Seen(**seen) for name, seen in json.loads(path.read_text()).items()}
 
 
 def save(path: Path, seen: Mapping[str, Seen]) -> None:
-    """Write it for the next run, whole or not at all."""
+    """Write the file atomically for the next run."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps({name: asdict(one) for name, one in seen.items()}, indent=1) + "\n")
     new.replace(path)
 
 
 def table(rows: Sequence[Row], seen: Mapping[str, Seen]) -> str:
-    """Lay all rows out, with what was seen of each, as Markdown."""
+    """Render all rows with their results as Markdown."""
     lines = ["| row | fault | result | seen |", "| --- | --- | --- | --- |"]
     for row in rows:
         one = seen.get(row.name)

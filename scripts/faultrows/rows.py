@@ -1,4 +1,4 @@
-"""The table of faults: what fails, what follows, and the scenarios that prove it."""
+"""The table of faults: each fault, its result, and the scenarios that prove it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """One kind of fault."""
 
     name: str
-    """The argument of scripts/faults that runs this row alone."""
+    """The argument of scripts/faults that runs only this row."""
     event: str
     outcome: str
     tests: tuple[str, ...]

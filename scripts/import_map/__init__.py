@@ -1,1 +1,1 @@
-"""The picture of `agent/`: its folders in their order, and who imports whom."""
+"""The picture of `agent/`: its folders in order, and the imports between them."""

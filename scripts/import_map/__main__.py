@@ -1,4 +1,4 @@
-"""Draw the picture of `agent/` and its page's table, or say whether they are stale."""
+"""Draw the picture of `agent/` and its page's table, or check whether they are stale."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import sys
 from pathlib import Path
 
 from import_map import page, picture
-from import_map.imports import read_house
+from import_map.imports import read_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def wanted(root: Path) -> dict[Path, str]:
-    """Return what the drawn files should hold."""
-    house = read_house(root)
+    """Return the content that the drawn files should have."""
+    folder_map = read_folders(root)
     document = root / "docs" / "architecture.md"
     return {
-        root / "docs" / "architecture.svg": picture.draw(house),
-        document: page.with_table(document.read_text(encoding="utf-8"), house),
+        root / "docs" / "architecture.svg": picture.draw(folder_map),
+        document: page.with_table(document.read_text(encoding="utf-8"), folder_map),
     }
 
 
 def main(argv: list[str]) -> int:
-    """Draw: 0; with --check 1 where a file is stale."""
+    """Draw and return 0; with --check, return 1 if a file is stale."""
     parser = argparse.ArgumentParser(prog="scripts/architecture", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, tell what is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing, report stale files")
     options = parser.parse_args(argv)
     stale = 0
     for path, text in wanted(ROOT).items():

@@ -1,4 +1,4 @@
-"""The table of folders in docs/architecture.md, from each folder's own words."""
+"""The table of folders in docs/architecture.md, from each folder's docstring."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 from import_map.imports import PROGRAM
 
 if TYPE_CHECKING:
-    from import_map.imports import House
+    from import_map.imports import FolderMap
 
 _BEGIN, _END = "<!-- folders -->\n", "<!-- /folders -->"
 
 
-def table(house: House) -> str:
-    """Render the folders in their order."""
+def table(folder_map: FolderMap) -> str:
+    """Render the folders in order."""
     lines = ["| folder | is for |", "| --- | --- |"]
-    for room in house.rooms:
-        link = "../agent/cli.py" if room == PROGRAM else f"../agent/{room}"
-        purpose = house.purposes[room].replace("|", "\\|")
-        lines.append(f"| [{room}]({link}) | {purpose} |")
+    for folder in folder_map.folders:
+        link = "../agent/cli.py" if folder == PROGRAM else f"../agent/{folder}"
+        purpose = folder_map.purposes[folder].replace("|", "\\|")
+        lines.append(f"| [{folder}]({link}) | {purpose} |")
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str, house: House) -> str:
-    """Put the table between its marks."""
+def with_table(text: str, folder_map: FolderMap) -> str:
+    """Insert the table between its markers."""
     pattern = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
     if not pattern.search(text):
         raise ValueError("docs/architecture.md has no place for the table of folders")
-    return pattern.sub(lambda _: f"{_BEGIN}{table(house)}{_END}", text)
+    return pattern.sub(lambda _: f"{_BEGIN}{table(folder_map)}{_END}", text)

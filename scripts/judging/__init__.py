@@ -1,1 +1,1 @@
-"""Check every recipe with the frameworks' own parsers, and run some of them for real."""
+"""Check every recipe with the frameworks' own parsers, and run some of them."""

@@ -1,4 +1,4 @@
-"""What scripts/frameworks runs, in .venv."""
+"""Entry point of scripts/frameworks, in .venv."""
 
 from __future__ import annotations
 

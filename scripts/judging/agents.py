@@ -1,4 +1,4 @@
-"""Agents in the pods of the lab with a recipe, and a framework in the pods' Python."""
+"""Agents in the lab's pods with a recipe, and a framework in the pods' Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENT = str(Path(sys.prefix) / "bin/pod-agent")
 def start(
     lab: podlab.Lab, pod: podlab.Pod, agent: str, python: Path, env: Mapping[str, str]
 ) -> podlab.Container:
-    """Start an agent in a pod, where the commands of a framework's environment come first."""
+    """Start an agent in a pod, with a framework's environment first on PATH."""
     own = {
         "HEAD_POD_ID": lab.pods[0].name,
         "RUNPOD_POD_ID": pod.name,

@@ -1,4 +1,4 @@
-"""The command line: which parts are run, what earlier runs found, the table of it all."""
+"""The command line: which parts to run, the results of earlier runs, the table."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ examples:
   scripts/frameworks --again verl-0.9.1     though it is done
   scripts/frameworks --table                no runs, only what was found
 
-exit codes: 0; 1 where something is wrong with a recipe, or a part could not be judged
+exit codes: 0; 1 if a recipe has an error, or a part could not be checked
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the argument parser."""
     parser = argparse.ArgumentParser(
         prog="scripts/frameworks",
-        description="Have every recipe judged by the parsers of the frameworks themselves, for "
-        "each of their versions and for nodes of many sizes.",
+        description="Check every recipe with the frameworks' own parsers, for "
+        "each supported version and for nodes of many sizes.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,13 +46,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"what to run (default: all): {', '.join(names)}"
     )
-    parser.add_argument("--again", action="store_true", help="also what is done")
-    parser.add_argument("--table", action="store_true", help="only print what was found so far")
+    parser.add_argument("--again", action="store_true", help="also run finished parts")
+    parser.add_argument("--table", action="store_true", help="only print the stored results")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge and print."""
+    """Run the parts and print the table."""
     parser = make_parser()
     options = parser.parse_args(argv)
     parts = {part.name: part for part in PARTS}

@@ -1,4 +1,4 @@
-"""The nodes that every recipe is made for."""
+"""The sets of nodes for which every recipe is made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Nodes:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Return GPUs and CPUs of each."""
+        """Return GPUs and CPUs of each node."""
         return tuple((gpus, self.cpus or gpus * CPUS_A_GPU + CPUS_BESIDE) for gpus in self.gpus)
 
 

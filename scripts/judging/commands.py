@@ -1,4 +1,4 @@
-"""The commands under judgement: what each recipe makes, for each set of nodes."""
+"""The commands to check: each recipe's, for each set of nodes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ KNOWN_LATER = {
     "{rank}": "0",
     "{log_dir}": "/logs",
 }
-"""What a run puts in the place of what only it knows."""
+"""Values for the placeholders that only a run can fill."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a recipe made of one set of nodes: a command, or its own word why not."""
+    """A recipe's result for one set of nodes: a command, or the reason for none."""
 
     recipe: str
     nodes: str
@@ -43,7 +43,7 @@ def recipes_of(framework: str) -> tuple[KnownJob, ...]:
 
 
 def made(framework: str, version: Version) -> Iterator[Made]:
-    """Make every command of a framework's version."""
+    """Make every command for a version of a framework."""
     for job in recipes_of(framework):
         recipe = recipe_of(job)
         for nodes in CLUSTERS:
@@ -52,7 +52,7 @@ def made(framework: str, version: Version) -> Iterator[Made]:
 
 
 def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
-    """Ask for the least that may be asked for, and for all that may be."""
+    """Yield the smallest and the largest set of inputs."""
     for how, full in (("bare", False), ("full", True)):
         yield (
             how,
@@ -84,7 +84,7 @@ def make(recipe: Recipe, asked: RecipeInput, nodes: Nodes, how: str) -> Made:
 
 
 def known(word: str) -> str:
-    """Fill in what a run knows."""
+    """Fill in the placeholders."""
     for placeholder, value in KNOWN_LATER.items():
         word = word.replace(placeholder, value)
     return word

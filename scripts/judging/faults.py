@@ -1,4 +1,4 @@
-"""What a judge can find wrong with a recipe's command."""
+"""The errors that a check can find in a recipe's command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Kind = Literal["refused", "ignored", "abbreviated", "dead", "twice", "waits", "c
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong, in the framework's words where it has some."""
+    """One error, in the framework's words if it has any."""
 
     kind: Kind
     """refused: its parser or an assertion; ignored: it goes on with another value, or says that
@@ -24,11 +24,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """One command on the nodes that it is for."""
+    """One command and the nodes that it is for."""
 
     name: str
     argv: tuple[str, ...]
-    """The framework's own arguments: what follows the module's name."""
+    """The framework's own arguments: those after the module's name."""
     nodes: tuple[tuple[int, int], ...]
     """GPUs and CPUs of each."""
     module: str = ""

@@ -1,4 +1,4 @@
-"""Hydra's overrides, as far as a judge looks at them: sign, key, and the type of a value."""
+"""Hydra's overrides, as far as a check needs them: sign, key, and the type of a value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from judging.faults import Fault
 
 @dataclass(frozen=True)
 class Override:
-    """KEY=VALUE with the sign before it: '' changes, + adds, ++ does either, ~ takes away."""
+    """KEY=VALUE with the sign before it: '' changes, + adds, ++ does either, ~ removes."""
 
     sign: str
     key: str
@@ -18,15 +18,15 @@ class Override:
 
 
 def parse(word: str) -> Override:
-    """Read one word of a command line."""
+    """Parse one argument."""
     match = re.fullmatch(r"(\+\+|\+|~|)([^=]+)=?(.*)", word, re.DOTALL)
     if match is None:
-        raise ValueError(f"{word!r} is no override of hydra's")
+        raise ValueError(f"{word!r} is not a hydra override")
     return Override(match[1], match[2].split("@")[0], match[3])
 
 
 def type_fault(key: str, default: object, value: object) -> Fault | None:
-    """Say where a value is of another kind than the default: hydra itself takes any."""
+    """Report a value of another type than the default's: hydra itself accepts any."""
     wanted, given = kind(default), kind(value)
     if (
         default is None
@@ -39,7 +39,7 @@ def type_fault(key: str, default: object, value: object) -> Fault | None:
 
 
 def kind(value: object) -> str:
-    """Name the kind of a value; files and loggers are taken as one text or as several."""
+    """Return the type of a value; files and loggers count as one text or several."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The frameworks' packages and the environments to read them in, all in one ignored folder."""
+"""The frameworks' packages and the environments to read them in, in one ignored folder."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ READ_ONLY = (
     *("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"),
     *("--platform", "manylinux1_x86_64"),
 )
-"""A package is read, not installed: of its wheels one is taken, whatever this machine is."""
+"""A package is read, not installed: any of its wheels will do."""
 ENVIRONMENTS = {
-    # what reads verl's and OpenRLHF's files; all else that they import is a stub
+    # for reading verl's and OpenRLHF's files; their other imports are stubs
     "judge": (("hydra-core==1.3.*", "numpy", "packaging"),),
-    # what trains: the wheel for CPUs where an index offers it, otherwise some 3 GB with CUDA
+    # for training: the wheel for CPUs if an index offers it, otherwise 3 GB with CUDA
     "train": (("torch==2.13.*", "trl==1.16.*", "requests"),),
-    # the agent without Ray, as in an image: it uses the Ray of the framework's own environment
+    # the agent without Ray, as in an image: it uses the Ray of the framework's environment
     "agent": (
         ("structlog", "tenacity", "psutil", "requests", "aiohttp", "anyio", "pyyaml"),
         ("--no-deps", "--config-settings", "editable_mode=compat", "-e", str(REPO)),
     ),
-    # verl with what its main_ppo imports, which is more than verl asks pip for, and less: no wandb.
-    # It comes last, by itself: with its own pins old versions of wandb are tried for minutes.
+    # verl with the imports of its main_ppo, not with those that it declares; without wandb.
+    # It is installed last and separately: with its pins, pip tries old versions of wandb for long.
     "verl": (
         ("--upgrade", "pip"),
         (
@@ -42,7 +42,7 @@ ENVIRONMENTS = {
         ),
         ("--no-deps", "verl==0.9.1", "peft"),
     ),
-    # OpenRLHF with what it asks for, but for vLLM, flash-attn and what only a GPU has a use for
+    # OpenRLHF with its requirements, except for vLLM, flash-attn and packages for GPUs only
     "openrlhf": (
         ("--upgrade", "pip"),
         (
@@ -55,11 +55,11 @@ ENVIRONMENTS = {
         ("--no-deps", "openrlhf==0.11.2"),
     ),
 }
-"""Each by the calls of pip that fill it."""
+"""Each environment, with the calls of pip that fill it."""
 
 
 class CannotFetchError(Exception):
-    """A package or environment is not to be had: in pip's words."""
+    """A package or environment cannot be fetched; the message is pip's."""
 
 
 def package(name: str, version: str) -> Path:
@@ -100,5 +100,5 @@ def run(argv: list[str], limit: float) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise CannotFetchError(
-            (errors or done.stderr.strip().splitlines() or ["no word"])[-1][:LONGEST]
+            (errors or done.stderr.strip().splitlines() or ["no message"])[-1][:LONGEST]
         )

@@ -40,7 +40,7 @@ PUBLISHED = {
         *("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"),
     ),
 }
-"""The releases under judgement: the newest patch of each minor, and those where flags changed."""
+"""The checked releases: the newest patch of each minor, and those with changed flags."""
 PODS = {"train-trl": on_pods, "torchrun-pods": torchrun_on_pods}
 STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
@@ -48,7 +48,7 @@ FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
 @dataclass(frozen=True)
 class Part:
-    """One part: a framework's version, or a run for real."""
+    """One part: a framework's version, or a real run."""
 
     name: str
     framework: str
@@ -82,15 +82,15 @@ OF_SOME = {
     "inside/openrlhf_rollout.py": ("start-openrlhf",),
     "stand_ins/": ("start-openrlhf",),
 }
-"""Files that only some parts rest on, by how their paths begin: a change leaves others done."""
+"""Path prefixes of files that only some parts use: a change to them leaves others valid."""
 
 
 class BrokenError(Exception):
-    """A judge itself did not come to an end."""
+    """The checker itself failed."""
 
 
 def run(part: Part) -> Result:
-    """Run one part; what keeps it from judging is its result too."""
+    """Run one part; an error of the checker becomes its result."""
     began, sum_before = time.monotonic(), digest(part)
     verdicts: tuple[Verdict, ...] = ()
     broken = told = ""
@@ -110,7 +110,7 @@ def run(part: Part) -> Result:
 
 
 def training(version: str) -> tuple[str, Verdict]:
-    """Train with one TRL; a release that the recipe takes on no CPUs is not trained here."""
+    """Train with one TRL; skip a release that the recipe does not support on CPUs."""
     where = ("trl-grpo", "two processes here", "trained")
     try:
         told, faults = train_with(version)
@@ -120,7 +120,7 @@ def training(version: str) -> tuple[str, Verdict]:
 
 
 def judged(part: Part) -> list[Verdict]:
-    """Judge every command of one part."""
+    """Check every command of one part."""
     commands = list(made(part.framework, version_of(part)))
     cases = [command.case for command in commands if command.case is not None]
     if part.how == "facts":
@@ -132,18 +132,18 @@ def judged(part: Part) -> list[Verdict]:
 
 
 def version_of(part: Part) -> Version:
-    """Return the version that the recipe is asked for."""
+    """Return the version for which the recipe is asked."""
     return tuple(int(number) for number in part.version.split(".")) if part.version else ()
 
 
 def verdict(command: Made, faults: Mapping[str, Sequence[Fault]]) -> Verdict:
-    """Put a command and what was found of it together."""
+    """Combine a command and its findings."""
     found = tuple(faults[command.case.name]) if command.case else ()
     return Verdict(command.recipe, command.nodes, command.how, found, command.misfit)
 
 
 def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
-    """Have the cases judged beside the framework's package, in the suite's environment."""
+    """Check the cases beside the framework's package, in the suite's environment."""
     python = environment("train" if part.framework == "trl" else "judge")
     told = {
         "package": str(package(part.framework, part.version)),
@@ -169,7 +169,7 @@ def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
 
 
 def digest(part: Part) -> str:
-    """Sum up what a result rests on: the commands, the judges, and the program of ours it runs."""
+    """Hash the inputs of a result: the commands, the checkers, and the bundled program."""
     total = hashlib.sha256()
     with contextlib.suppress(ImportError):
         for one in made(part.framework, version_of(part)):
@@ -185,7 +185,7 @@ def digest(part: Part) -> str:
 
 
 def judges(part: Part) -> list[Path]:
-    """List the suite's own files that a part's result rests on: all but those of other parts."""
+    """List the suite's files that a part's result depends on: all except other parts' files."""
     folder = REPO / "scripts/judging"
     others = [begins for begins, names in OF_SOME.items() if part.name not in names]
     files = sorted(folder.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""A model of how Ray places what a framework asks for: what finds no place waits for ever."""
+"""A model of Ray's placement: a request without a fitting node would wait for ever."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 GRAIN = 1e-6
-"""Shares of a GPU such as 0.2 add up with errors; Ray counts in ten thousandths."""
+"""Shares of a GPU such as 0.2 have rounding errors; Ray counts in ten-thousandths."""
 
 Bundle = dict[str, float]
 
 
 class WaitsForEverError(Exception):
-    """Nothing has room for this, and nothing that is there will ever go away."""
+    """The request fits nowhere, and no resources will be freed."""
 
 
 @dataclass
 class Node:
-    """One node's resources that are still free."""
+    """One node's free resources."""
 
     gpus: float
     cpus: float
@@ -32,20 +32,20 @@ class Node:
         self.total_cpus = self.cpus
 
     def has(self, bundle: Mapping[str, float]) -> bool:
-        """Say whether there is room; what is neither GPU nor CPU no node here has."""
+        """Check whether there is room; no node here has resources except GPU and CPU."""
         other = any(v > 0 for k, v in bundle.items() if k not in {"GPU", "CPU"})
         gpus, cpus = bundle.get("GPU", 0), bundle.get("CPU", 0)
         return not other and self.gpus >= gpus - GRAIN and self.cpus >= cpus - GRAIN
 
     def take(self, bundle: Mapping[str, float]) -> None:
-        """Use it up."""
+        """Reserve it."""
         self.gpus -= bundle.get("GPU", 0)
         self.cpus -= bundle.get("CPU", 0)
 
 
 @dataclass
 class Group:
-    """A placement group: where each bundle lies, and what of it is still free."""
+    """A placement group: the node of each bundle, and the bundle's free resources."""
 
     free: list[Bundle]
     where: list[int]
@@ -54,8 +54,8 @@ class Group:
 class Cluster:
     """The nodes of one run.
 
-    Which of several nodes with room Ray takes is its own affair: the roomiest first, or the
-    fullest first. What must not wait has to fit both ways.
+    Ray does not specify which of several fitting nodes it takes: the emptiest first, or the fullest
+    first. A valid request must fit in both orders.
     """
 
     def __init__(self, nodes: Sequence[tuple[int, int]], *, roomy: bool) -> None:
@@ -84,21 +84,20 @@ class Cluster:
         before = [(node.gpus, node.cpus) for node in self.nodes]
         where: list[int] = []
         for count, bundle in enumerate(bundles):
-            last = where[-1:]  # as many as go on one node
+            last = where[-1:]  # as many as fit on one node
             fits = [i for i in (*last, *self.order()) if self.nodes[i].has(bundle)]
             if not fits:
                 for node, (gpus, cpus) in zip(self.nodes, before, strict=True):
                     node.gpus, node.cpus = gpus, cpus
                 raise WaitsForEverError(
-                    f"of {len(bundles)} bundles of {told(bundle)} only {count} find a place on "
-                    f"{self}"
+                    f"of {len(bundles)} bundles of {told(bundle)} only {count} fit on {self}"
                 )
             self.nodes[fits[0]].take(bundle)
             where.append(fits[0])
         return Group([dict(bundle) for bundle in bundles], where)
 
     def place(self, wanted: Mapping[str, float], what: str = "") -> int:
-        """Reserve something that needs one node; return which."""
+        """Reserve resources of one node; return the node."""
         for i in self.order():
             if self.nodes[i].has(wanted):
                 self.nodes[i].take(wanted)
@@ -106,18 +105,18 @@ class Cluster:
         raise WaitsForEverError(f"no room for {what or told(wanted)} on {self}")
 
     def place_on(self, number: int, wanted: Mapping[str, float], what: str) -> None:
-        """Reserve something that is bound to one node."""
+        """Reserve resources of a given node."""
         if not self.nodes[number].has(wanted):
             raise WaitsForEverError(f"no room on node {number} for {what} on {self}")
         self.nodes[number].take(wanted)
 
     def start_small(self, what: str) -> None:
-        """Start an actor that says nothing of CPUs: its node must have one, and keeps it."""
+        """Start an actor without a CPU request: Ray requires a free CPU to place it."""
         if not any(node.total_cpus >= 1 for node in self.nodes):
             raise WaitsForEverError(f"no node has a CPU for {what}")
 
     def inside(self, group: Group, index: int, wanted: Mapping[str, float], what: str) -> None:
-        """Reserve a share of a group's bundle."""
+        """Reserve a part of a group's bundle."""
         free = group.free[index]
         if any(free.get(name, 0) < amount - GRAIN for name, amount in wanted.items()):
             raise WaitsForEverError(
@@ -128,13 +127,13 @@ class Cluster:
             free[name] = free.get(name, 0) - amount
 
     def __str__(self) -> str:
-        """Say what is free."""
+        """List the free resources."""
         free = [f"{node.gpus:g} GPUs and {node.cpus:g} CPUs" for node in self.nodes]
         return "nodes with " + ", ".join(free) + " free"
 
 
 def waits(nodes: Sequence[tuple[int, int]], place: Callable[[Cluster], None]) -> list[Fault]:
-    """Place something with the roomiest node first and with the fullest; list what would wait."""
+    """Place a request with the emptiest node first and with the fullest; list those that wait."""
     found = []
     for roomy in (True, False):
         found += waits_once(Cluster(nodes, roomy=roomy), place)
@@ -142,7 +141,7 @@ def waits(nodes: Sequence[tuple[int, int]], place: Callable[[Cluster], None]) ->
 
 
 def waits_once(cluster: Cluster, place: Callable[[Cluster], None]) -> list[Fault]:
-    """Place something on one cluster."""
+    """Place a request on one cluster."""
     try:
         place(cluster)
     except WaitsForEverError as error:
@@ -151,5 +150,5 @@ def waits_once(cluster: Cluster, place: Callable[[Cluster], None]) -> list[Fault
 
 
 def told(amounts: Mapping[str, float]) -> str:
-    """Say an amount of resources."""
+    """Format an amount of resources."""
     return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items()) or "nothing"

@@ -1,6 +1,6 @@
-"""The agent on this machine, with GPUs that are not there: how far a framework comes so.
+"""The agent on this machine with GPUs that do not exist: how far a framework gets.
 
-Ray is told of GPUs; everything up to the first use of one is the framework's own.
+Ray is told a number of GPUs; the framework itself runs up to the first use of one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ RUN_LIMIT, STOP_LIMIT = 600.0, 60.0
 GPUS, CPUS = 2, 10
 PORTS = ("AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT", "AGENT_REWARD_PORT")
 APART, BEHIND = 100, 20
-"""Ports of the agent's choice: how far from each other, and how many behind each must be free."""
+"""The agent's ports: their distance, and how many after each must be free."""
 STAND_INS = REPO / "scripts/judging/stand_ins"
-"""Modules that cannot be there without CUDA, by the framework that imports them."""
+"""Modules that cannot be installed without CUDA, by the framework that imports them."""
 
 
 def not_reached(stations: Sequence[tuple[str, str]], out: str) -> list[str]:
-    """List the stations that a framework's output does not tell of."""
+    """List the stages that a framework's output does not show."""
     return [name for name, pattern in stations if not re.search(pattern, out)]
 
 
 def own_arguments(
     recipe: str, version: Version, ground: Path, data: str, args: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return what a recipe gives its framework for these GPUs, from what lies on its ground."""
+    """Return a recipe's arguments for these GPUs, with the files of the work folder."""
     asked = RecipeInput(
         recipe=recipe,
         nodes=(NodeSize(GPUS, CPUS),),
@@ -60,7 +60,7 @@ def run_agent(
 ) -> tuple[int, str]:
     """Run the agent here, with a framework's environment first on PATH; return code and output.
 
-    It takes ports that are free now, since other things run here; its Ray ends with it.
+    It uses free ports, since other programs run here; its Ray ends with it.
     """
     agent = [str(environment("agent").parent / "pod-agent"), *words]
     own = {
@@ -93,7 +93,7 @@ def run_agent(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports with free ones behind them, below those that the kernel gives out."""
+    """Return ports with free ones after them, below the kernel's ephemeral range."""
     found = [first for first in range(20000, 32000, APART) if is_free(first)]
     if len(found) < count:
         raise NotTrainedError(f"no {count} ports between 20000 and 32000 are free here")
@@ -101,7 +101,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(first: int) -> bool:
-    """Say whether nobody listens on a port, nor on those behind it."""
+    """Check whether a port and those after it are free."""
     try:
         with ExitStack() as held:
             for port in range(first, first + BEHIND):

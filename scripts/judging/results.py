@@ -1,4 +1,4 @@
-"""The findings: one JSON file for each part, stored between runs, and the table of them all."""
+"""The findings: one JSON file per part, stored between runs, and the table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One command's end; without faults and misfit it is right."""
+    """The result of one command; without faults and misfit it is valid."""
 
     recipe: str
     nodes: str
     how: str
     faults: tuple[Fault, ...] = ()
     misfit: str = ""
-    """The recipe's own word: why it makes no command for these nodes."""
+    """The recipe's own reason why it makes no command for these nodes."""
 
     @property
     def where(self) -> str:
@@ -32,32 +32,32 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """One part's end."""
+    """The result of one part."""
 
     part: str
     digest: str
-    """Of the recipes and judges that it rests on: another one, and the part is run again."""
+    """A hash of the recipes and checkers behind it: if it changes, the part runs again."""
     seconds: float
     verdicts: tuple[Verdict, ...] = ()
     told: str = ""
-    """In a run for real: what was seen."""
+    """For a real run: what was observed."""
     broken: str = ""
-    """Why nothing could be judged."""
+    """Why nothing could be checked."""
 
     @property
     def bad(self) -> bool:
-        """Say whether anything is wrong."""
+        """Return whether anything is wrong."""
         return bool(self.broken) or any(verdict.faults for verdict in self.verdicts)
 
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Render one line."""
         ends = [self.broken or (count(self.verdicts) if self.verdicts else ""), self.told]
         end = "; ".join(end for end in ends if end)
         return f"{self.part}: {end} ({self.seconds:.0f} s)"
 
 
 def count(verdicts: Sequence[Verdict]) -> str:
-    """Count how commands ended."""
+    """Count the commands by result."""
     faulty = sum(1 for verdict in verdicts if verdict.faults)
     misfits = sum(1 for verdict in verdicts if verdict.misfit)
     words = [f"{len(verdicts) - faulty - misfits} right"]
@@ -67,7 +67,7 @@ def count(verdicts: Sequence[Verdict]) -> str:
 
 
 def load(folder: Path, part: str) -> Result | None:
-    """Read what an earlier run found."""
+    """Read the result of an earlier run."""
     path = folder / f"{part}.json"
     if not path.exists():
         return None
@@ -80,7 +80,7 @@ def load(folder: Path, part: str) -> Result | None:
 
 
 def save(folder: Path, result: Result) -> None:
-    """Write it for the next run, whole or not at all."""
+    """Write the file atomically for the next run."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{result.part}.new"
     new.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
@@ -88,7 +88,7 @@ def save(folder: Path, result: Result) -> None:
 
 
 def table(results: Mapping[str, Result | None]) -> str:
-    """Lay the parts out as Markdown: one row a part, one column for its recipes."""
+    """Render the parts as Markdown: one row per part, one column for its recipes."""
     lines = ["| part | recipe | commands |", "| --- | --- | --- |"]
     for part, result in results.items():
         lines += [f"| {part} | {recipe} | {end} |" for recipe, end in rows(result)]
@@ -96,7 +96,7 @@ def table(results: Mapping[str, Result | None]) -> str:
 
 
 def rows(result: Result | None) -> Iterable[tuple[str, str]]:
-    """Say a part's end, recipe by recipe."""
+    """Render a part's result, recipe by recipe."""
     if result is None:
         return [("", "not run")]
     if not result.verdicts:
@@ -109,7 +109,7 @@ def rows(result: Result | None) -> Iterable[tuple[str, str]]:
 
 
 def details(results: Iterable[Result | None]) -> list[str]:
-    """List what is wrong and what does not fit, each once with all that it is true of."""
+    """List errors and misfits, each once with all the commands that have it."""
     found: dict[str, list[str]] = {}
     for result in results:
         part, verdicts = (result.part, result.verdicts) if result else ("", ())

@@ -1,9 +1,10 @@
-"""Start OpenRLHF for real by its recipe's name, on a machine without GPUs.
+"""Start OpenRLHF by its recipe's name, on a machine without GPUs.
 
 Parser, checks, placement group, actors and data are OpenRLHF's own up to the first use of a GPU.
-Two modules cannot be there without CUDA, and have stand-ins: flash-attn, which OpenRLHF imports
-before it reads an argument and here calls nowhere, and vLLM, whose engines answer without a model.
-Rollouts come after the models are on their GPUs; so one is run apart, by OpenRLHF's own functions.
+Two modules cannot be installed without CUDA, and have stand-ins: flash-attn, which OpenRLHF imports
+before it reads an argument and does not call here, and vLLM, whose engines answer without a model.
+Rollouts come after the models are on their GPUs; so one rollout is run separately, by OpenRLHF's
+own functions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 FEW = ("--train.batch_size", "16", "--rollout.batch_size", "8", "--data.max_len", "64")
 SENT = 8 * 8
-"""Prompts of a rollout, and the answers to each."""
+"""Prompts of a rollout, times the answers to each."""
 STATIONS = (
     ("configuration", r"namespace\(ref=namespace\(num_nodes=1, num_gpus_per_node=2"),
     ("a placement group", r"RolloutRayActor pid=\d+\)"),
@@ -29,13 +30,13 @@ STATIONS = (
     ("setup_distributed", r"in setup_distributed"),
     ("no CUDA", r"has no attribute '_cuda_setDevice'"),
 )
-"""What OpenRLHF 0.11.2 says on its way, in this order of events, and where a CPU ends it."""
+"""The output of OpenRLHF 0.11.2, in this order, up to the point where it needs a GPU."""
 LOADED = "OpenRLHF loaded 100 prompts for 50 steps"
 REWARDED = f"OpenRLHF's engines were given these rewards: {SENT // 2} x 0, {SENT // 2} x 1"
 
 
 def start_openrlhf() -> str:
-    """Start train_ppo_ray by the agent, then a rollout of its; return how far each came."""
+    """Start train_ppo_ray by the agent, then a rollout; return how far each got."""
     ground = make_ground("openrlhf")
     began = time.monotonic()
     asked = {
@@ -47,7 +48,7 @@ def start_openrlhf() -> str:
     }
     code, out = run_agent("openrlhf", ground, (), asked)
     if missing := not_reached(STATIONS, out):
-        raise NotTrainedError(f"train_ppo_ray did not come to {missing[0]}: {out[-LONGEST:]}")
+        raise NotTrainedError(f"train_ppo_ray did not reach {missing[0]}: {out[-LONGEST:]}")
     if code != 1:
         raise NotTrainedError(f"the agent ended with {code} where train_ppo_ray ended with 1")
     between = time.monotonic()
@@ -63,5 +64,5 @@ def start_openrlhf() -> str:
 
 
 def arguments(ground: Path) -> tuple[str, ...]:
-    """Return the recipe's own arguments; the agent fills in the reward server's URL."""
+    """Return the recipe's arguments; the agent fills in the reward server's URL."""
     return own_arguments("openrlhf-grpo", (0, 11, 2), ground, "train.jsonl", FEW)

@@ -1,8 +1,8 @@
-"""verl, which wants GPUs, started for real by its recipe's name on this machine without any.
+"""Start verl by its recipe's name, on a machine without GPUs.
 
-Ray is told of GPUs that are not there, so that everything up to the first use of one is verl's
-own: configuration, data, placement, workers. How far that is, its own output says. Its reward
-workers, which it starts only after those, are then started alone.
+Ray is told a number of GPUs, so that everything up to the first use of one is verl's own:
+configuration, data, placement, workers. Its output shows how far it got. verl starts its reward
+workers only after those; here they are started alone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ STATIONS = (
     ("init_process_group", r"in initialize_global_process_group_ray"),
     ("no NCCL", r"RuntimeError: Distributed package doesn't have NCCL built in"),
 )
-"""What verl 0.9.1 says on its way, in this order of events, and where a CPU ends it."""
+"""The output of verl 0.9.1, in this order, up to the point where it needs a GPU."""
 SCORES = "verl's reward workers scored 1.0 0.0 1.0 0.0"
 
 
 def start_verl() -> str:
-    """Start main_ppo by the agent, then verl's reward workers; return how far each came."""
+    """Start main_ppo by the agent, then verl's reward workers; return how far each got."""
     ground = make_ground("verl")
     began = time.monotonic()
     asked = {
@@ -48,7 +48,7 @@ def start_verl() -> str:
     }
     code, out = run_agent("verl", ground, (), asked)
     if missing := not_reached(STATIONS, out):
-        raise NotTrainedError(f"main_ppo did not come to {missing[0]}: {out[-LONGEST:]}")
+        raise NotTrainedError(f"main_ppo did not reach {missing[0]}: {out[-LONGEST:]}")
     if code != 1:
         raise NotTrainedError(f"the agent ended with {code} where main_ppo ended with 1")
     between = time.monotonic()
@@ -64,5 +64,5 @@ def start_verl() -> str:
 
 
 def overrides(ground: Path) -> tuple[str, ...]:
-    """Return the recipe's own arguments; the agent fills in the reward server's URL."""
+    """Return the recipe's arguments; the agent fills in the reward server's URL."""
     return own_arguments("verl-grpo", (0, 9, 1), ground, "train.parquet", FEW)

@@ -17,7 +17,7 @@ ENDS = re.compile(r"^(\d+) passed in ", re.MULTILINE)
 
 
 def torchrun_on_pods() -> str:
-    """Run them with the suite's torch; say how many held. One that is left out is no success."""
+    """Run them with the suite's torch; return how many passed. A skipped one is an error."""
     if (reason := podlab.missing()) is not None:
         raise NotTrainedError(reason)
     env = {**os.environ, "POD_AGENT_TORCH_PYTHON": str(environment("train"))}

@@ -1,4 +1,4 @@
-"""Runs for real, on CPUs: the recipe trl-grpo trains a small model that is made on the spot."""
+"""Real runs on CPUs: the recipe trl-grpo trains a small model made for the run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignor
 
 
 class NotTrainedError(Exception):
-    """A run for real did not go as it must: what was seen."""
+    """A real run failed; the message has the evidence."""
 
 
 def make_ground(name: str) -> Path:
-    """Make a folder with the model and the data; every pod sees it, as a shared disk."""
+    """Make a folder with the model and the data, visible to every pod like a shared disk."""
     folder = FOLDER / "training" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -53,7 +53,7 @@ def make_ground(name: str) -> Path:
 
 
 def command(ground: Path, version: Version, steps: int, url: str) -> list[str]:
-    """Return the recipe's own command, for a machine without GPUs, with few and quick steps."""
+    """Return the recipe's command, for a machine without GPUs, with few and short steps."""
     asked = RecipeInput(
         recipe="trl-grpo",
         nodes=(NodeSize(0, 1), NodeSize(0, 1)),
@@ -85,7 +85,7 @@ def reward_server(log: Path) -> Iterator[str]:
 
 
 def url_in(log: Path) -> str:
-    """Wait until the server has told where it listens."""
+    """Wait until the server prints its URL."""
     until = time.monotonic() + SERVE_LIMIT
     while not (found := re.search(r"http://\S+", log.read_text(encoding="utf-8"))):
         if time.monotonic() > until:
@@ -106,7 +106,7 @@ def train_with(version: str) -> tuple[str, list[Fault]]:
 
 
 def train_one_way(version: str, *, sharded: bool) -> tuple[str, list[Fault]]:
-    """Train to step 6, and on from its checkpoint to 8."""
+    """Train to step 6, then resume from its checkpoint up to 8."""
     ground = make_ground(f"trl-{version}")
     env = {"PATH": os.defpath, "HOME": str(ground), **QUIET}
     env["PYTHONPATH"] = str(package("trl", version))
@@ -130,11 +130,13 @@ def train_one_way(version: str, *, sharded: bool) -> tuple[str, list[Fault]]:
         return "", [Fault("ignored", f"its checkpoint is {'not ' * sharded}sharded")]
     seen = STEP.findall(told[1])
     if not FROM_CHECKPOINT.search(told[1]) or [step for step, *_ in seen] != ["7", "8"]:
-        return "", [Fault("ignored", f"it went not on from its checkpoint: {told[1][-LONGEST:]}")]
-    return f"trained to step 6, and on to 8: reward {curve(''.join(told))}", []
+        return "", [
+            Fault("ignored", f"it did not resume from its checkpoint: {told[1][-LONGEST:]}")
+        ]
+    return f"trained to step 6, resumed to 8: reward {curve(''.join(told))}", []
 
 
 def curve(told: str) -> str:
-    """Say how the mean reward went: first, last."""
+    """Format the first and last mean reward."""
     rewards = [reward for _step, _of, reward in STEP.findall(told)]
-    return f"{rewards[0]} to {rewards[-1]}" if rewards else "was never told"
+    return f"{rewards[0]} to {rewards[-1]}" if rewards else "not in the output"

@@ -1,4 +1,4 @@
-"""trl-grpo for real: by its name, over two pods, through a lost pod and the loss of both."""
+"""trl-grpo by its name over two pods, with the loss of one pod and of both."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 STEPS = 50
 LOST_AT, KILLED_AT = 5, 20
-"""Checkpoints: at the first the worker's pod is lost, at the second both are killed."""
+"""Checkpoints: the worker's pod is lost at the first, both pods at the second."""
 LEARNT = 0.6
 RESUMES = re.compile(r"resumes from \S*checkpoint-(\d+)")
 
 
 def on_pods() -> str:
-    """Train over two pods by the recipe's name, lose one, then both, and go on; say what was.
+    """Train over two pods by the recipe's name; lose one, then both; return what was observed.
 
-    The agent launches torchrun (gloo) and the bundled reward server; what is trained is TRL's own,
-    and nothing is downloaded. The worker's pod is killed and started again: a second attempt goes
-    on from the checkpoint. Then both are killed, and a second run goes on.
+    The agent launches torchrun (gloo) and the bundled reward server; TRL trains, and nothing is
+    downloaded. The worker's pod is killed and restarted: a second attempt resumes from the
+    checkpoint. Then both are killed, and a second run resumes.
     """
     if (reason := podlab.missing()) is not None:
         raise NotTrainedError(reason)
@@ -58,7 +58,7 @@ def on_pods() -> str:
     lost, killed, steps = gone_on(retried), gone_on(after), STEP.findall(after)
     told = RESUMES.search(said)
     if told is None or int(told[1]) != killed:
-        raise NotTrainedError(f"the agent did not say that it goes on from {killed}: {said}")
+        raise NotTrainedError(f"the agent did not report that it resumes from {killed}: {said}")
     if killed < KILLED_AT or int(steps[-1][0]) != STEPS or float(steps[-1][2]) < LEARNT:
         raise NotTrainedError(f"from checkpoint {killed}: steps {steps}")
     return (
@@ -72,10 +72,10 @@ def on_pods() -> str:
 def start(
     lab: podlab.Lab, pod: podlab.Pod, ground: Path, logs: str = "/tmp/first"
 ) -> podlab.Container:
-    """Start the agent in a pod as a user does: the recipe, a model, data, a folder, one retry.
+    """Start the agent in a pod like a user: the recipe, a model, data, a folder, one retry.
 
-    Where a head was killed, the same folder for logs would go on with the same run, whose
-    attempts are used up.
+    After the head was killed, the same log folder would continue the same run, which has no
+    attempts left.
     """
     env = {
         "AGENT_LOG_DIR": logs,
@@ -93,7 +93,7 @@ def start(
 
 
 def await_checkpoint(head: podlab.Container, ground: Path, number: int) -> None:
-    """Wait until a checkpoint is whole."""
+    """Wait until a checkpoint is complete."""
     until = time.monotonic() + TRAIN_LIMIT
     saved = ground / f"checkpoints/checkpoint-{number}/trainer_state.json"
     while not saved.exists():
@@ -106,18 +106,18 @@ def halves(told: str) -> tuple[str, str]:
     """Split a run's output where its second attempt began to train."""
     found = FROM_CHECKPOINT.search(told)
     if found is None:
-        raise NotTrainedError(f"no attempt went on from a checkpoint: {told}")
+        raise NotTrainedError(f"no attempt resumed from a checkpoint: {told}")
     return told[: found.start()], told[found.start() :]
 
 
 def gone_on(told: str) -> int:
-    """Return the checkpoint that an attempt went on from; its first step must be the next one."""
+    """Return the checkpoint that an attempt resumed; its first step must be the next one."""
     found, steps = FROM_CHECKPOINT.search(told), STEP.findall(told)
     if found is None or not steps or int(steps[0][0]) != int(found[1]) + 1:
-        raise NotTrainedError(f"it went not on from its checkpoint: {told}")
+        raise NotTrainedError(f"it did not resume from its checkpoint: {told}")
     return int(found[1])
 
 
 def last_step(told: str) -> str:
-    """Return the last step that was told of."""
+    """Return the last step in the output."""
     return str(STEP.findall(told)[-1][0])

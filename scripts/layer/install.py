@@ -1,12 +1,13 @@
 """Install the agent over a framework's image: the Dockerfile calls it once in each stage.
 
-install.py agent HOME [PYTHON]   make HOME, the agent's own environment, beside the image's PYTHON
-install.py ray HOME VERSION      give that Python what it lacks of Ray, and check: nothing moved
+install.py agent HOME [PYTHON]   make HOME, the agent's environment, beside the image's PYTHON
+install.py ray HOME VERSION      install the missing parts of Ray into that Python, and check that
+                                 no library changed
 
-The agent's libraries and the framework's never meet, so nothing of the framework's has to move.
+The agent's libraries are in a separate environment, so the framework's libraries stay unchanged.
 The agent's libraries are pinned by their digests, and so is Ray in a Python without a framework;
-over a framework its own versions are the constraints.
-Standard library alone: any Python of the image's runs this.
+over a framework, the framework's versions are the constraints.
+It uses only the standard library, so that any Python of an image can run it.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ QUIET = {
     "PIP_NO_CACHE_DIR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
-    # Debian guards its Python against pip; here the constraints and the check do.
+    # Debian guards its Python against pip; here the constraints and the check do that.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
 }
 
 
 def fail(what: str, remedy: str) -> NoReturn:
-    """End the build with what is wrong and what to do."""
+    """Fail the build with the error and the remedy."""
     print(f"pod-agent's layer: {what}. {remedy}.", file=sys.stderr)
     sys.exit(1)
 
@@ -60,13 +61,13 @@ def run(what: str, remedy: str, *argv: str | Path) -> None:
 
 
 def told(python: str | Path, code: str) -> list[str]:
-    """Have a Python print something; return the lines."""
+    """Run a script in a Python; return its output lines."""
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
 def note(python: str, home: Path) -> None:
-    """Write down what the image's Python has, before anything is done."""
+    """Record the state of the image's Python before any change."""
     home.mkdir(parents=True)
     shutil.copytree(HERE, home / "layer", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PINS / "ray.txt", home / "layer")
@@ -76,7 +77,7 @@ def note(python: str, home: Path) -> None:
 
 
 def make_environment(python: str, home: Path) -> Path:
-    """Make the agent's environment; Debian's Python brings no pip for it. Return its Python."""
+    """Make the agent's environment (Debian's Python has no pip for it); return its Python."""
     whole = subprocess.run([python, "-c", "import ensurepip"], capture_output=True, check=False)
     options = [] if whole.returncode == 0 else ["--without-pip"]
     what, remedy = f"`{python} -m venv` failed", "Give it a whole `venv`: python3-venv on Debian"
@@ -85,7 +86,7 @@ def make_environment(python: str, home: Path) -> Path:
 
 
 def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
-    """Return a pip that installs into a Python: its own, or another one's."""
+    """Return a pip that installs into a Python: its own, or another Python's."""
     hosts: list[str | Path] = [python, *others, shutil.which("python3") or sys.executable]
     for host in hosts:
         asked = subprocess.run([host, "-m", "pip", "--version"], capture_output=True, check=False)
@@ -110,7 +111,7 @@ def install_agent(home: Path, given: str | None) -> None:
 
     python = given or of_command("ray", os.environ.get("PATH")) or sys.executable
     note(python, home)
-    for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # meant for the framework's libraries
+    for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # these are for the framework's libraries
         os.environ.pop(theirs, None)
     own = make_environment(python, home)
     pip = pip_for(own, python)
@@ -130,7 +131,7 @@ def install_agent(home: Path, given: str | None) -> None:
     else:
         print(f"Python {version} has no pinned libraries: the newest are installed", flush=True)
         run(what, remedy, *pip, *unpinned_libraries(own))
-    # Isolated: what PYTHONPATH brings to the framework is not for the agent.
+    # Isolated: the agent ignores the framework's PYTHONPATH.
     script = home / "bin" / "pod-agent"
     script.write_text(
         f"#!{own} -I\nimport sys\n\nfrom agent.__main__ import main\n\nsys.exit(main())\n"
@@ -139,9 +140,9 @@ def install_agent(home: Path, given: str | None) -> None:
 
 
 def pinned_libraries(version: str) -> list[str]:
-    """Return the libraries of the one file for a Python on this machine, with their digests.
+    """Return the one file's libraries for a Python on this machine, with their digests.
 
-    Empty where the one file has none.
+    Empty if the one file has none.
     """
     target = f"cp{version.replace('.', '')}-{platform.machine()}"
     lines = (PINS / "onefile.txt").read_text().splitlines()
@@ -171,7 +172,7 @@ def distributions(home: Path) -> dict[str, str]:
 
 
 def constraints(home: Path) -> Path:
-    """Write the image's distributions as constraints: pip then refuses rather than moves."""
+    """Write the image's distributions as constraints, so that pip refuses to change them."""
     noted = distributions(home).items()
     lines = [f"{name}=={version}" for name, version in noted if EXACT.fullmatch(version)]
     file = Path(os.environ.get("TMPDIR", "/tmp")) / "pod-agent-constraints.txt"
@@ -180,7 +181,7 @@ def constraints(home: Path) -> Path:
 
 
 def complete_ray(home: Path, version: str) -> None:
-    """Install Ray where the image has none, and what its `default` extra lacks; then check."""
+    """Install Ray if the image has none, and what its `default` extra lacks; then check."""
     from agent.node.facts import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
     from agent.node.facts import version as parsed  # noqa: PLC0415 - same
     from agent.node.pythons import ask_python  # noqa: PLC0415 - from HOME
@@ -211,7 +212,7 @@ def complete_ray(home: Path, version: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Do the part that is named."""
+    """Run the step that the first argument names."""
     if sys.version_info < OLDEST:
         found = f"{sys.executable} is Python {sys.version.split()[0]}"
         fail(found, "3.10 is the oldest: name another by --build-arg PYTHON=/its/path")

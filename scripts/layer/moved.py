@@ -1,11 +1,11 @@
-"""Note what an image's Python has, and show later that none of it moved.
+"""Record the libraries of an image's Python, and check later that none of them changed.
 
-python moved.py note FILE     writes down its distributions, the files of torch, CUDA and Ray, and
-                              the packages of the system around it
-python moved.py check FILE    compares; 1 with one line for each thing that moved. What is new is
-                              told and fine.
+python moved.py note FILE     records its distributions, the files of torch, CUDA and Ray, and the
+                              system's packages
+python moved.py check FILE    compares; returns 1 with one line for each change. New distributions
+                              are printed and allowed.
 
-Run by the Python in question, so it rests on the standard library alone.
+The image's Python runs this file, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 GUARDED = re.compile(r"(torch|triton|pytorch-triton|ray|nvidia-.*|cuda-.*|rocm.*)")
-"""Distributions whose files are compared byte by byte, not only by their version."""
+"""Distributions whose files are compared byte by byte, not only by version."""
 SHOWN = 20
 DPKG = re.compile(r"^(Package|Architecture|Status|Version): (.*)$", re.MULTILINE)
 
@@ -26,7 +26,7 @@ State = dict[str, dict[str, str]]
 
 
 def state() -> State:
-    """Look at everything that must not move: kind, name, and what stands for its content."""
+    """Return everything that must not change: kind, name, and a hash of its content."""
     first: dict[str, importlib.metadata.Distribution] = {}
     for found in importlib.metadata.distributions():  # in the order in which imports search
         if found.metadata["Name"]:
@@ -45,7 +45,7 @@ def state() -> State:
 
 
 def _contents(distribution: importlib.metadata.Distribution) -> dict[str, str]:
-    """Return the digest of each installed file; compiled ones may come and go with their source."""
+    """Return each installed file's digest; compiled ones may come and go with their source."""
     listed = (path for path in distribution.files or () if "__pycache__" not in path.parts)
     paths = (Path(str(distribution.locate_file(path))) for path in listed)
     return {str(path): _digest(path) for path in paths if path.is_file()}
@@ -75,7 +75,7 @@ def _conda(meta: Path) -> dict[str, str]:
 
 
 def moves(before: State, after: State) -> list[str]:
-    """Return a line for each thing that was there and is not as it was."""
+    """Return a line for each item that has changed or is missing."""
     lines = []
     for kind, things in before.items():
         for name, was in things.items():
@@ -89,13 +89,13 @@ def moves(before: State, after: State) -> list[str]:
 
 
 def additions(before: State, after: State) -> list[str]:
-    """Return what is new among the distributions."""
+    """Return the new distributions."""
     was = before["distribution"]
     return [f"{n} {version}" for n, version in after["distribution"].items() if n not in was]
 
 
 def check(before: State, after: State) -> int:
-    """Print what moved, or that nothing did."""
+    """Print the changes, or that there are none."""
     lines = moves(before, after)
     if lines:
         print("moved: this image is not what it was below the agent's layer:", file=sys.stderr)
@@ -109,7 +109,7 @@ def check(before: State, after: State) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Note or check, as the command line says."""
+    """Note or check, by the first argument."""
     if len(arguments) != 2 or arguments[0] not in {"note", "check"}:
         print(__doc__, file=sys.stderr)
         return 2

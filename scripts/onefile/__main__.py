@@ -19,7 +19,7 @@ same bytes. Needs a package index that pip knows, once: wheels stay in .onefile.
 
 
 def main() -> int:
-    """Build, or resolve the libraries anew."""
+    """Build, or resolve the libraries again."""
     parser = argparse.ArgumentParser(
         prog="scripts/build",
         description="Build dist/pod-agent, the wheel and the sdist, with checksums and a software "

@@ -1,8 +1,8 @@
 """Start the agent from the one file: `__main__.py` of its archive.
 
-It unpacks the agent and its libraries for this Python into a private folder on the node's own disk,
-unless that was done before, and becomes the agent. Python 3.6 and newer can read this file, so that
-an old Python ends with a sentence, or starts a newer one.
+It unpacks the agent and its libraries for this Python into a private folder on the node's local
+disk, unless a former start did, and executes the agent. Python 3.6 and newer can read this file, so
+that an old Python ends with an error message, or starts a newer one.
 """
 
 
@@ -23,21 +23,24 @@ import zlib
 FIRST, LAST = (3, 10), (3, 13)
 """The oldest and newest Python for which the file has libraries."""
 PARENTS = ("/tmp", "/var/tmp", "/dev/shm")
-"""Where the private folder is made: the first that works. The same on every node, as `TMPDIR` is
-not: a job of Ray's names programs in it by their path, for all nodes."""
+"""Where the private folder is made: the first usable one.
+
+The order is the same on every node, and independent of `TMPDIR`: a Ray job uses paths in this
+folder on all nodes.
+"""
 DAY = 86_400
 KEPT_DAYS = 14
-"""A version that nobody used for so long is removed when another one is unpacked."""
+"""A version unused for this long is removed when another one is unpacked."""
 COMPLETE = ".complete"
 WRONG_SETTINGS = 78
 
 
 class UnusableError(Exception):
-    """A folder cannot be used, and why."""
+    """A folder cannot be used; the message has the reason."""
 
 
 def main() -> None:
-    """Become the agent."""
+    """Unpack and execute the agent."""
     archive = os.path.dirname(os.path.abspath(__file__))
     _choose_python(archive)
     _check_machine()
@@ -64,7 +67,7 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def fail(what: str, remedy: str) -> None:
-    """End with a sentence."""
+    """End with an error message."""
     sys.stderr.write("pod-agent: %s. %s (exit code 78).\n" % (what, remedy))
     sys.stderr.flush()
     os._exit(WRONG_SETTINGS)
@@ -78,7 +81,7 @@ def _member(name: str) -> bytes:
 
 
 def _choose_python(archive: str) -> None:
-    """Start again with another Python on PATH where this one is too old or too new."""
+    """Execute another Python on PATH if this one is too old or too new."""
     if FIRST <= sys.version_info[:2] <= LAST and sys.implementation.name == "cpython":
         return
     import shutil
@@ -89,7 +92,7 @@ def _choose_python(archive: str) -> None:
         found = shutil.which("python3.%d" % minor)
         if found is None:
             continue
-        # A version manager has a command for each Python, also for those that are switched off.
+        # A version manager has a command for each Python, also for those that are disabled.
         asked = subprocess.run(
             [found, "-I", "-S", "-c", question],
             stdout=subprocess.PIPE,
@@ -126,7 +129,7 @@ def _own_version() -> str:
 
 
 def _base_python() -> str:
-    """Return the file of this Python's installation; inside an environment, of the one below."""
+    """Return the file of this Python's installation; inside an environment, of the base's."""
     python = sys.executable
     for _ in range(8):
         folder = os.path.dirname(python)
@@ -147,7 +150,7 @@ def _base_python() -> str:
 
 
 def _private_folder(parent: str) -> str:
-    """Make the folder of this user; refuse one that others can reach or could have made."""
+    """Make this user's folder; refuse one that others can reach or could have made."""
     above = os.stat(parent)
     if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
         raise UnusableError("others may rename what is in it")
@@ -165,10 +168,10 @@ def _private_folder(parent: str) -> str:
 
 
 def _unpacked(archive: str, home: str) -> str:
-    """Return the Python of the environment in `home`, made where it is missing."""
+    """Return the Python of the environment in `home`, made if it is missing."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(home, 0o700)
-    # Held for as long as the agent runs: systemd-tmpfiles and we leave a locked folder alone.
+    # Held as long as the agent runs: systemd-tmpfiles and this file skip a locked folder.
     in_use = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
     os.set_inheritable(in_use, True)  # noqa: FBT003 - takes no names
@@ -182,7 +185,7 @@ def _unpacked(archive: str, home: str) -> str:
     lock = os.open(os.path.join(home, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        if not (_is_fresh(environment) and _is_fresh(home)):  # else another process did it
+        if not (_is_fresh(environment) and _is_fresh(home)):  # else another process has made it
             _unpack(archive, home, environment, tag, base)
             _remove_unused(home)
     finally:
@@ -193,7 +196,7 @@ def _unpacked(archive: str, home: str) -> str:
 def _is_fresh(folder: str) -> bool:
     """Return whether a folder was completed, or found complete, within a day.
 
-    What cleans temporary folders removes single files that were not read for days.
+    Programs that clean temporary folders remove single files that were not read for days.
     """
     try:
         return time.time() - os.stat(os.path.join(folder, COMPLETE)).st_mtime < DAY
@@ -202,7 +205,7 @@ def _is_fresh(folder: str) -> bool:
 
 
 def _unpack(archive: str, home: str, environment: str, tag: str, base: str) -> None:
-    """Write every file that is missing; an interrupted or cleaned folder is so completed."""
+    """Write every missing file, which also completes an interrupted or cleaned folder."""
     import json
     import signal
     import zipfile
@@ -223,7 +226,7 @@ def _unpack(archive: str, home: str, environment: str, tag: str, base: str) -> N
             % (os.path.dirname(base), _own_version())
         ).encode(),
     )
-    # Where no `ray` is on PATH, the Python that was given for this file is asked for Ray.
+    # If no `ray` is on PATH, Ray of the Python that runs this file is used.
     _write(os.path.join(environment, "started-by"), sys.executable.encode())
     os.makedirs(os.path.join(environment, "bin"), 0o700, exist_ok=True)
     python = os.path.join(environment, "bin", "python")
@@ -235,7 +238,7 @@ def _unpack(archive: str, home: str, environment: str, tag: str, base: str) -> N
 
 
 def _unpack_wheel(file: "zipfile.ZipFile", wheel: str, folder: str) -> None:  # type: ignore[name-defined] # noqa: F821
-    """Write a wheel's files, as an installer does, except its scripts."""
+    """Write a wheel's files, like an installer, except its scripts."""
     import zipfile
 
     with file.open("wheels/" + wheel) as stored, zipfile.ZipFile(stored) as found:
@@ -259,7 +262,7 @@ def _has_size(path: str, size: int) -> bool:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a file whole: a process that reads the folder meanwhile sees no half of it."""
+    """Write a file atomically: a process that reads the folder meanwhile sees no partial file."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     new = "%s.%d.new" % (path, os.getpid())
     try:
@@ -273,7 +276,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _remove_unused(home: str) -> None:
-    """Remove other versions that were not used for long and are not in use."""
+    """Remove other versions that are neither in use nor recently used."""
     import shutil
 
     folder = os.path.dirname(home)

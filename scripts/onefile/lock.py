@@ -30,9 +30,9 @@ CACHE = REPO / ".onefile" / "wheels"
 EXTRAS = ("tty", "maths")
 """Extras of the project that the file has."""
 NOT_IN_IT = "ray"
-"""The image's: it is found through the image's Python."""
+"""The image's own: found through the image's Python."""
 GLIBC = range(17, 29)
-"""Minor versions of glibc 2 whose wheels are taken; RHEL 8 and Ubuntu 20.04 have 28 and more."""
+"""Accepted minor versions of glibc 2; RHEL 8 and Ubuntu 20.04 have 28 and newer."""
 ALL = "all"
 
 
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Its name in lock and file."""
+        """Its name in the lock and in the file."""
         return f"cp3{self.minor}-{self.machine}"
 
     @property
@@ -54,7 +54,7 @@ class Target:
         return f"3.{self.minor}"
 
     def environment(self) -> dict[str, str]:
-        """Return what the markers of requirements are compared with."""
+        """Return the environment for requirement markers."""
         here = {key: str(value) for key, value in default_environment().items()}
         return here | {
             "implementation_name": "cpython",
@@ -68,9 +68,9 @@ class Target:
         }
 
     def pip_options(self) -> list[str]:
-        """Return the options with which pip picks the wheels for it."""
+        """Return the options with which pip selects the wheels for it."""
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in reversed(GLIBC)]
-        if self.machine == "x86_64":  # older than arm64's first
+        if self.machine == "x86_64":  # older than arm64's first glibc
             platforms += [f"manylinux2010_{self.machine}", f"manylinux1_{self.machine}"]
         options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", self.python]
         for abi in (f"cp3{self.minor}", "abi3", "none"):
@@ -105,7 +105,7 @@ class Wheel:
 
 
 class BuildError(Exception):
-    """The file cannot be built, and why."""
+    """The file cannot be built; the message has the reason."""
 
 
 def read_lock() -> list[Wheel]:
@@ -120,7 +120,7 @@ def read_lock() -> list[Wheel]:
 
 
 def write_lock() -> list[Wheel]:
-    """Resolve anew from pyproject.toml and the pins; return the lock."""
+    """Resolve from pyproject.toml and the pins; return the lock."""
     files: dict[str, list[str]] = {}
     for target in TARGETS:
         for wheel in _resolve(target):
@@ -143,7 +143,7 @@ def digest(file: Path) -> str:
 
 
 def direct_requirements() -> list[Requirement]:
-    """Return what the project itself needs in the file."""
+    """Return the project's own requirements in the file."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     project = toml.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [project["optional-dependencies"][extra] for extra in EXTRAS]
@@ -165,7 +165,7 @@ def pins(target: Target) -> dict[str, str]:
 
 
 def _resolve(target: Target) -> list[Path]:
-    """Return the wheels of a target: what the project needs, and what that needs."""
+    """Return the wheels of a target: the project's requirements and their dependencies."""
     pinned, environment = pins(target), target.environment()
     open_ends, found = direct_requirements(), dict[str, Path]()
     while open_ends:
@@ -199,7 +199,7 @@ def required(wheel: Path) -> list[Requirement]:
 
 
 def fetch(wheels: list[Wheel]) -> dict[str, Path]:
-    """Return the files of the lock's wheels by name; fetched where they are not here yet."""
+    """Return the files of the lock's wheels by name; missing ones are fetched."""
     for target in TARGETS:
         missing = [w for w in wheels if target.name in w.targets and not (CACHE / w.file).exists()]
         if missing:
@@ -215,7 +215,7 @@ def fetch(wheels: list[Wheel]) -> dict[str, Path]:
 
 
 def _download(target: Target, lines: list[str]) -> list[Path]:
-    """Have pip fetch wheels for a target; return their files."""
+    """Let pip download wheels for a target; return their files."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as place:
         wanted = Path(place, "wanted.txt")
@@ -228,7 +228,7 @@ def _download(target: Target, lines: list[str]) -> list[Path]:
 
 
 def run_pip(*words: str, python: str = sys.executable) -> None:
-    """Run pip; its last error is ours."""
+    """Run pip; raise its last error line."""
     argv = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Makes wheel, sdist and the one file from the tree, the same bytes from the same commit."""
+"""Makes wheel, sdist and the one file from the tree, reproducibly for a commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onefile.lock import REPO, TARGETS, BuildError, Wheel, digest, fetch, metada
 
 HERE = Path(__file__).parent
 SOURCES = ("agent", "pyproject.toml", "README.md")
-"""What a distribution is built from."""
+"""The sources of a distribution."""
 BACKEND = REPO / ".onefile" / "backend"
 BACKEND_PINS = REPO / "requirements" / "build.txt"
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -41,7 +41,7 @@ class Made:
     bill: Path
 
     def files(self) -> tuple[Path, ...]:
-        """Return all."""
+        """Return all of them."""
         return (self.onefile, self.wheel, self.sdist, self.bill)
 
 
@@ -65,7 +65,7 @@ def make(place: Path, wheels: list[Wheel]) -> Made:
 
 
 def git(*words: str) -> str | None:
-    """Ask git about the tree; None where this is no checkout."""
+    """Run git in the tree; None if this is no checkout."""
     if not (REPO / ".git").exists() or shutil.which("git") is None:
         return None
     argv = ["git", "-C", str(REPO), *words]
@@ -73,7 +73,7 @@ def git(*words: str) -> str | None:
 
 
 def commit_time() -> int:
-    """Return the time that files carry: SOURCE_DATE_EPOCH, else the commit's."""
+    """Return the timestamp of the files: SOURCE_DATE_EPOCH, else the commit's."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     return int(given or git("log", "-1", "--format=%ct") or 315_532_800)
 
@@ -84,7 +84,7 @@ def changed() -> list[str]:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy the sources that git has, or all where there is no git, with plain modes."""
+    """Copy the files tracked by git, or all without git, with plain modes."""
     listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *SOURCES)
     if listed is None:
         roots = [REPO / name for name in SOURCES]
@@ -142,7 +142,7 @@ def _backend() -> Path:
 
 
 def _repack(source: Path, target: Path, seconds: int) -> None:
-    """Write a tar.gz again, with nothing of the moment and the user in it."""
+    """Rewrite a tar.gz without timestamps and user names."""
     plain = io.BytesIO()
     with tarfile.open(source) as old, tarfile.open(fileobj=plain, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda one: one.name):
@@ -191,7 +191,7 @@ def write_onefile(
 
 
 def needed_glibc(wheels: list[Wheel]) -> str:
-    """Return the oldest glibc that every wheel of the file runs with."""
+    """Return the oldest glibc with which every wheel of the file works."""
     needed = 17
     for wheel in wheels:
         versions = [
@@ -204,7 +204,7 @@ def needed_glibc(wheels: list[Wheel]) -> str:
     return f"2.{needed}"
 
 
-# --- what is in it -----------------------------------------------------------------------------
+# --- the bill of materials ---------------------------------------------------------------------
 
 
 def bill_of_materials(
@@ -242,7 +242,7 @@ def bill_of_materials(
 
 
 def _component(name: str, version: str, kind: str, files: list[Path]) -> dict[str, object]:
-    """Describe a project by its wheels: one file gives its digest, several are parts of it."""
+    """Describe a project by its wheels: one wheel gives its digest, several are listed as parts."""
     purl = f"pkg:pypi/{name}@{version}"
     described: dict[str, object] = {
         "type": kind,
@@ -267,7 +267,7 @@ def _hash(file: Path) -> dict[str, str]:
 
 
 def _licence(wheel: Path) -> dict[str, object]:
-    """Return what a wheel's metadata names as its licence."""
+    """Return the license that a wheel's metadata names."""
     fields = metadata(wheel)
     expression = fields.get("License-Expression")
     if expression:

@@ -31,7 +31,7 @@ CANNOT = 77
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
 EPILOG = """\
-exit codes: run: the first pod's; 77 where no lab can be made (needs root, iproute2, dnsmasq)
+exit codes: run: the first pod's; 77 if no lab can be made (needs root, iproute2, dnsmasq)
 
 examples:
   scripts/lab run --pods 2 -- sh -c 'hostname; ip -brief address'
@@ -77,11 +77,11 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=120,
         metavar="S",
-        help="how long the others may go on after the first pod's end (default 120)",
+        help="how long the others may run after the first pod's end (default 120)",
     )
     run_parser.add_argument("command", nargs="+", metavar="CMD", help="after --")
     verbs.add_parser("shell", parents=[common], help="open a shell in the first of some idle pods")
-    verbs.add_parser("clean", help="remove what labs left whose creator is dead")
+    verbs.add_parser("clean", help="remove the leftovers of killed labs")
     return parser
 
 
@@ -96,7 +96,7 @@ def name_and_value(text: str) -> tuple[str, str]:
 def environment(
     pod: str, names: Sequence[str], given: Sequence[tuple[str, str]], *, runpod: bool
 ) -> dict[str, str]:
-    """Return what a pod's command gets besides PATH, HOME and LANG; what was given wins."""
+    """Return the variables of a pod's command, except for PATH, HOME and LANG."""
     identity = {
         "RUNPOD_POD_ID": pod,
         "HEAD_POD_ID": names[0],
@@ -111,11 +111,11 @@ def make_lab(args: argparse.Namespace) -> Lab:
 
 
 class Show:
-    """A command in every pod, on one terminal, until the last of them has ended."""
+    """Runs a command in every pod, on one terminal, until the last one has ended."""
 
     def __init__(self, args: argparse.Namespace, lab: Lab, stack: ExitStack) -> None:
         self.args = args
-        self.asked = 0  # how often somebody asked us to stop
+        self.asked = 0  # number of stop signals received
         self.names = [pod.name for pod in lab.pods]
         self.width = max(len("lab"), *map(len, self.names))
         self.followers: list[Follower] = []
@@ -136,15 +136,15 @@ class Show:
         return container
 
     def say(self, text: str) -> None:
-        """Tell something of our own, on stderr."""
+        """Print a message of the lab on stderr."""
         print(f"{'lab':<{self.width}} | {text}", file=sys.stderr, flush=True)
 
     def ask(self, _number: int, _frame: FrameType | None) -> None:
-        """Note a signal; step() acts on it."""
+        """Record a signal; step() handles it."""
         self.asked += 1
 
     def step(self) -> bool:
-        """Show what is new, do what is due; true when all have ended."""
+        """Print new output, run due actions; return true when all have ended."""
         for follower in self.followers:
             follower.step()
         running = [container for container in self.containers if container.running]
@@ -165,14 +165,14 @@ class Show:
         if self.asked > self._done:
             self._done = self.asked
             if self._done == 1:
-                self.say(f"TERM to all, KILL after {self.args.grace:g} s or if asked again")
+                self.say(f"TERM to all, KILL after {self.args.grace:g} s or on a second signal")
                 self._kill_at = time.monotonic() + self.args.grace
                 for container in running:
                     container.signal(signal.SIGTERM)
             else:
                 self._kill_at = 0
         if time.monotonic() >= self._kill_at and running:
-            self.say(f"time is up: KILL to {len(running)} pod(s)")
+            self.say(f"timeout: KILL to {len(running)} pod(s)")
             self._kill_at = math.inf
             for container in running:
                 container.signal(signal.SIGKILL)
@@ -191,8 +191,8 @@ def run(args: argparse.Namespace) -> int:
 def enter_script(container: Container) -> str:
     """Write the sh script that opens a shell in a container, from the host.
 
-    On a terminal it gets one of its own (script) and makes it its controlling one (setsid), since
-    job control needs a session inside; Ctrl-C then reaches only what runs in the shell.
+    On a terminal it allocates a new one (script) and makes it the controlling terminal (setsid),
+    since job control needs a session inside; Ctrl-C then reaches only the shell's processes.
     """
     variables = [f"{name}={value}" for name, value in container.spec["env"].items()]
     into = shlex.join(["nsenter", "--target", str(container.pid), *NAMESPACES, "--"])
@@ -207,7 +207,7 @@ def enter_script(container: Container) -> str:
 
 
 def shell(args: argparse.Namespace) -> int:
-    """Open a shell in the first pod, with the others idle beside it."""
+    """Open a shell in the first pod; the others are idle."""
     with make_lab(args) as lab:
         names = [pod.name for pod in lab.pods]
         for pod in lab.pods:
@@ -223,19 +223,19 @@ def shell(args: argparse.Namespace) -> int:
 
 
 def sweep() -> int:
-    """Remove leftovers, and say which."""
+    """Remove leftovers, and list them."""
     removed = clean()
     print("\n".join(f"removed {lab_id}" for lab_id in removed) or "nothing was left over")
     return 0
 
 
 def end_by_signal(number: int, _frame: FrameType | None) -> None:
-    """Leave through all with blocks, with the code of a process that the signal ended."""
+    """Exit through all with blocks, with the code of a process ended by the signal."""
     sys.exit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     args = make_parser().parse_args(argv)
     reason = missing()
     if reason is not None:

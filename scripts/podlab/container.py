@@ -1,4 +1,4 @@
-"""A container: a command as PID 1 in new namespaces, and what else is run inside them."""
+"""A container: a command as PID 1 in new namespaces, and further commands inside."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FREEZE_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process as the container sees it (pid, ppid), and where the host finds it (host_pid).
+    """One process as the container sees it (pid, ppid), with its PID on the host (host_pid).
 
     `state` is the kernel's letter (R, S, D, T, Z for a zombie); `ppid` 0 means that it was started
-    from outside; `cmdline` is the words joined by spaces, or [name] for a zombie.
+    from outside; `cmdline` is the arguments joined by spaces, or [name] for a zombie.
     """
 
     pid: int
@@ -40,23 +40,23 @@ class ProcessInfo:
 
     @property
     def zombie(self) -> bool:
-        """True when it has ended and nobody has reaped it."""
+        """True if it has exited and was not reaped."""
         return self.state == "Z"
 
     def environ(self) -> dict[str, str]:
-        """Return the environment with which it was started."""
+        """Return the environment of its start."""
         raw = (PROC / str(self.host_pid) / "environ").read_bytes()
         return parse_environ(raw)
 
 
 def parse_environ(raw: bytes) -> dict[str, str]:
-    """Turn the bytes of /proc/PID/environ into names and values."""
+    """Parse /proc/PID/environ into names and values."""
     words = raw.decode(errors="replace").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def parse_status(text: str) -> dict[str, str]:
-    """Turn the text of /proc/PID/status into its fields."""
+    """Parse /proc/PID/status into its fields."""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
@@ -81,7 +81,7 @@ def processes_of(pidns: str) -> list[ProcessInfo]:
 
 
 def _look(entry: Path, pidns: str) -> tuple[dict[str, str], str] | None:
-    """Read one /proc entry, if it is of that namespace and does not end meanwhile."""
+    """Read one /proc entry; None if it is of another namespace or exits meanwhile."""
     try:
         if str((entry / "ns/pid").readlink()) != pidns:
             return None
@@ -95,7 +95,7 @@ def _cmdline(entry: Path) -> str:
 
 
 class Container(Running):
-    """A running container: its PID 1 (as Running), and a way in for further commands."""
+    """A running container: its PID 1 (as Running), and further commands in it."""
 
     def __init__(self, spec: Spec, logs: Path, label: str) -> None:
         super().__init__(spec, logs, label)
@@ -114,7 +114,7 @@ class Container(Running):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
     ) -> Running:
-        """Start a further command inside, in the background, as `docker exec` does.
+        """Start a further command inside, in the background, like `docker exec -d`.
 
         Its environment is the container's, with env on top. PID 1 is not its parent.
         """
@@ -136,7 +136,7 @@ class Container(Running):
         timeout: float = 60.0,
         cwd: str | os.PathLike[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a further command inside to its end; past the timeout it and its group are killed."""
+        """Run a further command inside; after the timeout it and its process group are killed."""
         running = self.spawn(argv, env, cwd)
         try:
             code = running.wait(timeout)
@@ -150,7 +150,7 @@ class Container(Running):
         return subprocess.CompletedProcess(words, code, running.stdout(), running.stderr())
 
     def freeze(self) -> None:
-        """Stop every process in it (SIGSTOP), as a hung machine would; return when all stand."""
+        """Stop every process in it (SIGSTOP), like a hung machine; return when all are stopped."""
 
         def all_stopped() -> bool:
             moving = [info for info in self.processes() if info.state not in "TtZX"]
@@ -160,17 +160,17 @@ class Container(Running):
         until(all_stopped, FREEZE_TIMEOUT, f"{self.label}: freeze")
 
     def thaw(self) -> None:
-        """Let every process in it go on (SIGCONT)."""
+        """Continue every process in it (SIGCONT)."""
         self._signal_all(self.processes(), signal.SIGCONT)
 
     @staticmethod
     def _signal_all(infos: list[ProcessInfo], number: signal.Signals) -> None:
         for info in infos:
-            with contextlib.suppress(ProcessLookupError):  # ended by itself
+            with contextlib.suppress(ProcessLookupError):  # it exited by itself
                 os.kill(info.host_pid, number)
 
     def close(self) -> None:
-        """Kill it with all that was spawned in it, and give back their descriptors."""
+        """Kill it with everything spawned in it, and close the descriptors."""
         self.kill()
         for running in self._spawned:
             running.close()

@@ -1,6 +1,6 @@
-"""The pods' DNS: a dnsmasq in the hub that serves the published names only.
+"""The pods' DNS: a dnsmasq in the hub that serves only the published names.
 
-A change is in force when publish or unpublish returns: we ask the server until it says so.
+publish and unpublish return when the change has effect: they query the server until it does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTER = 0xC0
 
 
 def hosts_text(table: dict[str, str], domain: str) -> str:
-    """Write dnsmasq's hosts file; a name without a dot gets its full form beside it."""
+    """Write dnsmasq's hosts file; a name without a dot also gets its full form."""
     return "".join(
         f"{address} {name}.{domain} {name}\n" if "." not in name else f"{address} {name}\n"
         for name, address in sorted(table.items())
@@ -42,7 +42,7 @@ def question(number: int, name: str) -> bytes:
 
 
 def answer(packet: bytes, number: int) -> str | None:
-    """Read a reply: an address, "" for "no such name", None if it is no answer to this number."""
+    """Parse a reply: an address, "" for "no such name", None if it answers another query."""
     told, flags, _, answers, _, _ = struct.unpack_from("!6H", packet)
     if told != number or not flags & 0x8000:
         return None
@@ -97,7 +97,7 @@ class Dns:
         )
         self._socket = udp_socket_in(self._netns)
         self._socket.settimeout(ASK_TIMEOUT)
-        self._socket.connect((self._address, 53))  # connected, it hears of refusals at once
+        self._socket.connect((self._address, 53))  # a connected socket reports refusals at once
         self._await(f"ready.{self._domain}", "")
 
     def _command(self) -> list[str]:
@@ -107,14 +107,14 @@ class Dns:
             "--conf-file=/dev/null",
             "--pid-file",  # none
             "--log-facility=-",
-            "--user=root",  # its files are in a directory that is root's
+            "--user=root",  # its files are in a directory owned by root
             "--bind-interfaces",
             f"--listen-address={self._address}",
             "--no-resolv",
             "--no-hosts",
             f"--addn-hosts={self._hosts}",
             "--cache-size=0",
-            "--local=/#/",  # authoritative for everything: unknown is NXDOMAIN, at once
+            "--local=/#/",  # authoritative for everything: an unknown name is NXDOMAIN at once
             "--bogus-priv",
         ]
 
@@ -128,17 +128,17 @@ class Dns:
             self._server = None
 
     def publish(self, name: str, address: str) -> None:
-        """Let the name (and name.domain, if it has no dot) have this address from now on."""
+        """Set the address of the name (and of name.domain, if it has no dot)."""
         self.table[name] = address
         self._reload(name, address)
 
     def unpublish(self, name: str) -> None:
-        """Let the name be unknown from now on."""
+        """Remove the name."""
         self.table.pop(name, None)
         self._reload(name, "")
 
     def answer(self, *, answering: bool) -> None:
-        """Let the server fall silent (its clients run into their timeouts), or answer again."""
+        """Make the server silent (its clients time out), or answer again."""
         self._running().signal(signal.SIGCONT if answering else signal.SIGSTOP)
         self.answering = answering
 
@@ -167,7 +167,7 @@ class Dns:
         until(in_force, READY_TIMEOUT, f"DNS answer {expected or 'NXDOMAIN'} for {name}")
 
     def ask(self, name: str) -> str | None:
-        """Ask the server once: an address, "" for an unknown name, None for no answer."""
+        """Query the server once: an address, "" for an unknown name, None for no answer."""
         if self._socket is None:
             return None
         number = secrets.randbelow(1 << 16)

@@ -1,7 +1,7 @@
-"""What can go wrong in the lab itself, as opposed to what runs in its pods."""
+"""Errors of the lab itself, as opposed to those of programs in its pods."""
 
 from __future__ import annotations
 
 
 class LabError(RuntimeError):
-    """The lab could not do what was asked; the message says what, why, and the last evidence."""
+    """The lab could not do an operation; the message has what, why, and the last evidence."""

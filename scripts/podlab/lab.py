@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-STATE_DIR = Path("/tmp")  # over it each pod mounts its own, so that this is hidden to pods
+STATE_DIR = Path("/tmp")  # each pod mounts its own folders over it, so that pods do not see it
 PREFIX = "podlab"
 OWNER = "owner"
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -35,13 +35,13 @@ _numbers = itertools.count(1)
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks: with the pid it is unmistakable."""
+    """Return a process's start time in kernel ticks, which with the PID identifies it."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[19]
 
 
 def checked_names(pods: int, names: Sequence[str] | None) -> list[str]:
-    """Return the pods' names, or raise LabError for such as cannot be host names."""
+    """Return the pods' names, or raise LabError for invalid host names."""
     chosen = list(names) if names is not None else [f"pod{i}" for i in range(pods)]
     if not 1 <= len(chosen) <= MOST_PODS:
         raise LabError(f"a lab has 1 to {MOST_PODS} pods, not {len(chosen)}")
@@ -54,7 +54,7 @@ def checked_names(pods: int, names: Sequence[str] | None) -> list[str]:
 
 
 def checked_shape(shape: Shape) -> Shape:
-    """Return the network's shape, or raise LabError for interface names that cannot be."""
+    """Return the network's shape, or raise LabError for invalid interface names."""
     names = (shape.interface, shape.decoy)
     if len({*names, "lo"}) < len(names) + 1 or any(len(n) > LONGEST_INTERFACE for n in names):
         raise LabError(f"interfaces must differ and have up to 15 characters: {', '.join(names)}")
@@ -62,7 +62,7 @@ def checked_shape(shape: Shape) -> Shape:
 
 
 class Lab:
-    """N pods on this machine, for the time of a with block; needs root (see missing())."""
+    """N pods on this machine, for the duration of a with block; needs root (see missing())."""
 
     def __init__(  # noqa: PLR0913 - a lab is described once, by keyword
         self,
@@ -107,10 +107,10 @@ class Lab:
         ]
 
     def open(self) -> None:
-        """Make everything; or, when something is in the way, nothing."""
+        """Make everything, or, on a failure, nothing."""
         try:
             self.folder.mkdir(mode=0o700)
-        except FileExistsError:  # of a dead lab, whose creator had the pid that is ours now
+        except FileExistsError:  # left by a dead lab, whose creator had our PID
             raise LabError(
                 f"{self.folder} is left over: remove it by `scripts/lab clean`"
             ) from None
@@ -128,12 +128,13 @@ class Lab:
             raise
 
     def close(self) -> None:
-        """End and remove everything; safe to call again, also after it was interrupted."""
+        """Stop and remove everything; can be called again, also after an interruption."""
         if os.getpid() != self._creator:
-            return  # a fork of us, at its exit
+            return  # a forked child of ours, at its exit
         for pod in self.pods:
             for container in pod.containers:
-                container.signal(signal.SIGKILL)  # to all first: they die at the same time
+                # a signal to all first, so that they end at the same time
+                container.signal(signal.SIGKILL)
         forget = functools.partial(remove_folder, self.folder)
         steps: list[Callable[[], None]] = [pod.close for pod in self.pods]
         steps += [self._dns.down, self._network.down, forget]
@@ -143,15 +144,15 @@ class Lab:
         atexit.unregister(self.close)
 
     def publish(self, name: str, ip: str) -> None:
-        """Let DNS answer this name (and name.domain, if it has no dot); in force on return."""
+        """Add this name (and name.domain, if it has no dot) to DNS; takes effect on return."""
         self._dns.publish(name, ip)
 
     def unpublish(self, name: str) -> None:
-        """Let DNS forget the name; in force on return."""
+        """Remove the name from DNS; takes effect on return."""
         self._dns.unpublish(name)
 
     def dns(self, *, answering: bool) -> None:
-        """Let the DNS server fall silent, so that lookups time out; or answer again."""
+        """Make the DNS server silent, so that lookups time out; or let it answer again."""
         self._dns.answer(answering=answering)
 
     def __getitem__(self, name: str) -> Pod:
@@ -175,7 +176,7 @@ class Lab:
 
 
 def _problem_of(step: Callable[[], None]) -> str | None:
-    """Take one step of the way down; a failure must not keep the others from their turn."""
+    """Run one step of the removal; a failure must not prevent the other steps."""
     try:
         step()
     except (LabError, OSError) as problem:
@@ -184,7 +185,7 @@ def _problem_of(step: Callable[[], None]) -> str | None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a lab's folder; not while a mount lies in it, behind which stand others' files."""
+    """Remove a lab's folder, unless a mount in it leads to other files."""
     inside = [point for point in mount_points() if point.startswith(f"{folder}/")]
     if inside:
         raise LabError(f"{folder} is not removed: mounted in it are {', '.join(inside)}")

@@ -1,12 +1,13 @@
 """Enter a pod: create or join its namespaces, then run one command there.
 
-The lab runs this file as a script, one process for each command. A binary such as unshare would
-do nearly the same, but hides the child's pid, ends in its own way when the child dies by a signal,
-and leaves the child behind when the lab dies.
+The lab runs this file as a script, one process for each command. A binary such as unshare does
+nearly the same, but hides the child's PID, exits differently when a signal kills the child, and
+leaves the child running when the lab is killed.
 
-Protocol: standard input brings one line, the Spec as JSON, and is then the lifeline: at its end
-the lab is gone and the command is killed. Reports go as JSON lines to the descriptor in argv[1]:
-first `pid`, `pidns` and `at` (or `error`), at the end `status` and `at`. Times are monotonic.
+Protocol: standard input has one line, the Spec as JSON, and then serves as the lifeline: when it
+closes, the lab is gone and the command is killed. Reports are JSON lines on the descriptor in
+argv[1]: first `pid`, `pidns` and `at` (or `error`), at the end `status` and `at`. Times are
+monotonic.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Mount(TypedDict):
     """One mount to make: `kind` is bind, place (a bind that makes its target), move or a type.
 
-    `folder` is none: it makes the target, for mounts to come.
+    `folder` is no mount: it makes the target for later ones.
     """
 
     kind: str
@@ -48,9 +49,9 @@ class Mount(TypedDict):
 
 
 class Spec(TypedDict, total=False):
-    """What to run, and in which namespaces: made (hostname) or entered (netns, target).
+    """The command, and its namespaces: new (hostname) or existing (netns, target).
 
-    With `root` that folder, once all mounts are made, becomes the root of the file system.
+    With `root`, that folder becomes the root of the file system once all mounts are made.
     """
 
     argv: list[str]
@@ -64,7 +65,7 @@ class Spec(TypedDict, total=False):
 
 
 def setns(path: str, kind: str) -> None:
-    """Move the calling thread into the namespace behind the path."""
+    """Move the calling thread into the namespace at the path."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("setns", fd, NAMESPACES[kind])
@@ -73,12 +74,12 @@ def setns(path: str, kind: str) -> None:
 
 
 def unshare(*kinds: str) -> None:
-    """Give the calling thread namespaces of its own ("pid": its next children)."""
+    """Create namespaces for the calling thread ("pid": for its next children)."""
     _call("unshare", sum(NAMESPACES[kind] for kind in kinds))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Mount by the system call, so that no binary's defaults or /etc/mtab come in."""
+    """Mount by the system call, without the defaults of a binary and /etc/mtab."""
     _call(
         "mount",
         source.encode(),
@@ -110,7 +111,7 @@ def _make(step: Mount) -> None:
 
 
 def _make_room(source: str, target: str) -> None:
-    if os.path.isdir(source):  # noqa: PTH112 - pathlib's import would cost each start 10 ms
+    if os.path.isdir(source):  # noqa: PTH112 - importing pathlib would cost each start 10 ms
         os.makedirs(target, exist_ok=True)  # noqa: PTH103 - same
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - same
@@ -118,7 +119,7 @@ def _make_room(source: str, target: str) -> None:
 
 
 def _settle(spec: Spec) -> None:
-    """Take the child to where its command shall run."""
+    """Set up the child's namespaces, mounts and folder for its command."""
     if "target" in spec:
         for fd, kind in _open_all(spec["target"]):
             _call("setns", fd, NAMESPACES[kind])
@@ -136,7 +137,7 @@ def _settle(spec: Spec) -> None:
 
 
 def _take_for_root(folder: str) -> None:
-    """Put a mounted folder over everything: whoever enters the namespace later starts there too."""
+    """Mount a folder over the root, also for processes that enter the namespace later."""
     os.chdir(folder)
     mount(folder, "/", flags=MS_MOVE)
     os.chroot(".")
@@ -148,7 +149,7 @@ def _open_all(pid: int) -> list[tuple[int, str]]:
 
 
 def _default_signals() -> None:
-    """Undo what this Python and its parents did to signals: a real container starts with none."""
+    """Reset the signal handling inherited from Python and its parents, as in a real container."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
@@ -156,7 +157,7 @@ def _default_signals() -> None:
 
 
 def _become(spec: Spec, trouble: int) -> NoReturn:
-    """Turn the forked child into the command; does not return."""
+    """Replace the forked child by the command; does not return."""
     try:
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
@@ -178,7 +179,7 @@ def _become(spec: Spec, trouble: int) -> NoReturn:
 
 
 def _start(spec: Spec) -> tuple[int, str]:
-    """Fork the command; return its pid once it has been exec'ed, or what was in the way."""
+    """Fork the command; return its PID after its exec, or the error."""
     if "hostname" in spec:
         unshare("pid")
     elif "target" in spec:
@@ -193,7 +194,7 @@ def _start(spec: Spec) -> tuple[int, str]:
 
 
 def _see_through(pid: int) -> int:
-    """Wait for the command, or kill it when the lifeline ends; return a shell's exit code."""
+    """Wait for the command, or kill it when the lifeline closes; return a shell's exit code."""
     child = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(child, select.POLLIN)
@@ -206,7 +207,7 @@ def _see_through(pid: int) -> int:
 
 
 def main() -> int:
-    """Run one command as the Spec on standard input says."""
+    """Run one command as the Spec on standard input describes."""
     report = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     os.set_inheritable(report.fileno(), False)  # noqa: FBT003 - the standard library's signature
     spec: Spec = json.loads(sys.stdin.buffer.readline())

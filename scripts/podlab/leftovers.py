@@ -1,4 +1,4 @@
-"""Remove what labs left behind whose creators were killed before they could clean up."""
+"""Remove the leftovers of labs whose creators were killed before they could clean up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ END_TIMEOUT = 10.0
 
 
 def creator_of(name: str) -> tuple[str, int] | None:
-    """Read a lab's id and its creator's pid from the name of something that a lab has made."""
+    """Parse a lab's ID and its creator's PID from the name of one of its objects."""
     match = LAB_ID.fullmatch(name)
     return (match[1], int(match[2])) if match else None
 
 
 def is_dead(lab_id: str, pid: int) -> bool:
-    """Tell whether a lab's creator is gone; another process may have got its pid since."""
+    """Return whether a lab's creator is gone; another process may have its PID by now."""
     try:
         now = start_time(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -36,7 +36,7 @@ def is_dead(lab_id: str, pid: int) -> bool:
 
 
 def clean() -> list[str]:
-    """Remove what dead creators have left; return the ids of their labs."""
+    """Remove the leftovers of dead creators; return the IDs of their labs."""
     places = [place for place in (NETNS_DIR, ETC_DIR, STATE_DIR) if place.is_dir()]
     made = {creator_of(entry.name) for place in places for entry in place.iterdir()}
     dead = sorted(found[0] for found in made if found and is_dead(*found))
@@ -56,7 +56,7 @@ def _remove(lab_id: str) -> None:
 
 
 def _end_processes(netns: str) -> None:
-    """Kill what still runs in a dead lab's own namespace; nothing else can be in it."""
+    """Kill the remaining processes in a dead lab's namespace, which has no others."""
     if not (NETNS_DIR / netns).exists():
         return
 
@@ -70,7 +70,7 @@ def _end_processes(netns: str) -> None:
 
 
 def is_left(lab_id: str) -> list[Path]:
-    """List what there still is of a lab."""
+    """List the remaining objects of a lab."""
     return [
         entry
         for place in (NETNS_DIR, ETC_DIR, STATE_DIR)

@@ -1,4 +1,4 @@
-"""A pod's file system: the machine's own, with private folders mounted over it."""
+"""A pod's file system: the machine's, with private folders mounted over it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from podlab.launch import Mount
 
 HOME = "/run/home"
-# Private places and the staging folder of each; /tmp last, since the staging folders lie in it.
+# Private folders and the staging folder of each; /tmp last, since the staging folders are in it.
 AREAS = {"/run": "run", "/dev/shm": "shm", "/tmp": "tmp"}
 FOLDERS = ("run", "shm", "tmp", "home", "sys", "image")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def needed_paths(share: Iterable[Path] = ()) -> list[Path]:
-    """List what pods must see as it is even in a private place: repository, Python and venv."""
+    """List paths that pods must see even inside a private folder: repository, Python and venv."""
     wanted = [Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix), *share]
     both = {path.absolute() for path in wanted} | {path.resolve() for path in wanted}
     return sorted(path for path in both if path.exists())
 
 
 def staged(path: Path, root: Path) -> Path | None:
-    """Return where a path in a private place is prepared before that is mounted, else None."""
+    """Return where a path in a private folder is prepared before that is mounted, else None."""
     for area, folder in AREAS.items():
         if path.is_relative_to(area) and path != Path(area):
             return root / folder / path.relative_to(area)
@@ -39,15 +39,15 @@ def _step(kind: str, source: str | Path, target: str | Path, options: str = "") 
 
 
 def image_root(root: Path) -> Path:
-    """Return where an image's file system is put together."""
+    """Return the folder where an image's file system is assembled."""
     return root / "image" / "top"
 
 
 def image_mount_plan(image: Path, root: Path, etc: Path, shm: str) -> list[Mount]:
-    """List the mounts that make a pod's file system of an image's, and of nothing else.
+    """List the mounts that make a pod's file system from an image only.
 
-    The image itself stays as it is: what the container writes lies over it, in memory, and is
-    gone with the container.
+    The image stays unchanged: the container's writes go to memory, and are discarded with the
+    container.
     """
     layer, top = root / "image", image_root(root)
     upper, work = layer / "upper", layer / "work"
@@ -73,8 +73,8 @@ def image_mount_plan(image: Path, root: Path, etc: Path, shm: str) -> list[Mount
 def mount_plan(root: Path, etc: Path, shm: str, needed: Iterable[Path]) -> list[Mount]:
     """List the mounts that turn the machine's file system into a pod's.
 
-    root holds the pod's folders, etc its hosts and resolv.conf. The private places are first put
-    together under root, then moved to where they belong.
+    root has the pod's folders, etc its hosts and resolv.conf. The private folders are first
+    assembled under root, then moved to their targets.
     """
     steps = [
         _step("tmpfs", "tmpfs", root / "run", "mode=755"),

@@ -1,7 +1,7 @@
-"""The lab's network: namespaces for hub, void and pods, joined by veth pairs; nothing else.
+"""The lab's network: namespaces for hub, void and pods, connected by veth pairs.
 
-The hub holds the bridge and the DNS server. The void holds the far ends of the decoy interfaces,
-joined to nothing. The machine's own network namespace is not touched.
+The hub has the bridge and the DNS server. The void has the far ends of the decoy interfaces,
+connected to nothing. The machine's own network namespace is not touched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMAND_TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Shape:
-    """How the pods' network looks: interface names, and the first three numbers of each /24."""
+    """The pods' network: interface names, and the first three numbers of each /24."""
 
     interface: str = "podnet1"
     decoy: str = "eth0"
@@ -42,13 +42,13 @@ class Shape:
 
     @property
     def gateway(self) -> str:
-        """The hub's address, where DNS answers."""
+        """The hub's address, which serves DNS."""
         return f"{self.subnet}.1"
 
 
 @dataclass(frozen=True)
 class Port:
-    """One pod's place in the network."""
+    """One pod's interfaces and addresses."""
 
     index: int
     name: str
@@ -62,7 +62,7 @@ class Port:
 
     @property
     def decoy_ip(self) -> str:
-        """The address of the interface that has the default route and leads nowhere."""
+        """The address of the interface with the default route, which leads nowhere."""
         return f"{self.shape.decoy_subnet}.{FIRST_HOST + self.index}"
 
     @property
@@ -72,7 +72,7 @@ class Port:
 
     @property
     def far_end(self) -> str:
-        """The other end's interface name, in the hub (real) and in the void (decoy)."""
+        """The name of the other end's interface, in the hub (real) and in the void (decoy)."""
         return f"port{self.index}"
 
 
@@ -103,7 +103,7 @@ def hub_batch(ports: Sequence[Port]) -> list[str]:
 
 
 def void_batch(ports: Sequence[Port]) -> list[str]:
-    """Write the `ip` commands that build the void: far ends that swallow what comes."""
+    """Write the `ip` commands that build the void: far ends that drop all packets."""
     lines = []
     for port in ports:
         far, near = port.far_end, port.shape.decoy
@@ -115,10 +115,10 @@ def void_batch(ports: Sequence[Port]) -> list[str]:
 
 
 def pod_batch(port: Port, ports: Sequence[Port]) -> list[str]:
-    """Write the `ip` commands for one pod's own side.
+    """Write the `ip` commands for one pod's side.
 
-    Hardware addresses are fixed knowledge, as in an overlay network: a pod that is cut off is
-    silent, where a lost ARP reply would tell its peers "no route to host" after 3 s.
+    Neighbor entries are static, as in an overlay network: a cut pod is silent, whereas a missing
+    ARP reply would give its peers "no route to host" after 3 s.
     """
     shape = port.shape
     nowhere = f"{shape.decoy_subnet}.1"
@@ -166,10 +166,10 @@ def _run(command: list[str], batch: Sequence[str]) -> str:
 
 
 def udp_socket_in(netns: str) -> socket.socket:
-    """Make a UDP socket that lives in the named namespace, whoever uses it."""
+    """Make a UDP socket in the named namespace."""
     made: list[socket.socket | OSError] = []
 
-    def make() -> None:  # in a thread of its own: a namespace entered is a thread's property
+    def make() -> None:  # in a new thread: setns changes the namespace of a thread only
         try:
             setns(str(NETNS_DIR / netns), "net")
             made.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -199,9 +199,9 @@ class Network:
         self._found_mount = str(NETNS_DIR) in mount_points()
 
     def up(self) -> None:
-        """Build it."""
+        """Build the network."""
         for netns in (self.hub, self.void, *(port.netns for port in self.ports)):
-            self._made.append(netns)  # before the fact: down() must know of a half-made one
+            self._made.append(netns)  # set first, since down() must remove a partial network, too
             ip("netns", "add", netns)
         ip("-n", self.hub, batch=hub_batch(self.ports))
         ip("-n", self.void, batch=void_batch(self.ports))
@@ -209,7 +209,7 @@ class Network:
             ip("-n", port.netns, batch=pod_batch(port, self.ports))
 
     def down(self) -> None:
-        """Remove it, in so far as it was made."""
+        """Remove the parts that were built."""
         while self._relays:
             self._relays.popitem()[1].close()
         while self._made:
@@ -219,20 +219,20 @@ class Network:
             forget_netns_mount()
 
     def cut(self, port: Port) -> None:
-        """Take the pod's port off the bridge: its link stays up, its packets vanish."""
+        """Take the pod's port off the bridge: its link stays up, its packets are lost."""
         self._end_relay(port)
         ip("-n", self.hub, "link", "set", port.far_end, "nomaster")
 
     def drop(self, port: Port, peer: Port) -> None:
-        """Let what a pod sends to one peer vanish, by a hardware address that nobody has."""
+        """Send a pod's packets for one peer to a hardware address that no interface has."""
         self._dropped.setdefault(port, []).append(peer)
         self._point(port, peer, NOBODY_MAC)
 
     def slow(self, port: Port, loss: float, delay: float, folder: Path) -> None:
         """Put a relay between the pod's port and the bridge, which loses and delays frames.
 
-        The kernel cuts what goes there into frames of the link's size: one that is lost is then no
-        burst of forty.
+        The kernel splits traffic to it into frames of the link's size, so that a lost frame is not
+        a burst of forty.
         """
         self.cut(port)
         near, far = f"relay{port.index}", f"behind{port.index}"
@@ -260,12 +260,12 @@ class Network:
         relay.wait_for("^ready$", "stdout")
 
     def slow_down(self, port: Port, mbit: int) -> None:
-        """Shape what leaves a pod: a token bucket, which every kernel has."""
+        """Limit a pod's outgoing bandwidth by a token bucket, which every kernel has."""
         words = ["root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms"]
         tc("-n", port.netns, "qdisc", "replace", "dev", port.shape.interface, *words)
 
     def heal(self, port: Port) -> None:
-        """Put the pod's port back on the bridge, and let all that it sends arrive."""
+        """Put the pod's port back on the bridge, and restore its neighbor entries."""
         self._end_relay(port)
         for peer in self._dropped.pop(port, ()):
             self._point(port, peer, peer.mac)
@@ -283,21 +283,21 @@ class Network:
 
 
 def mount_points() -> list[str]:
-    """List where something is mounted, bind mounts included (which is_mount() does not see)."""
+    """List the mount points, including bind mounts, which is_mount() does not detect."""
     return [line.split()[4] for line in MOUNT_INFO.read_text().splitlines()]
 
 
 def remove_netns(name: str) -> None:
-    """Remove a named namespace and its /etc directory, as far as they exist."""
+    """Remove a named namespace and its /etc directory, if they exist."""
     if (NETNS_DIR / name).exists():
         ip("netns", "delete", name)
     shutil.rmtree(ETC_DIR / name, ignore_errors=True)
-    with contextlib.suppress(OSError):  # others' namespaces are in it, or it never was
+    with contextlib.suppress(OSError):  # other namespaces are in it, or it was never made
         ETC_DIR.rmdir()
 
 
 def forget_netns_mount() -> None:
-    """Undo the mount that `ip netns add` makes of /run/netns, once nobody's namespace is in it."""
+    """Undo the mount of /run/netns by `ip netns add` when no namespace is left in it."""
     if str(NETNS_DIR) in mount_points() and not any(NETNS_DIR.iterdir()):
         subprocess.run(["umount", str(NETNS_DIR)], capture_output=True, check=False)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A pod: an address, a name, a private /tmp, and the containers that run on it."""
+"""A pod: an address, a name, a private /tmp, and its containers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BASE_ENV = {
 
 
 def hosts_file(name: str) -> str:
-    """Write a pod's /etc/hosts: the own short name is a loopback address, as on Debian."""
+    """Write a pod's /etc/hosts: its short name is a loopback address, as on Debian."""
     return f"127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
 
 
 class Pod:
-    """One rented machine, as far as its tenant can tell; made by Lab.
+    """One rented machine, as its tenant sees it; made by Lab.
 
-    `tmp` and `home` are the host's paths of its /tmp and $HOME; they live as long as the lab.
+    `tmp` and `home` are the host's paths of its /tmp and $HOME; they exist as long as the lab.
     """
 
     def __init__(  # noqa: PLR0913 - the lab is the only caller, by keyword
@@ -75,7 +75,7 @@ class Pod:
 
     @property
     def decoy_ip(self) -> str:
-        """The address of the interface that has the default route and leads nowhere."""
+        """The address of the interface with the default route, which leads nowhere."""
         return self._port.decoy_ip
 
     @property
@@ -85,12 +85,12 @@ class Pod:
 
     @property
     def tmp(self) -> Path:
-        """The host's path of its /tmp."""
+        """The host's path to its /tmp."""
         return self._folder / "tmp"
 
     @property
     def home(self) -> Path:
-        """The host's path of its $HOME."""
+        """The host's path to its $HOME."""
         return self._folder / "home"
 
     def start(  # noqa: PLR0913 - what is rarely wanted goes by keyword
@@ -103,11 +103,11 @@ class Pod:
         shm: str | None = None,
         image: Path | None = None,
     ) -> Container:
-        """Run argv as PID 1 of a fresh container on this pod; return once it is exec'ed.
+        """Run argv as PID 1 of a new container on this pod; return after its exec.
 
-        The environment is env over PATH, HOME and LANG, nothing else; with clean_env=False over
-        the caller's own. The default working directory is $HOME. With `image`, the root file
-        system of one, that is all the files that the container sees.
+        The environment is env over PATH, HOME and LANG; with clean_env=False, env over the
+        caller's. The default working directory is $HOME. With `image`, a root file system, the
+        container sees only the files of that image.
         """
         base = dict(BASE_ENV) if clean_env else {**os.environ, "HOME": HOME}
         etc = ETC_DIR / self.netns
@@ -127,23 +127,23 @@ class Pod:
         return container
 
     def publish(self, address: str | None = None) -> None:
-        """Let DNS know its name, with its own address or another."""
+        """Add its name to DNS, with its own address or another."""
         self._dns.publish(self.name, address or self.ip)
 
     def unpublish(self) -> None:
-        """Let DNS forget its name."""
+        """Remove its name from DNS."""
         self._dns.unpublish(self.name)
 
     def cut(self) -> None:
-        """Cut it off: its link stays up, but packets vanish both ways, without any error."""
+        """Cut it off: its link stays up, but packets are lost both ways, without an error."""
         self._network.cut(self._port)
 
     def drop(self, peer: Pod) -> None:
-        """Let what it sends to a peer vanish, without any error; what that sends still comes."""
+        """Lose its packets to one peer, without an error; the peer's packets still arrive."""
         self._network.drop(self._port, peer._port)
 
     def slow(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
-        """Lose a part of all packets, each way, and delay the others by so many seconds."""
+        """Lose a share of all packets, each way, and delay the others by this many seconds."""
         self._network.slow(self._port, loss, delay, self._logs)
 
     def heal(self) -> None:
@@ -151,11 +151,11 @@ class Pod:
         self._network.heal(self._port)
 
     def slow_down(self, mbit: int) -> None:
-        """Let no more than so much leave it, as a provider's shaper does."""
+        """Limit its outgoing bandwidth, as a provider may."""
         self._network.slow_down(self._port, mbit)
 
     def freeze(self) -> None:
-        """Stop all its processes (SIGSTOP); their sockets stay open and mute."""
+        """Stop all its processes (SIGSTOP); their sockets stay open without answers."""
         for container in self.containers:
             container.freeze()
 
@@ -165,17 +165,17 @@ class Pod:
             container.thaw()
 
     def kill(self) -> None:
-        """Kill all its containers. The kernel says so to its peers, as after an OOM kill."""
+        """Kill all its containers. The kernel closes their connections, as after an OOM kill."""
         for container in self.containers:
             container.kill()
 
     def lose(self) -> None:
-        """Lose the whole machine: cut off first, then killed, so that no peer hears of it."""
+        """Lose the whole machine: cut off first, then killed, so that peers receive nothing."""
         self.cut()
         self.kill()
 
     def close(self) -> None:
-        """Kill all its containers and give back their descriptors; for the lab's end."""
+        """Kill all its containers and close the descriptors; for the lab's end."""
         for container in self.containers:
             container.close()
 

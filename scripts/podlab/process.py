@@ -1,4 +1,4 @@
-"""A command that runs in a pod: its output, its end, and how to wait for either."""
+"""A command that runs in a pod: its output, its exit code, and waits for both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Stream = Literal["stdout", "stderr", "both"]
 
 
 class _Report(TypedDict, total=False):
-    """What the launcher tells; see launch.py."""
+    """A report of the launcher; see launch.py."""
 
     pid: int
     pidns: str
@@ -43,8 +43,8 @@ class _Report(TypedDict, total=False):
 class Running:
     """A command in a pod, from its exec to its exit code; made by Pod.start and Container.spawn.
 
-    `pid` is the host's, `started_at` and `ended_at` are time.monotonic() values taken beside the
-    process, `log_paths` are the files that catch stdout and stderr.
+    `pid` is the host's, `started_at` and `ended_at` are time.monotonic() values taken by the
+    launcher, `log_paths` are the files with stdout and stderr.
     """
 
     def __init__(self, spec: Spec, logs: Path, label: str) -> None:
@@ -74,7 +74,7 @@ class Running:
                     stdout=out,
                     stderr=err,
                     pass_fds=(writer,),
-                    start_new_session=True,  # Ctrl-C at the terminal is the lab's to hand on
+                    start_new_session=True,  # the lab forwards Ctrl-C of the terminal
                 )
         except BaseException:
             os.close(reader)
@@ -82,7 +82,8 @@ class Running:
         finally:
             os.close(writer)
         assert launcher.stdin is not None  # noqa: S101 - PIPE was asked for
-        with contextlib.suppress(BrokenPipeError):  # its report, or the lack of one, says why
+        # the launcher's report, or its absence, gives the error
+        with contextlib.suppress(BrokenPipeError):
             launcher.stdin.write(json.dumps(self.spec).encode() + b"\n")
             launcher.stdin.flush()
         return launcher, reader
@@ -98,19 +99,19 @@ class Running:
         if told is None or "error" in told:
             self._let_go()
             os.close(report)
-            why = told["error"] if told else f"no word from it within {START_TIMEOUT:g} s"
+            why = told["error"] if told else f"no report from it within {START_TIMEOUT:g} s"
             raise LabError(f"{self.label}: cannot start: {why}{self.tail()}")
         return told
 
     def _open_pidfd(self) -> int | None:
-        """Hold the process by a descriptor: its number may be another's by the time we signal."""
+        """Open a pidfd: the kernel may reuse the PID before we signal it."""
         try:
             return os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
 
     def _let_go(self) -> None:
-        """End the lifeline and take leave of the launcher, which kills what it still holds."""
+        """Close the lifeline and wait for the launcher, which kills what still runs."""
         if self._stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._stdin.close()
@@ -126,7 +127,7 @@ class Running:
 
     @property
     def running(self) -> bool:
-        """True until the end was seen."""
+        """True until its exit was reported."""
         return not self._over.is_set()
 
     def poll(self) -> int | None:
@@ -134,36 +135,36 @@ class Running:
         return self._status if self._over.is_set() else None
 
     def wait(self, timeout: float = 60.0) -> int:
-        """Wait for the end; return the exit code as a shell gives it (128+n for signal n)."""
+        """Wait for its exit; return the exit code as a shell gives it (128+n for signal n)."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"{self.label}: still running after {timeout:g} s{self.tail()}")
         assert self._status is not None  # noqa: S101 - set before the event
         return self._status
 
     def signal(self, number: int) -> None:
-        """Send it a signal; a PID 1 without a handler ignores all but KILL and STOP, as in life."""
+        """Send it a signal; a PID 1 without a handler ignores all but KILL and STOP."""
         if self.running and self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """Kill it now (a container's PID 1 takes all its processes along); return when gone."""
+        """Kill it (and, for a PID 1, all its container's processes); return when it is gone."""
         self.signal(signal.SIGKILL)
         self.wait(END_TIMEOUT)
 
     def close(self) -> None:
-        """Kill it and give back its descriptors; for the lab's end."""
+        """Kill it and close the descriptors; for the lab's end."""
         self.kill()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
     def stdout(self) -> str:
-        """Return what it has written to stdout so far."""
+        """Return its stdout so far."""
         return self.log_paths[0].read_text(errors="replace")
 
     def stderr(self) -> str:
-        """Return what it has written to stderr so far."""
+        """Return its stderr so far."""
         return self.log_paths[1].read_text(errors="replace")
 
     def tail(self) -> str:
@@ -177,11 +178,12 @@ class Running:
     def wait_for(
         self, pattern: str, stream: Stream = "both", timeout: float = 30.0
     ) -> re.Match[str]:
-        """Wait until its output matches (re.MULTILINE); fail at once when it ends without that."""
+        """Wait until its output matches (re.MULTILINE); raise at once if it exits before."""
         compiled = re.compile(pattern, re.MULTILINE)
 
         def found() -> re.Match[str] | None:
-            over = not self.running  # before the look: the last words may come with the end
+            # checked before reading: the last output may come with the exit
+            over = not self.running
             for name, read in (("stdout", self.stdout), ("stderr", self.stderr)):
                 if stream in {name, "both"} and (match := compiled.search(read())):
                     return match
@@ -201,7 +203,7 @@ class Running:
 
 
 def _read_report(fd: int) -> _Report | None:
-    """Read one report, unbuffered, since the next one is another thread's; None at the end."""
+    """Read one report, unbuffered, since another thread reads the next one; None at the end."""
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(fd, 1)

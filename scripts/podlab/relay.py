@@ -1,8 +1,8 @@
-"""A bad line: hands frames on between two interfaces, late, and not all of them.
+"""A slow link: forwards frames between two interfaces, with delay and loss.
 
-The lab runs this file as a script in the hub, for one pod: this kernel need have neither netem nor
-a packet filter. Its words are two interfaces, the part of all frames to lose (each way), the delay
-in seconds (each way), and a seed.
+The lab runs this file as a script in the hub, for one pod, so that the kernel needs neither netem
+nor a packet filter. Its arguments are two interfaces, the share of frames to lose (each way), the
+delay in seconds (each way), and a seed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOST_AT_ONCE = 256
 
 
 def line_on(interface: str) -> socket.socket:
-    """Open an interface, for whole frames with what the kernel still has to do about each.
+    """Open an interface for whole frames with their virtio header.
 
-    That header tells of checksums which were left to a card that is not there.
+    That header describes checksums that were left to the network card, which does not exist here.
     """
     line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     line.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
@@ -35,7 +35,7 @@ def line_on(interface: str) -> socket.socket:
 
 
 def next_of(line: socket.socket) -> bytes:
-    """Take the next frame; nothing where none waits, or the link was just taken down."""
+    """Read the next frame; None if there is none, or if the link was just set down."""
     try:
         return line.recv(LONGEST)
     except OSError:
@@ -43,7 +43,7 @@ def next_of(line: socket.socket) -> bytes:
 
 
 def waiting_in(line: socket.socket) -> list[bytes]:
-    """Take what has come, up to a limit: the other way must have its turn."""
+    """Read the waiting frames up to a limit, so that the other direction has its turn."""
     frames: list[bytes] = []
     while len(frames) < MOST_AT_ONCE and (frame := next_of(line)):
         frames.append(frame)
@@ -51,7 +51,7 @@ def waiting_in(line: socket.socket) -> list[bytes]:
 
 
 def relay(one: str, other: str, loss: float, delay: float, seed: int) -> None:
-    """Hand frames on until killed."""
+    """Forward frames until killed."""
     lines = (line_on(one), line_on(other))
     away = {lines[0]: lines[1], lines[1]: lines[0]}
     chance = random.Random(seed)  # noqa: S311 - a dice, no secret
@@ -68,7 +68,7 @@ def relay(one: str, other: str, loss: float, delay: float, seed: int) -> None:
                     heapq.heappush(late, (due, number, away[line], frame))
         while late and late[0][0] <= time.monotonic():
             _, _, line, frame = heapq.heappop(late)
-            with suppress(OSError):  # full, or down: one more that is lost
+            with suppress(OSError):  # the queue is full, or the link down: one more lost frame
                 line.send(frame)
 
 

@@ -1,4 +1,4 @@
-"""Whether this machine lets us make a lab, and if not, why, in one sentence."""
+"""Whether this machine allows a lab; if not, the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 TOOLS = {"ip": "iproute2", "dnsmasq": "dnsmasq-base"}
 PROBE_TIMEOUT = 20.0
-# In namespaces that vanish with the probe: what a lab does, in small.
+# A lab's operations in small, in namespaces that end with the probe.
 PROBE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -46,7 +46,7 @@ def missing() -> str | None:
 
 
 def extend_path() -> None:
-    """See to it that the system's tools are found: some shells have no sbin on PATH."""
+    """Add the system's tools to PATH: some shells lack the sbin folders."""
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     more = [folder for folder in ("/usr/sbin", "/sbin", "/usr/bin", "/bin") if folder not in path]
     os.environ["PATH"] = os.pathsep.join([*path, *more])

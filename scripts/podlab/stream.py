@@ -1,4 +1,4 @@
-"""Output of several pods on one terminal: line by line, each with its pod's name before it."""
+"""Output of several pods on one terminal: line by line, prefixed with the pod's name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
 
 
 def wants_colour(sink: IO[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether to colour what is written there."""
+    """Return whether to color output to this stream."""
     return sink.isatty() and not environ.get("NO_COLOR")
 
 
 def prefix(name: str, width: int, index: int, *, colour: bool) -> str:
-    """Write what stands before each line of a pod."""
+    """Return the prefix of a pod's lines."""
     text = f"{name:<{width}} | "
     return f"\033[{COLOURS[index % len(COLOURS)]}m{text}\033[0m" if colour else text
 
 
 class Follower:
-    """Hands on a growing file's lines."""
+    """Prints a growing file's lines."""
 
     def __init__(self, path: Path, before: str, sink: IO[str]) -> None:
         self._file = path.open("rb")
@@ -33,7 +33,7 @@ class Follower:
         self._rest = b""
 
     def step(self, *, last: bool = False) -> None:
-        """Hand on the lines completed since; with last also an incomplete one."""
+        """Print the lines completed since the last call; with `last`, also an incomplete one."""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         if last and self._rest:
             lines.append(self._rest)
@@ -44,6 +44,6 @@ class Follower:
             self._sink.flush()
 
     def close(self) -> None:
-        """Hand on what is left, and close the file."""
+        """Print the rest, and close the file."""
         self.step(last=True)
         self._file.close()

@@ -13,7 +13,7 @@ STEP = 0.02
 
 
 def until(condition: Callable[[], T | None], timeout: float, what: str) -> T:
-    """Return the condition's first true value, or raise TimeoutError naming what was awaited."""
+    """Return the condition's first true value, or raise TimeoutError with its description."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()

@@ -1,1 +1,1 @@
-"""Find the versions of Ray and Python that the agent works with: run scenarios with each."""
+"""Run scenarios with each supported pair of Ray and Python."""

@@ -1,4 +1,4 @@
-"""What scripts/versions runs, in .venv."""
+"""Entry point of scripts/versions, in .venv."""
 
 from __future__ import annotations
 

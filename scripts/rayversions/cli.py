@@ -1,4 +1,4 @@
-"""The command line: which pairs to try, and the table of all results."""
+"""The command line: the pairs to run, and the table of all results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ examples:
   scripts/versions 2.40/3.10 {NEWEST}/3.13    these two
   scripts/versions --table                  no runs, only the table
 
-exit codes: 0; 1 where a pair failed; 77 where no lab can be made
+exit codes: 0; 1 if a pair failed; 77 if no lab can be made
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the argument parser."""
     parser = argparse.ArgumentParser(
         prog="scripts/versions",
         description="Boot the agent in the pod lab with other Rays and Pythons, and again with a "
@@ -43,10 +43,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "pairs", nargs="*", type=pair, metavar="RAY/PYTHON", help="what to try (default: all)"
+        "pairs", nargs="*", type=pair, metavar="RAY/PYTHON", help="pairs to run (default: all)"
     )
     parser.add_argument("--keep", action="store_true", help="leave the environments (0.5 GB each)")
-    parser.add_argument("--table", action="store_true", help="only print what was seen so far")
+    parser.add_argument("--table", action="store_true", help="only print the stored results")
     return parser
 
 
@@ -59,7 +59,7 @@ def pair(text: str) -> Pair:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try and print."""
+    """Run the pairs and print the table."""
     options = make_parser().parse_args(argv)
     results = load(RESULTS)
     if options.table:
@@ -83,5 +83,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def leave(number: int, _frame: object) -> NoReturn:
-    """Turn a request to stop into an exception, so that lab and environment are taken away."""
+    """Turn a stop signal into an exception, so that lab and environment are removed."""
     raise SystemExit(128 + number)

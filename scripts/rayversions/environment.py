@@ -22,7 +22,7 @@ LONGEST = 200
 
 
 class CannotMakeError(Exception):
-    """There is no environment of this pair here: the word for the table, and why."""
+    """This pair has no environment here: the entry for the table, and the reason."""
 
     def __init__(self, word: str, what: str) -> None:
         super().__init__(what)
@@ -31,7 +31,7 @@ class CannotMakeError(Exception):
 
 
 def make(pair: Pair, log: Path) -> Path:
-    """Make the pair's environment with the agent from this checkout in it; return its folder."""
+    """Make the pair's environment with the agent of this checkout; return its folder."""
     python = shutil.which(f"python{pair.python}")
     if python is None:
         raise CannotMakeError(NO_PYTHON, f"no python{pair.python} on PATH")
@@ -40,23 +40,23 @@ def make(pair: Pair, log: Path) -> Path:
     try:
         run([python, "-m", "venv", str(folder)], log)
         pip = [str(folder / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check"]
-        # Ray comes as wheels only; and compat: a plain path entry, as in scripts/setup
+        # Ray exists as wheels only; and compat: a plain path entry, as in scripts/setup
         flags = ["--only-binary=ray", "--config-settings", "editable_mode=compat"]
         run([*pip, "--quiet", *flags, pair.requirement, "--editable", str(REPO)], log)
     except CannotMakeError:
-        remove(folder)  # half an environment is of no use, and most often there is no wheel
+        remove(folder)  # a partial environment is useless; the usual cause is a missing wheel
         raise
     return folder
 
 
 def remove(folder: Path) -> None:
-    """Take an environment's half a gigabyte away again."""
+    """Remove an environment, which takes half a gigabyte."""
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def versions_of(folder: Path) -> tuple[str, str]:
-    """Return the versions of Ray and Python in an environment, as its agent says them."""
+    """Return the versions of Ray and Python in an environment, from its agent."""
     asked = subprocess.run(
         [folder / "bin/pod-agent", "--version"],
         capture_output=True,
@@ -72,7 +72,7 @@ def versions_of(folder: Path) -> tuple[str, str]:
 
 
 def run(argv: list[str], log: Path) -> None:
-    """Run one step of the making; all that it says goes to the log."""
+    """Run one step of the setup; its output goes to the log."""
     with log.open("ab") as sink:
         begins = sink.tell()
         try:
@@ -89,7 +89,7 @@ def run(argv: list[str], log: Path) -> None:
 
 
 def refusal(said: str) -> CannotMakeError:
-    """Tell a pair that nobody offers from an installation that failed, by pip's own words."""
+    """Distinguish a pair without wheels from a failed installation, by pip's messages."""
     errors = [line for line in said.splitlines() if line.startswith(("ERROR", "Error"))]
     if any(re.search(r"No matching distribution found for ray\b", line) for line in errors):
         return CannotMakeError(NO_WHEEL, "")

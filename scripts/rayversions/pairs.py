@@ -1,4 +1,4 @@
-"""The pairs of Python and Ray to try, the scenarios of each, and their notation."""
+"""The pairs of Python and Ray, the scenarios of each, and their notation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pair:
 
     @property
     def requirement(self) -> str:
-        """Return what pip is asked for; the last release of a series stands for it."""
+        """Return the requirement for pip; a series means its last release."""
         if self.ray == NEWEST:
             return "ray[default]"
         last = ".*" if self.ray.count(".") == 1 else ""
@@ -32,12 +32,12 @@ class Pair:
 
 
 def every_pair() -> list[Pair]:
-    """List all pairs that are promised, the oldest Ray first."""
+    """List all supported pairs, the oldest Ray first."""
     return [Pair(ray, python) for ray in RAYS for python in PYTHONS]
 
 
 def parse(text: str) -> Pair:
-    """Read a pair as a person writes it: RAY/PYTHON."""
+    """Parse a pair: RAY/PYTHON."""
     match = re.fullmatch(rf"(\d+\.\d+(?:\.\d+)?|{NEWEST})/(3\.\d+)", text)
     if match is None:
         raise ValueError(f"{text!r} is no RAY/PYTHON such as 2.44/3.12 or {NEWEST}/3.13")
@@ -46,7 +46,7 @@ def parse(text: str) -> Pair:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One test of the lab's, and the name of its column."""
+    """One test of the lab, and the name of its column."""
 
     name: str
     test: str
@@ -58,5 +58,5 @@ REFUSAL = Scenario("token", "tests/lab/test_versions.py::test_a_ray_without_toke
 
 
 def scenarios(installed: str) -> tuple[Scenario, ...]:
-    """Choose what a Ray must pass: below the first with token auth, a token must be refused."""
+    """Choose the scenarios for a Ray: without token auth, it must refuse a token."""
     return (BOOT, TOKEN if version(installed) >= FIRST_WITH_TOKEN else REFUSAL)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OK = "ok"
 FAILED = "failed"
 REFUSED = "refused"
-"""The scenario passed, and what it shows is a clear refusal at the start."""
+"""The scenario passed, and it proves that the start is refused with a message."""
 NO_WHEEL = "no wheel"
 NO_PYTHON = "no such Python here"
 NOT_INSTALLED = "not installed"
@@ -25,23 +25,23 @@ BAD = frozenset({FAILED, NOT_INSTALLED})
 
 @dataclass(frozen=True)
 class Step:
-    """One scenario's end."""
+    """The result of one scenario."""
 
     name: str
     word: str
     seconds: float
     what: str = ""
-    """What failed, in pytest's words."""
+    """The failure, as pytest describes it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One pair's end: what came before the scenarios, and each of them."""
+    """The result of one pair: the setup, and each scenario."""
 
     pair: Pair
     word: str
     installed: str = ""
-    """Ray's full version, as the agent in that environment says it."""
+    """Ray's full version, from the agent in that environment."""
     python: str = ""
     seconds: float = 0.0
     what: str = ""
@@ -49,11 +49,11 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Say whether this is a failure, and not a pair that nobody offers."""
+        """Return whether this is a failure, and not a pair without wheels."""
         return self.word in BAD
 
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Render one line."""
         names = f" (Ray {self.installed}, Python {self.python})" if self.installed else ""
         steps = ", ".join(f"{step.name} {step.word} {step.seconds:.0f} s" for step in self.steps)
         told = [f"{self.pair}{names}: {self.word}", steps]
@@ -64,19 +64,19 @@ class Result:
 def of_steps(
     pair: Pair, versions: tuple[str, str], seconds: float, steps: Sequence[Step]
 ) -> Result:
-    """Sum up a pair whose scenarios were run."""
+    """Sum up a pair whose scenarios ran."""
     word = FAILED if any(step.word == FAILED for step in steps) else OK
     installed, python = versions
     return Result(pair, word, installed, python, seconds, "", tuple(steps))
 
 
 def passed_word(test: str) -> str:
-    """Name a passed scenario for what it shows."""
+    """Name a passed scenario's result."""
     return REFUSED if test == REFUSAL.test else OK
 
 
 def load(path: Path) -> dict[Pair, Result]:
-    """Read what earlier runs have seen."""
+    """Read the results of earlier runs."""
     if not path.exists():
         return {}
     found = {}
@@ -88,14 +88,14 @@ def load(path: Path) -> dict[Pair, Result]:
 
 
 def save(path: Path, results: Mapping[Pair, Result]) -> None:
-    """Write them for the next run, whole or not at all."""
+    """Write the file atomically for the next run."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps([asdict(result) for result in results.values()], indent=1) + "\n")
     new.replace(path)
 
 
 def table(results: Mapping[Pair, Result]) -> str:
-    """Lay all pairs out as Markdown: one row a Ray, one column a Python."""
+    """Render all pairs as Markdown: one row per Ray, one column per Python."""
     pairs = list(dict.fromkeys([*every_pair(), *results]))
     pythons = sorted({p.python for p in pairs}, key=numbers)
     rays = sorted({p.ray for p in pairs}, key=lambda ray: (ray == NEWEST, numbers(ray)))
@@ -110,7 +110,7 @@ def table(results: Mapping[Pair, Result]) -> str:
 
 
 def cell(result: Result | None) -> str:
-    """Say one pair's end for the table."""
+    """Render one pair's result for the table."""
     if result is None:
         return NOT_RUN
     if not result.steps:

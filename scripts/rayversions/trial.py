@@ -1,4 +1,4 @@
-"""One pair tried: its environment made, the lab's scenarios run with it, and removed again."""
+"""One pair: make its environment, run the lab's scenarios with it, remove it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from rayversions.pairs import Pair
 
 SCENARIO_LIMIT = 270.0
-"""A little above pytest's own limit for a test, which leaves better last words."""
+"""A little above pytest's own limit for a test, whose message is better."""
 CLEAN_UP_LIMIT = 30.0
 LONGEST = 300
 
 
 def attempt(pair: Pair, log: Path, *, keep: bool) -> Result:
-    """Try one pair, and say how it went; only what cannot be foreseen is raised."""
+    """Run one pair and return its result; only unexpected errors are raised."""
     began = time.monotonic()
     log.unlink(missing_ok=True)
     folder: Path | None = None
@@ -43,7 +43,7 @@ def attempt(pair: Pair, log: Path, *, keep: bool) -> Result:
 
 
 def play(scenario: Scenario, folder: Path, log: Path) -> Step:
-    """Run one scenario; pods get agent and Ray from the folder, the lab itself is this Python's."""
+    """Run one scenario; pods use agent and Ray of the folder, the lab uses this Python."""
     argv = [sys.executable, "-m", "pytest", "-rfEs", "--tb=short", scenario.test]
     env = {**os.environ, "POD_AGENT_ENVIRONMENT": str(folder), "CI": "true"}
     began = time.monotonic()
@@ -58,8 +58,8 @@ def play(scenario: Scenario, folder: Path, log: Path) -> Step:
 
 
 def run_to_its_end(argv: list[str], env: dict[str, str], sink: int) -> int:
-    """Run pytest so that it can take its lab down, whatever ends us."""
-    # a session of its own: a signal for our group must not kill it in the middle of its lab
+    """Run pytest so that it can remove its lab even if this process is stopped."""
+    # a new session: a signal for our process group must not kill it while it uses its lab
     process = subprocess.Popen(
         argv, env=env, cwd=REPO, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -78,6 +78,8 @@ def run_to_its_end(argv: list[str], env: dict[str, str], sink: int) -> int:
 
 
 def what_failed(said: str) -> str:
-    """Return pytest's own short account of a failure."""
+    """Return pytest's summary of a failure."""
     lines = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (lines or said.strip().splitlines() or ["pytest said nothing"])[-1].strip()[:LONGEST]
+    return (lines or said.strip().splitlines() or ["nothing printed by pytest"])[-1].strip()[
+        :LONGEST
+    ]

@@ -1,4 +1,4 @@
-"""Write docs/troubleshooting.md, or say whether it is stale."""
+"""Write docs/troubleshooting.md, or check whether it is stale."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: list[str]) -> int:
-    """Write it: 0; with --check 1 where it is stale."""
+    """Write it and return 0; with --check, return 1 if it is stale."""
     parser = argparse.ArgumentParser(prog="scripts/troubleshooting", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, tell what is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing, report stale files")
     options = parser.parse_args(argv)
     path, text = ROOT / "docs" / "troubleshooting.md", page(ROOT)
     if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -1,4 +1,4 @@
-"""A machine on which nearly everything is wrong, so that each check shows its words."""
+"""A machine with nearly every fault, so that each check reports a finding."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ FACTS = Facts(
 
 
 def findings() -> tuple[Finding, ...]:
-    """Return what the checks say of it."""
+    """Return the findings of the checks."""
     settings = load(ENVIRON, None).settings
     return run_checks(FACTS, settings, resolve(ENVIRON, settings, FACTS))

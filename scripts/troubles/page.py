@@ -187,7 +187,7 @@ def _row(*cells: str) -> str:
 
 
 def _example(row: Cause) -> str:
-    """Return the part of a row's first example that matches, with some context."""
+    """Return the matching part of a row's first example, with some context."""
     line, sign = row.words[0].example.replace("`", "'"), row.words[0].sign.replace("`", "'")
     start = max(0, line.find(sign) - _BEFORE)
     text = line[start : start + _LONGEST].strip()
@@ -195,5 +195,5 @@ def _example(row: Cause) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with single braces, as after formatting."""
+    """Unescape doubled braces, as formatting does."""
     return text.replace("{{", "{").replace("}}", "}").replace("!r}", "}")

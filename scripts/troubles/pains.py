@@ -1,4 +1,4 @@
-"""What goes wrong in the field, row by row, and what answers it: each answer with its test."""
+"""Known problems, row by row, and the answers to each, with their tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pain:
     symptom: str
     answers: tuple[Answer, ...]
     is_open: str = ""
-    """What of it nothing answers yet."""
+    """The part of it that has no answer yet."""
 
 
 def avoided(test: str) -> Answer:
@@ -49,7 +49,7 @@ def checked(what: str, test: str) -> Answer:
 
 
 def explained(key: str) -> Answer:
-    """Return an answer by a known line, whose texts are its test."""
+    """Return an answer by a known line, whose examples are its test."""
     return Answer("explained", KNOWN, key)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mishaps.seed import attempt
+from randomfaults.seed import attempt
 from scenario import need_lab
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from agent.settings.jobs import BY_NAME
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.model import VARIABLES as SETTINGS
 from import_map.__main__ import main, wanted
-from import_map.imports import House, read_house
+from import_map.imports import FolderMap, read_folders
 from import_map.picture import draw
 from unit.test_architecture import BUNDLED, FOLDERS, ROOT
 
@@ -48,16 +48,16 @@ def test_a_stale_file_is_named(
 
 def test_the_picture_has_every_folder_in_its_order() -> None:
     """The order is that of the test which guards it; the programs apart stand outside of it."""
-    house = read_house(ROOT)
-    assert house.rooms == (*FOLDERS, BUNDLED, "cli")
-    assert house.apart == (BUNDLED,)
-    assert all(house.purposes[room] for room in house.rooms)
+    folder_map = read_folders(ROOT)
+    assert folder_map.folders == (*FOLDERS, BUNDLED, "cli")
+    assert folder_map.apart == (BUNDLED,)
+    assert all(folder_map.purposes[folder] for folder in folder_map.folders)
     assert wanted(ROOT) == wanted(ROOT)
 
 
 def test_the_picture_is_text_for_light_and_dark() -> None:
     """It is well-formed, its words are words, and it heeds the reader's colours."""
-    text = draw(read_house(ROOT))
+    text = draw(read_folders(ROOT))
     words = [e.text for e in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - our own
     assert set(FOLDERS) <= set(words)
     assert "@media (prefers-color-scheme: dark)" in text
@@ -66,8 +66,10 @@ def test_the_picture_is_text_for_light_and_dark() -> None:
 
 def test_an_import_that_goes_the_wrong_way_stands_out() -> None:
     """What the order forbids is drawn in red, and does not break the drawing."""
-    house = House(("low", "high"), (), {"low": "<a> & b", "high": ""}, {("low", "high"): 3})
-    text = draw(house)
+    folder_map = FolderMap(
+        ("low", "high"), (), {"low": "<a> & b", "high": ""}, {("low", "high"): 3}
+    )
+    text = draw(folder_map)
     ET.fromstring(text)  # noqa: S314 - our own
     assert "dot back" in text
 

@@ -68,7 +68,7 @@ def test_what_fits_only_by_luck_waits() -> None:
 def test_a_group_that_fits_not_takes_nothing() -> None:
     """What was reserved on the way is given back."""
     cluster = Cluster([(2, 2), (1, 1)], roomy=True)
-    with pytest.raises(WaitsForEverError, match="only 3 find a place"):
+    with pytest.raises(WaitsForEverError, match="only 3 fit"):
         cluster.group([GPU] * 4, "PACK")
     assert len(cluster.group([GPU] * 3, "PACK").where) == 3
 
@@ -179,7 +179,7 @@ def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (GOOD, 9, []),
         (GOOD, 8, ["waits: no room for Model"]),
-        (GOOD, 7, ["waits: of 8 bundles of 1 GPU and 1 CPU only 7 find a place"]),
+        (GOOD, 7, ["waits: of 8 bundles of 1 GPU and 1 CPU only 7 fit"]),
         (f"{GOOD} --nope 1", 9, ["refused: unrecognized arguments: --nope 1"]),
         ("--actor_num_gpus_per 8", 9, ["refused: unrecognized arguments"]),
         (f"{GOOD} --engines 3", 9, ["refused: engines of two"]),
@@ -326,7 +326,7 @@ def test_a_training_is_told_by_its_first_and_last_reward(tmp_path: Path) -> None
         "step 6/8 mean reward 0.984 tokens 1\n"
     )
     assert training.curve(told) == "0.062 to 0.984"
-    assert training.curve("nothing") == "was never told"
+    assert training.curve("nothing") == "not in the output"
     found = training.FROM_CHECKPOINT.search(told)
     assert found
     assert found[1] == "5"

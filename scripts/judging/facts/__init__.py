@@ -1,6 +1,6 @@
-"""Frameworks without a package: what their parsers know, written down with the commit."""
+"""Frameworks without a package: the options of their parsers, recorded with the commit."""
 
 
 def words(text: str) -> tuple[str, ...]:
-    """List the words of a text over several lines."""
+    """List the words of a multi-line text."""
     return tuple(text.split())

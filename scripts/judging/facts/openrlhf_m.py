@@ -1,4 +1,4 @@
-"""Judges a command of OpenRLHF-M's by its written-down parser and rules."""
+"""Checks an OpenRLHF-M command against a copy of its parser's options and rules."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from judging.faults import Case, Fault
 from judging.placement import Cluster, WaitsForEverError, waits
 
 SHARE = 0.2
-"""Of a GPU, for each model that shares it."""
+"""The share of a GPU for each model that shares it."""
 
 
 class RefusedError(Exception):
-    """What the parser says."""
+    """The parser's error."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses by an exception."""
+    """A parser that raises an exception."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse."""
+        """Raise the error."""
         raise RefusedError(message)
 
 
 def make_parser() -> Parser:
-    """Make the parser from the facts; it takes no abbreviation, unlike the real one."""
+    """Build the parser from the facts; unlike the real one, it refuses abbreviations."""
     parser = Parser(allow_abbrev=False, add_help=False)
     for name in (*WHOLE, *DECIMAL, *TEXT):
         kind = int if name in WHOLE else float if name in DECIMAL else str
@@ -49,7 +49,7 @@ def make_parser() -> Parser:
 
 
 def judge_one(case: Case) -> list[Fault]:
-    """Parse, hold against its assertions, and place."""
+    """Parse, check its assertions, and place."""
     given = [word.split("=")[0] for word in case.argv if word.startswith("--")]
     faults = [Fault("twice", flag) for flag in dict.fromkeys(given) if given.count(flag) > 1]
     try:
@@ -62,7 +62,7 @@ def judge_one(case: Case) -> list[Fault]:
 
 
 def refusals(options: argparse.Namespace) -> list[str]:
-    """List the assertions that fail, and what DeepSpeed would refuse."""
+    """List the assertions that fail, and the batch sizes that DeepSpeed would refuse."""
     world = options.actor_num_nodes * options.actor_num_gpus_per_node
     engines, size = options.vllm_num_engines or 0, options.vllm_tensor_parallel_size
     critic = options.critic_num_nodes * options.critic_num_gpus_per_node
@@ -105,12 +105,12 @@ def refusals(options: argparse.Namespace) -> list[str]:
 
 
 def is_shared(options: argparse.Namespace) -> bool:
-    """Say whether the reference model is on the actor's GPUs."""
+    """Check whether the reference model shares the actor's GPUs."""
     return bool(options.colocate_all_models or options.colocate_actor_ref)
 
 
 def replaced(options: argparse.Namespace) -> list[str]:
-    """List what it warns of, and goes on with another value."""
+    """List the options that it replaces with a warning."""
     found = []
     if options.pretrain_data:
         found.append("--pretrain_data is not supported")
@@ -126,12 +126,12 @@ def replaced(options: argparse.Namespace) -> list[str]:
 
 
 def has_critic(options: argparse.Namespace) -> bool:
-    """Say whether a critic is trained."""
+    """Check whether a critic is trained."""
     return bool(options.advantage_estimator == "gae")
 
 
 def place(options: argparse.Namespace, cluster: Cluster) -> None:
-    """Reserve what its models and engines would."""
+    """Reserve the resources of its models and engines."""
     world = options.actor_num_nodes * options.actor_num_gpus_per_node
     bundle = {"GPU": 1.0, "CPU": 1.0}
     shared = is_shared(options)

@@ -35,7 +35,7 @@ SWITCHES = words("""
     deepspeed_enable_sleep packing_samples load_in_4bit normalize_reward save_value_network
     drop_maxlen use_kl_loss ref_reward_offload apply_chat_template perf use_ms
 """)
-"""Options that take nothing."""
+"""Flags without a value."""
 CHOICES = {
     "kl_estimator": ("k1", "k2", "k3"),
     "advantage_estimator": ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm"),
@@ -46,7 +46,7 @@ LISTS: dict[str, tuple[type[float | str], int | str]] = {
     "reward_clip_range": (float, 2),
     "freeze_prefix": (str, "+"),
 }
-"""Options that take several values: of which type, and how many."""
+"""Options with several values: their type and number."""
 DEFAULTS: dict[str, int | float | str] = {
     "ref_num_nodes": 1,
     "ref_num_gpus_per_node": 8,
@@ -67,4 +67,4 @@ DEFAULTS: dict[str, int | float | str] = {
     "kl_estimator": "k1",
     "advantage_estimator": "gae",
 }
-"""Defaults that a rule of its looks at; any other option is None or off."""
+"""Defaults that its rules use; any other option is None or off."""

@@ -1,4 +1,4 @@
-"""Judges a command of Search-R1's by its written-down configuration and rules."""
+"""Checks a Search-R1 command against a copy of its configuration and rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ADDED = ("trainer.val_only", "trainer.val_before_train")
-"""Keys that its configuration lacks and its code reads: they take a +."""
+"""Keys that its code reads and its configuration lacks: they need a +."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NUMBERS = {
     "trainer.nnodes": 1,
@@ -29,7 +29,7 @@ NUMBERS = {
     f"{ROLLOUT}.n": 1,
     f"{ROLLOUT}.n_agent": 1,
 }
-"""Defaults that a rule of its looks at."""
+"""Defaults that its rules use."""
 READERS = {
     **dict.fromkeys(BOOLEAN, "bool"),
     **dict.fromkeys(WHOLE, "int"),
@@ -39,7 +39,7 @@ READERS = {
 
 
 def judge_one(case: Case) -> list[Fault]:
-    """Compose, hold against its rules, and place."""
+    """Compose, check its rules, and place."""
     faults: list[Fault] = []
     numbers = dict(NUMBERS)
     overrides = [parse(word) for word in case.argv]
@@ -60,7 +60,7 @@ def judge_one(case: Case) -> list[Fault]:
 
 
 def refusal(sign: str, key: str, value: str) -> str:
-    """Say why hydra, or the code behind it, would not take this; '' where it does."""
+    """Return why hydra, or the code behind it, would refuse this; '' if it would not."""
     known = READERS.get(key)
     if known is None and not (sign and key in ADDED):
         return f"Could not override {key!r}"
@@ -76,7 +76,7 @@ def refusal(sign: str, key: str, value: str) -> str:
 
 
 def rules(numbers: Mapping[str, int]) -> list[str]:
-    """List what its workers would refuse: each divides by the GPUs in whole numbers."""
+    """List the errors that its workers would raise: sizes must divide evenly by the GPUs."""
     world = numbers["trainer.nnodes"] * numbers["trainer.n_gpus_per_node"]
     samples = numbers[f"{ROLLOUT}.n"] * numbers[f"{ROLLOUT}.n_agent"]
     found = []
@@ -99,7 +99,7 @@ def rules(numbers: Mapping[str, int]) -> list[str]:
 
 
 def place(numbers: Mapping[str, int], cluster: Cluster) -> None:
-    """Reserve what it would: its main task holds a CPU, each node's GPUs are one group."""
+    """Reserve its resources: its main task takes a CPU, each node's GPUs are one group."""
     cluster.place({"CPU": 1}, "main_task with 1 CPU")
     for _ in range(numbers["trainer.nnodes"]):
         cluster.group([{"GPU": 1, "CPU": 1}] * numbers["trainer.n_gpus_per_node"], "STRICT_PACK")

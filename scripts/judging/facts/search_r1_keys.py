@@ -20,7 +20,7 @@ BOOLEAN = words("""
     reward_model.enable reward_model.model.use_remove_padding
     reward_model.model.fsdp_config.param_offload algorithm.no_think_rl do_search
 """)
-"""Keys that are true or false."""
+"""Keys with a boolean."""
 WHOLE = words("""
     data.max_prompt_length data.max_response_length data.max_start_length data.max_obs_length
     data.train_batch_size data.val_batch_size actor_rollout_ref.actor.ppo_mini_batch_size
@@ -43,7 +43,7 @@ WHOLE = words("""
     trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node trainer.save_freq
     trainer.test_freq trainer.critic_warmup max_turns
 """)
-"""Keys that are a whole number."""
+"""Keys with a whole number."""
 DECIMAL = words("""
     actor_rollout_ref.actor.grad_clip actor_rollout_ref.actor.clip_ratio
     actor_rollout_ref.actor.entropy_coeff actor_rollout_ref.actor.kl_loss_coef
@@ -53,7 +53,7 @@ DECIMAL = words("""
     critic.optim.lr_warmup_steps_ratio critic.grad_clip critic.cliprange_value algorithm.gamma
     algorithm.lam algorithm.kl_ctrl.kl_coef
 """)
-"""Keys that are a number."""
+"""Keys with a number."""
 TEXT = words("""
     data.train_files data.val_files data.prompt_key actor_rollout_ref.model.path
     actor_rollout_ref.actor.strategy actor_rollout_ref.actor.kl_loss_type
@@ -63,13 +63,13 @@ TEXT = words("""
     algorithm.kl_penalty algorithm.kl_ctrl.type trainer.project_name trainer.experiment_name
     trainer.logger trainer.default_hdfs_dir trainer.default_local_dir
 """)
-"""Keys that are a text, or a list of texts."""
+"""Keys with a text, or a list of texts."""
 ANYTHING = words("""
     data.tokenizer data.train_data_num data.val_data_num actor_rollout_ref.model.external_lib
     actor_rollout_ref.model.override_config critic.model.override_config
     reward_model.max_length trainer.total_training_steps
 """)
-"""Keys whose default is nothing: they take anything."""
+"""Keys without a default: any value is allowed."""
 LINKED = words("""
     actor_rollout_ref.ref.log_prob_use_dynamic_bsz
     actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
@@ -82,7 +82,7 @@ LINKED = words("""
     critic.shuffle reward_model.model.input_tokenizer reward_model.model.external_lib
     reward_model.use_dynamic_bsz reward_model.forward_max_token_len_per_gpu
 """)
-"""Keys that follow another one, unless they are given."""
+"""Keys that copy another key, unless they are set."""
 DEAD = words("""
     data.return_raw_input_ids actor_rollout_ref.actor.optim.min_lr_ratio
     actor_rollout_ref.actor.optim.warmup_style actor_rollout_ref.actor.fsdp_config.fsdp_size
@@ -90,4 +90,4 @@ DEAD = words("""
     critic.optim.warmup_style critic.model.fsdp_config.fsdp_size
     algorithm.state_masking.start_state_marker algorithm.state_masking.end_state_marker
 """)
-"""Keys that it takes and nothing reads."""
+"""Keys that nothing reads."""

@@ -1,1 +1,1 @@
-"""Programs for the environments of the frameworks: they import nothing of the agent."""
+"""Programs for the frameworks' environments; they do not import the agent."""

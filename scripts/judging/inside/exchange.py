@@ -1,4 +1,4 @@
-"""How the suite and a judge in another environment talk: cases by stdin, faults by a file."""
+"""The exchange with a checker in another environment: cases on stdin, results in a file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def answer(judge: Callable[[Path, Sequence[Case]], dict[str, list[Fault]]]) -> None:
-    """Judge what stdin holds; the faults go into the file that is the first argument."""
-    out = Path(sys.argv[1])  # before a program under judgement is given arguments of its own
+    """Check the cases on stdin; write the results into the file that argv names."""
+    out = Path(sys.argv[1])  # before argv is replaced by that of a checked program
     asked = json.load(sys.stdin)
     cases = [
         Case(c["name"], tuple(c["argv"]), tuple((g, n) for g, n in c["nodes"]), c["module"])

@@ -1,6 +1,6 @@
-"""Run a program whose accelerate shards models on CPUs, too, which it does on GPUs only.
+"""Run a program with accelerate patched to shard models on CPUs, not only on GPUs.
 
-accelerate 1.15 takes `ACCELERATE_USE_FSDP` for GPUs alone; torch's FSDP itself works over gloo.
+accelerate 1.15 honors `ACCELERATE_USE_FSDP` only with GPUs; torch's FSDP itself works over gloo.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 def main() -> None:
     """Run the program that the first argument names."""
     here = str(Path(__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]  # its siblings are not libraries
+    # the folder of this file has no libraries
+    sys.path[:] = [entry for entry in sys.path if entry != here]
     states = importlib.import_module("accelerate.state")
     kinds = importlib.import_module("accelerate.utils").DistributedType
     made = states.AcceleratorState.__init__
@@ -24,7 +25,8 @@ def main() -> None:
     def make_sharded(state: object, *args: object, **fields: Any) -> None:  # noqa: ANN401 - accelerate's
         made(state, *args, **fields)
         plugins.append(fields.get("fsdp_plugin"))
-        plugin = next(filter(None, plugins), None)  # a state that is made again has none
+        # a state that is created again has no such attribute
+        plugin = next(filter(None, plugins), None)
         if plugin is not None:
             kept = states.AcceleratorState._shared_state  # noqa: SLF001 - there is no other way
             kept.update(distributed_type=kinds.FSDP, fsdp_plugin=plugin)

@@ -1,4 +1,4 @@
-"""Ray as far as a placement goes: what is asked of it is reserved on a model of the nodes."""
+"""A model of Ray for placements: requests reserve resources on modelled nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PlacedGroup(Value):
-    """What `placement_group` returns."""
+    """The result of `placement_group`."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -27,7 +27,7 @@ class PlacedGroup(Value):
 
 
 class Got(Value):
-    """What `ray.get` returns: an address and a port, where two things are expected."""
+    """The result of `ray.get`: an address and a port where a pair is expected."""
 
     def __iter__(self) -> Iterator[Value]:
         return iter((Value(), Value()))
@@ -47,7 +47,7 @@ class Where(Value):
 
 
 class Remote:
-    """What `ray.remote` makes of a class or function: it places, and runs nothing."""
+    """The result of `ray.remote` for a class or function: it places and runs nothing."""
 
     def __init__(self, ray: ModelledRay, what: Callable[..., Any], options: dict[str, Any]) -> None:
         self.ray = ray
@@ -56,7 +56,7 @@ class Remote:
         self.__name__ = getattr(what, "__name__", str(what))
 
     def options(self, **more: object) -> Remote:
-        """Change what it asks for."""
+        """Change the requested resources."""
         return Remote(self.ray, self.what, {**self.asked, **more})
 
     def remote(self, *_args: object, **_kwargs: object) -> Value:
@@ -66,7 +66,7 @@ class Remote:
 
 
 class ModelledRay(StubModule):
-    """The module `ray`, and those below it; `cluster` is set anew for each command."""
+    """The module `ray` and its submodules; `cluster` is replaced for each command."""
 
     def __init__(self) -> None:
         super().__init__("ray")
@@ -89,38 +89,38 @@ class ModelledRay(StubModule):
         self.below = {m.__name__: m for m in (util, groups, strategies, private)}
 
     def install(self) -> None:
-        """Be the `ray` that is imported from now on."""
+        """Install itself as `ray` for later imports."""
         sys.modules["ray"] = self
         sys.modules.update(self.below)
 
     def remote(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a decorator of anything
-        """Be `@ray.remote` and `@ray.remote(num_gpus=1)`."""
+        """Model `@ray.remote` and `@ray.remote(num_gpus=1)`."""
         if args:
             return Remote(self, args[0], options)
         return lambda what: Remote(self, what, options)
 
     def get(self, _what: object) -> Value:
-        """Be `ray.get`: all that was placed is there."""
+        """Model `ray.get`: everything placed is ready."""
         return Got()
 
     def nodes(self) -> list[dict[str, str]]:
-        """Be `ray.nodes`."""
+        """Model `ray.nodes`."""
         numbers = range(len(self.cluster.nodes))
         return [{"NodeID": f"node-{i}", "NodeManagerAddress": f"10.0.0.{i + 1}"} for i in numbers]
 
     def available(self) -> dict[str, dict[str, float]]:
-        """Be the table of what each node has free."""
+        """Model the table of each node's available resources."""
         nodes = self.cluster.nodes
         return {f"node-{i}": {"GPU": n.gpus, "CPU": n.cpus} for i, n in enumerate(nodes)}
 
     def placement_group(
         self, bundles: list[dict[str, float]], strategy: str = "PACK", **_other: object
     ) -> PlacedGroup:
-        """Be `placement_group`."""
+        """Model `placement_group`."""
         return PlacedGroup(self.cluster.group(bundles, strategy))
 
     def table(self, placed: PlacedGroup) -> dict[str, dict[int, str]]:
-        """Be the table of where a group's bundles lie."""
+        """Model the table of a group's bundles."""
         return {"bundles_to_node_id": {i: f"node-{n}" for i, n in enumerate(placed.group.where)}}
 
     def start(self, name: str, options: Mapping[str, Any]) -> None:

@@ -31,22 +31,22 @@ HEAVY = frozenset(
         latex2sympy2_extended math_verify levenshtein
     """)
 )
-"""What its files import at their top and only a machine with GPUs needs."""
+"""Modules that its files import at the top and that need GPUs."""
 PLACES = "openrlhf.cli.train_ppo_ray"
-"""Its program that places actors: that part of it runs too."""
+"""Its program that places actors: that part runs as well."""
 SAID = ("[Warning]", "Set args", "Recommend setting")
-"""How its own checks say that they go on with another value."""
+"""Texts with which its own checks report a replaced value."""
 
 
 class RefusedError(Exception):
-    """The parser's refusal."""
+    """The parser's error."""
 
 
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
-    """Judge all cases with one version's package."""
+    """Check all cases with one version's package."""
     sys.path.insert(0, str(package))
     stubs.install(HEAVY)
-    # what its files say as they are read is theirs; an option's declaration is no use of it
+    # prints and option reads during the import are not part of the program's run
     read = names_read(package / "openrlhf")
     ray = ModelledRay()
     ray.install()
@@ -54,7 +54,7 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
 
 
 def judge_one(ray: ModelledRay, case: Case, read: frozenset[str]) -> list[Fault]:
-    """Run one command with the fullest node first and with the roomiest first."""
+    """Run one command twice: with the fullest node first and with the emptiest first."""
     found: dict[Fault, None] = {}
     for roomy in (True, False):
         for fault in run(ray, case, read, roomy=roomy):
@@ -91,13 +91,13 @@ def run(ray: ModelledRay, case: Case, read: frozenset[str], *, roomy: bool) -> l
 
 
 def options_of(module: str) -> object:
-    """Run a program of its; return its options, as its own checks leave them."""
+    """Run one of its programs; return its options after its own checks."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ImportError(f"the package has no {module}")
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     if module != PLACES:
-        # all before it is options and checks; it is training itself, and needs the machine
+        # everything before it is options and checks; training itself needs the machine
         for part in tree.body:
             if isinstance(part, ast.FunctionDef) and part.name == "train":
                 part.body = [ast.copy_location(ast.Pass(), part)]
@@ -108,7 +108,7 @@ def options_of(module: str) -> object:
 
 @contextlib.contextmanager
 def strict_argparse(made: list[argparse.ArgumentParser]) -> Iterator[None]:
-    """Have parsers take no abbreviation, and refuse by an exception; those that parse are noted."""
+    """Make parsers refuse abbreviations and raise an exception; record those that parse."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - argparse's
@@ -127,7 +127,7 @@ def strict_argparse(made: list[argparse.ArgumentParser]) -> Iterator[None]:
 
 
 def option(args: object, dotted: str, flat: str) -> int:
-    """Return an option's value, under whichever name this version has it."""
+    """Return an option's value, under the name that this version uses."""
     if hasattr(args, flat):
         return int(getattr(args, flat))
     for part in dotted.split("."):
@@ -136,7 +136,7 @@ def option(args: object, dotted: str, flat: str) -> int:
 
 
 def world_of(case: Case, args: object) -> int:
-    """Count the processes that train: by Ray as asked for, by torchrun one a GPU."""
+    """Count the training processes: with Ray as requested, with torchrun one per GPU."""
     if case.module != PLACES:
         return sum(gpus for gpus, _cpus in case.nodes) or len(case.nodes)
     nodes = option(args, "actor.num_nodes", "actor_num_nodes")
@@ -144,17 +144,17 @@ def world_of(case: Case, args: object) -> int:
 
 
 def batch_faults(args: object, world: int) -> list[Fault]:
-    """Hold the batch against DeepSpeed's rule: batch = micro batch x steps x processes."""
+    """Check DeepSpeed's rule: batch = micro batch x steps x processes."""
     batch = option(args, "train.batch_size", "train_batch_size")
     micro = option(args, "train.micro_batch_size", "micro_train_batch_size")
     if batch % (micro * world):
-        what = f"DeepSpeed: a batch of {batch} is no multiple of {micro} x {world} processes"
+        what = f"DeepSpeed: a batch of {batch} is not a multiple of {micro} x {world} processes"
         return [Fault("refused", what)]
     return []
 
 
 def critic_faults(case: Case, args: object, world: int) -> list[Fault]:
-    """Find a critic that leaves GPUs of the actor's idle: nothing of its says a word."""
+    """Find a critic that leaves GPUs of the actor unused, which OpenRLHF does not report."""
     flat = getattr(args, "critic_pretrain", None)
     model = getattr(getattr(args, "critic", None), "model_name_or_path", flat)
     if case.module != PLACES or not model:
@@ -169,7 +169,7 @@ def critic_faults(case: Case, args: object, world: int) -> list[Fault]:
 def argument_faults(
     argv: Sequence[str], parser: argparse.ArgumentParser, read: frozenset[str]
 ) -> list[Fault]:
-    """Look at the arguments themselves: given twice, or read by nothing."""
+    """Check the arguments themselves: given twice, or read by nothing."""
     given = [word.split("=")[0] for word in argv if word.startswith("--")]
     faults = [Fault("twice", flag) for flag in dict.fromkeys(given) if given.count(flag) > 1]
     for action in parser._actions:  # noqa: SLF001 - there is no other way to ask
@@ -180,7 +180,7 @@ def argument_faults(
 
 
 def is_read(destination: str, read: frozenset[str]) -> bool:
-    """Say whether an option is read: as args.NAME, as ….GROUP.NAME, or as NAME of a variable."""
+    """Check whether an option is read: as args.NAME, as ….GROUP.NAME, or as NAME of a variable."""
     *groups, name = destination.split(".")
     variables = {"args", "cfg", "config", "opt", *groups[-1:]}
     return any(f"{variable}.{name}" in read for variable in variables)

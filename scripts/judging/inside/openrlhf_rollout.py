@@ -1,9 +1,9 @@
 """Run one rollout of OpenRLHF's `train_ppo_ray` without its training, which needs GPUs.
 
-Its program runs as it is, up to the trainer: parser, checks, placement group, engines, actors. The
-trainer is replaced, since it trains after the first use of a GPU. What stands in its place loads
-the prompts and generates one batch by OpenRLHF's own functions: its engines' actors send prompts
-to vLLM, which is a stand-in, and ask the reward server for each answer.
+Its program runs unchanged up to the trainer: parser, checks, placement group, engines, actors. The
+trainer is replaced, since it uses a GPU first. The replacement loads the prompts and generates one
+batch by OpenRLHF's own functions: its engines' actors send prompts to a stand-in for vLLM, and
+request a reward for each answer from the server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SAMPLES = "openrlhf.trainer.ppo_utils.samples_generator"
 
 
 class OneRollout:
-    """What its program takes for the trainer."""
+    """Replaces the program's trainer."""
 
     @staticmethod
     def remote(pretrain: str, strategy: Any, *models: Any, **generate: Any) -> NoReturn:  # noqa: ANN401 - OpenRLHF's own
-        """Generate one batch, tell its rewards, and end the program."""
+        """Generate one batch, print its rewards, and end the program."""
         trainer, samples = importlib.import_module(TRAINER), importlib.import_module(SAMPLES)
         fast = not strategy.args.data.disable_fast_tokenizer
         tokenizer = trainer.get_tokenizer(pretrain, None, "left", strategy, use_fast=fast)

@@ -1,4 +1,4 @@
-"""Make a model to train for real: a two-layer Qwen2, its tokenizer, and sums as data."""
+"""Make a small model to train: a two-layer Qwen2, its tokenizer, and sums as data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 DIGITS = "0123456789"
 SPECIAL = {"unknown": {"unk_token": " "}, "ends": {"pad_token": "<pad>", "eos_token": "<eos>"}}
 ANSWER = "7"
-"""A single token, which the model learns to say whatever is asked: quick to learn, and to see."""
+"""A single token that is right for every prompt: quick to learn, and easy to check."""
 CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def make(folder: Path) -> None:
-    """Write model/, train.jsonl, and train.parquet as verl has it; nothing is downloaded."""
+    """Write model/, train.jsonl, and verl's train.parquet; nothing is downloaded."""
     transformers = importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     words = [*DIGITS, *"+= ", "<pad>", "<eos>"]

@@ -17,7 +17,7 @@ STUB_VERSION = "99.0"
 
 
 class Shape(type):
-    """What a stub is: a class, so that it can be inherited from, called, subscripted, iterated."""
+    """A stub: a class, so that it can be inherited from, called, subscripted, iterated."""
 
     def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - it stands for anything
         if name.startswith("__"):
@@ -25,11 +25,11 @@ class Shape(type):
         return Anything
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the same
-        """Be a decorator, or anything else that is called."""
+        """Act as a decorator or any other callable."""
         if cls is not Anything:
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs and callable(args[0]):
-            return args[0]  # used as a decorator: what it decorates stays what it is
+            return args[0]  # used as a decorator: return the decorated object unchanged
         return Value()
 
     def __getitem__(cls, _item: object) -> Any:  # noqa: ANN401 - the same
@@ -46,7 +46,7 @@ class Shape(type):
 
 
 class Value:
-    """What a stub's call returns: false, empty, nought, and anything can be done with it."""
+    """The result of a stub's call: false, empty, zero, and valid for any operation."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it stands for anything
         if name.startswith("__"):
@@ -54,7 +54,7 @@ class Value:
         return Anything
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the same
-        """Be what a stub's call returns."""
+        """Return another such result."""
         return Anything(*args, **kwargs)
 
     def __bool__(self) -> bool:
@@ -81,10 +81,10 @@ class Anything(metaclass=Shape):
 
 
 class StubModule(ModuleType):
-    """A module that has every name."""
+    """A module with every attribute."""
 
     __version__ = STUB_VERSION
-    __path__: list[str] = []  # noqa: RUF012 - what the import system reads to find children
+    __path__: list[str] = []  # noqa: RUF012 - the import system reads it to find children
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it stands for anything
         if name.startswith("__"):
@@ -93,7 +93,7 @@ class StubModule(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a stub for the modules of a closed list, and for nothing else."""
+    """Finds a stub for the modules of a closed list only."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
@@ -101,19 +101,19 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Offer a stub for a listed module and its children."""
+        """Return a stub's spec for a listed module and its children."""
         if fullname.split(".", maxsplit=1)[0] not in self.names:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Make it."""
+        """Create the module."""
         return StubModule(spec.name)
 
     def exec_module(self, _module: ModuleType) -> None:
-        """Nothing to run."""
+        """Run nothing."""
 
 
 def install(names: Collection[str]) -> None:
-    """Put stubs in the place of these modules, whether they are installed or not."""
+    """Replace these modules by stubs, whether they are installed or not."""
     sys.meta_path.insert(0, Finder(names))

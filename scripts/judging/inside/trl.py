@@ -1,4 +1,4 @@
-"""TRL's own configuration, made by the program that the recipe runs, for any processes."""
+"""TRL's own configuration, made by the recipe's program, for any number of processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ON_A_CPU = ("use_cpu=true", "bf16=false")
-"""The fields of a configuration that this machine without GPUs could not honour."""
+"""The fields of a configuration that a machine without GPUs does not support."""
 
 
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
-    """Judge all cases with one version's package."""
+    """Check all cases with one version's package."""
     sys.path.insert(0, str(package))
     warnings.simplefilter("ignore")
     arguments = importlib.import_module("transformers").TrainingArguments
@@ -31,7 +31,7 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
 
 
 def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - transformers' is not typed here
-    """Parse one command, and have TRL check its configuration for as many processes."""
+    """Parse one command; let TRL check its configuration for this many processes."""
     given = [word.split("=")[0] for word in case.argv if word.startswith("--")]
     faults = [Fault("twice", flag) for flag in dict.fromkeys(given) if given.count(flag) > 1]
     program = load(Path(case.module))
@@ -41,7 +41,7 @@ def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - tran
             options = program.parser().parse_args(case.argv)
     except SystemExit:
         return [*faults, Fault("refused", said.getvalue().strip().splitlines()[-1])]
-    options.wandb = False  # what is installed here is no matter
+    options.wandb = False  # the optional packages of this environment do not matter
     options.config = [*options.config, *ON_A_CPU]
     options.checkpoints = "checkpoints"
     world = sum(gpus for gpus, _cpus in case.nodes) or 1
@@ -56,7 +56,7 @@ def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - tran
 
 
 def load(path: Path) -> Any:  # noqa: ANN401 - the program's names
-    """Load a program by its path, as Python runs it, and do not start it."""
+    """Load a program by its path, as Python does, without starting it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no program")

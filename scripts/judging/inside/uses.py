@@ -1,4 +1,4 @@
-"""Which names a package's sources read: an argument that nothing reads is dead."""
+"""The names that a package's sources read: an argument that nothing reads has no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READERS = frozenset({"getattr", "hasattr", "get", "pop", "select"})
 
 
 def names_read(folder: Path, *, but: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Collect attribute names and names asked for as text; functions named in `but` count not."""
+    """Collect attribute names and names given as text, except in the functions in `but`."""
     found: set[str] = set()
     for path in sorted(folder.rglob("*.py")):
         found.update(names_in(ast.parse(path.read_text(encoding="utf-8")), but))
@@ -32,7 +32,7 @@ def interpolated(text: str) -> Iterator[str]:
 
 
 def names_in(node: ast.AST, but: frozenset[str]) -> Iterator[str]:
-    """List what one piece of source reads, each as WHERE.NAME."""
+    """List the names that one piece of source reads, each as WHERE.NAME."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in but:
         return
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -46,7 +46,7 @@ def names_in(node: ast.AST, but: frozenset[str]) -> Iterator[str]:
 
 
 def owner(node: ast.expr) -> str:
-    """Name what something is read from: a variable, or the attribute before."""
+    """Name the variable or attribute that a name is read from."""
     return str(getattr(node, "attr", getattr(node, "id", "?")))
 
 
@@ -60,7 +60,7 @@ def asked_for(call: ast.Call) -> Iterator[str]:
 
 
 def texts(where: str, nodes: list[ast.expr]) -> Iterator[str]:
-    """List the constant strings among these, each part of a dotted one after the part before."""
+    """List the constant strings among these, with a dotted one split into its parts."""
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             parts = [where, *node.value.split(".")]

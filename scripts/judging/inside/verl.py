@@ -1,4 +1,4 @@
-"""verl's own configuration: its hydra tree composed strictly, its validation, its placement."""
+"""verl's configuration: its hydra tree composed strictly, its validation, its placement."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ HEAVY = frozenset(
         transfer_queue
     """)
 )
-"""What its files import at their top and only a machine with GPUs needs."""
+"""Modules that its files import at the top and that need GPUs."""
 SERVER = "verl/workers/rollout/vllm_rollout/vllm_async_server.py"
 MIGRATION = "migrate_legacy_reward_impl"
-"""Moves keys to where they are read, from 0.7.1 on, where the program calls it."""
+"""Moves keys to their new names, from 0.7.1 on, where the program calls it."""
 HANDED_ON = ("reward_kwargs", "transfer_queue")
-"""What verl hands on as a whole: to a user's function, to a package of its own."""
+"""Groups that verl passes on as a whole: to a user's function, to another package."""
 
 
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
-    """Judge all cases with one version's package."""
+    """Check all cases with one version's package."""
     sys.path.insert(0, str(package))
-    os.environ["VERL_PLATFORM"] = "nvidia"  # the nodes that are judged for, whatever this one is
+    # GPUs of the modelled nodes, independent of this machine
+    os.environ["VERL_PLATFORM"] = "nvidia"
     warnings.simplefilter("ignore")
     stubs.install(HEAVY)
     importlib.import_module("transformers").AutoConfig = ModelFile  # type: ignore[attr-defined] # a stub takes any
@@ -62,19 +63,19 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
 
 
 class ModelFile(stubs.Value):
-    """What stands in a model's config.json, as far as it is asked for: one architecture."""
+    """A model's config.json, reduced to its architecture."""
 
     architectures = ("Qwen2ForCausalLM",)
 
     @classmethod
     def from_pretrained(cls, *_args: object, **_kwargs: object) -> ModelFile:
-        """Read it from nowhere."""
+        """Return the model without reading a file."""
         return cls()
 
 
 @dataclass(frozen=True)
 class Verl:
-    """One version: what all cases share."""
+    """One version: the data that all cases share."""
 
     package: Path
     ray: ModelledRay
@@ -83,11 +84,11 @@ class Verl:
     read: frozenset[str]
     defaults: Any
     server_has_cpu: bool
-    """Whether a rollout engine's server asks for a CPU of its own: up to 0.7.0."""
+    """Whether a rollout engine's server requests its own CPU: up to 0.7.0."""
 
 
 def judge_one(verl: Verl, case: Case) -> list[Fault]:
-    """Run one command with the fullest node first and with the roomiest first."""
+    """Run one command twice: with the fullest node first and with the emptiest first."""
     overrides = [parse(word) for word in case.argv]
     keys = [override.key for override in overrides]
     found = {Fault("twice", key): None for key in keys if keys.count(key) > 1}
@@ -102,7 +103,7 @@ def judge_one(verl: Verl, case: Case) -> list[Fault]:
 
 
 def is_read(key: str, read: frozenset[str]) -> bool:
-    """Say whether a key is read: its group straight from the configuration, and its last name."""
+    """Check whether a key is read: its group from the configuration, and its last part."""
     parts = key.split(".")
     for whole in HANDED_ON:
         parts = parts[: parts.index(whole) + 1] if whole in parts else parts
@@ -111,7 +112,7 @@ def is_read(key: str, read: frozenset[str]) -> bool:
 
 
 def run(verl: Verl, case: Case, overrides: Sequence[Override]) -> list[Fault]:
-    """Compose, validate and place one command, as its main program does it."""
+    """Compose, validate and place one command, as its main program does."""
     out = io.StringIO()
     faults: list[Fault] = []
     try:
@@ -120,25 +121,25 @@ def run(verl: Verl, case: Case, overrides: Sequence[Override]) -> list[Fault]:
         with contextlib.redirect_stdout(out):
             faults += steps(verl, config, case)
     except AssertionError as error:
-        faults.append(Fault("refused", str(error) or "an assertion without a word"))
+        faults.append(Fault("refused", str(error) or "an assertion without a message"))
     except WaitsForEverError as error:
         faults.append(Fault("waits", str(error)))
-    except Exception as error:  # noqa: BLE001 - a refusal of hydra's, or whatever its code ends with
+    except Exception as error:  # noqa: BLE001 - any error of hydra or of its code
         faults.append(
-            Fault("refused" if meant(error) else "crash", f"{type(error).__name__}: {error}")
+            Fault("refused" if is_refusal(error) else "crash", f"{type(error).__name__}: {error}")
         )
     said = [line for line in out.getvalue().splitlines() if line.startswith(("NOTICE", "WARNING"))]
     return faults + [Fault("ignored", line) for line in said]
 
 
-def meant(error: Exception) -> bool:
-    """Tell a refusal from code that fell over."""
+def is_refusal(error: Exception) -> bool:
+    """Distinguish a deliberate refusal from a crash."""
     theirs = type(error).__module__.split(".")[0]
     return theirs in {"hydra", "omegaconf"} or isinstance(error, ValueError)
 
 
 def compose(package: Path, argv: Sequence[str]) -> Any:  # noqa: ANN401 - hydra is not here to be typed
-    """Compose the tree as the command line would."""
+    """Compose the tree as the command line does."""
     hydra = importlib.import_module("hydra")
     folder = str(package / "verl/trainer/config")
     with hydra.initialize_config_dir(folder, version_base=None):
@@ -146,7 +147,7 @@ def compose(package: Path, argv: Sequence[str]) -> Any:  # noqa: ANN401 - hydra 
 
 
 def type_faults(defaults: Any, config: Any, overrides: Sequence[Override]) -> list[Fault]:  # noqa: ANN401 - the same
-    """Compare the values with the types of the defaults: hydra itself takes a word for a number."""
+    """Compare the values' types with the defaults': hydra itself accepts a text for a number."""
     select = importlib.import_module("omegaconf").OmegaConf.select
     faults = []
     for override in overrides:
@@ -158,7 +159,7 @@ def type_faults(defaults: Any, config: Any, overrides: Sequence[Override]) -> li
 
 
 def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - the same
-    """Do what its main program does up to its workers, with its own functions."""
+    """Run its main program's steps up to the workers, with its own functions."""
     if MIGRATION in verl.program:
         loop = importlib.import_module("verl.experimental.reward_loop.reward_loop")
         config = getattr(loop, MIGRATION)(config)
@@ -198,14 +199,14 @@ def validate(config: Any, trainer: Any) -> None:  # noqa: ANN401 - the same
 
 
 def start_servers(cluster: Cluster, groups: Sequence[PlacedGroup], each: int) -> None:
-    """Start the engines' servers, which are bound to their engines' nodes and not in the groups."""
+    """Start the engines' servers, which are bound to their engines' nodes, outside the groups."""
     for group in groups:
         for _ in range(each):
             cluster.place_on(group.group.where[0], {"CPU": 1}, "a vLLM server with 1 CPU")
 
 
 def rules(config: Any, world: int, *, queue: bool) -> list[Fault]:  # noqa: ANN401 - the same
-    """Hold what only its workers would find against their rules."""
+    """Check the rules that otherwise only its workers would check."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     faults = []
     if world % rollout.tensor_model_parallel_size:

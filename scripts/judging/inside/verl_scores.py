@@ -1,7 +1,7 @@
-"""Score answers by verl's own reward workers, configured by a recipe's own arguments.
+"""Score answers by verl's reward workers, configured by a recipe's arguments.
 
-main_ppo starts these workers only after those that need a GPU; here they are started alone, on
-the run's Ray, by verl's code, and load the reward function that the arguments name.
+main_ppo starts these workers only after those that need a GPU; here they are started alone, on the
+run's Ray, by verl's code, and load the reward function that the arguments name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def objects(numpy: object, values: list[object]) -> object:
-    """Return an array of objects, as verl keeps what is no tensor."""
+    """Return an array of objects, verl's form for values that are not tensors."""
     array = numpy.empty(len(values), dtype=object)  # type: ignore[attr-defined] # numpy, by name
     array[:] = values
     return array

@@ -1,4 +1,4 @@
-"""A stand-in for flash-attn, which nobody can import without CUDA's compiler or a GPU.
+"""A stand-in for flash-attn, which cannot be imported without CUDA's compiler or a GPU.
 
 OpenRLHF imports five of its functions before it reads an argument, and calls them on GPUs only.
 """

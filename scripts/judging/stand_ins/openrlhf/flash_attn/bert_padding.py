@@ -1,4 +1,4 @@
-"""What of flash-attn's padding OpenRLHF imports."""
+"""The part of flash-attn's padding that OpenRLHF imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def needs_a_gpu(*_args: object, **_kwargs: object) -> NoReturn:
-    """Stand in for a function that works on a GPU's memory."""
+    """Stand in for a function that uses a GPU's memory."""
     raise RuntimeError("flash-attn is a stand-in here: this was to run on a GPU")
 
 

@@ -1,7 +1,7 @@
-"""A stand-in for vLLM, whose engines want GPUs: one that answers without a model.
+"""A stand-in for vLLM, whose engines need GPUs: it answers without a model.
 
-It has what OpenRLHF's engines call, by vLLM's names, and takes what they are given as it comes. Its
-answers are one token each, in turns the one that small_model's data call right and a wrong one.
+It has the names that OpenRLHF's engines call, and accepts any arguments. Its answers have one token
+each, alternating between the right one for small_model's data and a wrong one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RIGHT, WRONG = 7, 3
 
 
 class SamplingParams:
-    """How to sample: kept as given."""
+    """Sampling options, stored as given."""
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - whatever OpenRLHF gives
         self.max_tokens = None
@@ -28,7 +28,7 @@ class SamplingParams:
 
 
 class AsyncEngineArgs:
-    """What an engine is made of: kept as given."""
+    """Engine options, stored as given."""
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - whatever OpenRLHF gives
         self.given = given
@@ -45,14 +45,14 @@ class Completion:
 
 @dataclass
 class RequestOutput:
-    """What a request came to."""
+    """The answers to a request."""
 
     outputs: list[Completion]
 
 
 @dataclass
 class Requests:
-    """Those that are under way: an answer takes no time here."""
+    """The requests in progress: none, since an answer takes no time here."""
 
     def get_num_unfinished_requests(self) -> int:
         """Count them."""
@@ -69,22 +69,22 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLMEngine:
-        """Make an engine, and say of what."""
+        """Make an engine, and print its options."""
         told = ("model", "tensor_parallel_size", "max_model_len", "enable_sleep_mode")
         words = ", ".join(f"{name}={args.given.get(name)}" for name in told)
         print(f"stand-in for vLLM's engine: {words}", flush=True)
         return cls()
 
     async def is_sleeping(self) -> bool:
-        """Say whether it sleeps."""
+        """Return whether it sleeps."""
         return self.asleep
 
     async def sleep(self, level: int = 1) -> None:
-        """Give the GPU's memory back."""
+        """Free the GPU's memory."""
         self.asleep = level > 0
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take it again."""
+        """Take the memory again."""
         self.asleep = tags == []
 
     async def generate(

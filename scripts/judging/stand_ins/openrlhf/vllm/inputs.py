@@ -1,4 +1,4 @@
-"""What of vLLM's inputs OpenRLHF imports."""
+"""The part of vLLM's inputs that OpenRLHF imports."""
 
 from typing import TypedDict
 

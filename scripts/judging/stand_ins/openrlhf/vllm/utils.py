@@ -1,4 +1,4 @@
-"""What of vLLM's helpers OpenRLHF imports."""
+"""The part of vLLM's helpers that OpenRLHF imports."""
 
 import uuid
 

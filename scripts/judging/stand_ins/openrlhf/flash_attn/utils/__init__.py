@@ -1,1 +1,1 @@
-"""Stand-ins, as the package around them."""
+"""Stand-ins, like the package around them."""

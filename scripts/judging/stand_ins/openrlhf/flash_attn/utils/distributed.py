@@ -1,4 +1,4 @@
-"""What of flash-attn's collectives OpenRLHF imports."""
+"""The part of flash-attn's collectives that OpenRLHF imports."""
 
 from flash_attn.bert_padding import needs_a_gpu  # type: ignore[import-not-found] # it lies beside
 

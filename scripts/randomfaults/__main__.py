@@ -1,10 +1,10 @@
-"""What scripts/chaos runs, in .venv."""
+"""Entry point of scripts/chaos, in .venv."""
 
 from __future__ import annotations
 
 import sys
 
-from mishaps.cli import main
+from randomfaults.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

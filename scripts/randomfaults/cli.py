@@ -1,4 +1,4 @@
-"""The command line: which seeds, how long each, and what earlier runs found."""
+"""The command line: the seeds, their duration, and the results of earlier runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import podlab
-from mishaps.plan import plan
-from mishaps.results import Result, load, save, table
-from mishaps.seed import attempt
+from randomfaults.plan import plan
+from randomfaults.results import Result, load, save, table
+from randomfaults.seed import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,35 +19,39 @@ if TYPE_CHECKING:
 CANNOT = 77
 FOLDER = Path(__file__).parents[2] / ".chaos"
 EPILOG = """\
-exit codes: 0 where all seeds ended as predicted; 1; 77 where no lab can be made
+exit codes: 0 if all seeds ended as predicted; 1; 77 if no lab can be made
 
-Seeds that were tried before, for as long, are not tried again, but those that failed: what was seen
-of them is kept in .chaos/, with the agents' logs. 200 s of mishaps take three to seven minutes.
-To repeat one that failed: scripts/chaos --first SEED --seeds 1
+Results are stored in .chaos/, with the agents' logs. A seed that ended as predicted is not run
+again for the same number of seconds. 200 s of faults take three to seven minutes.
+To repeat a failed seed: scripts/chaos --first SEED --seeds 1
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the argument parser."""
     parser = argparse.ArgumentParser(
         prog="scripts/chaos",
-        description="Random mishaps from a seed over three pods with real agents and Rays: "
-        "whatever is killed, stopped, cut off or full, the run ends as a small model predicts.",
+        description="Random faults, from a seed, over three pods with real agents and Rays. "
+        "Each run must end as a small model predicts.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="default 20")
     parser.add_argument("--first", type=int, default=1, metavar="S", help="default 1")
     parser.add_argument(
-        "--seconds", type=float, default=200.0, metavar="T", help="of mishaps, default 200"
+        "--seconds",
+        type=float,
+        default=200.0,
+        metavar="T",
+        help="duration of the faults, default 200",
     )
-    parser.add_argument("--again", action="store_true", help="try also those that held before")
-    parser.add_argument("--show", action="store_true", help="only print what the seeds stand for")
+    parser.add_argument("--again", action="store_true", help="also run seeds that passed before")
+    parser.add_argument("--show", action="store_true", help="only print the seeds' faults")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try and print."""
+    """Run the seeds and print the table."""
     options = make_parser().parse_args(argv)
     seeds = range(options.first, options.first + options.seeds)
     if options.show:
@@ -66,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def one_seed(seed: int, seconds: float, *, again: bool) -> Result:
-    """Return what came of a seed, from before or from now."""
+    """Return a seed's result, from an earlier run or by running it."""
     known = load(FOLDER, seed, seconds)
     if known is not None and not known.problems and not again:
         return known
-    say(f"seed {seed}, {seconds:g} s of mishaps")
+    say(f"seed {seed}, {seconds:g} s of faults")
     result = attempt(seed, seconds, FOLDER / f"{seed}-{seconds:g}s", say)
     save(FOLDER, result)
     say(result.sentence())
@@ -78,10 +82,10 @@ def one_seed(seed: int, seconds: float, *, again: bool) -> Result:
 
 
 def say(sentence: str) -> None:
-    """Tell what happens."""
+    """Print progress."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def leave(number: int, _frame: object) -> NoReturn:
-    """Turn a request to stop into an exception, so that the lab is taken away."""
+    """Turn a stop signal into an exception, so that the lab is removed."""
     raise SystemExit(128 + number)

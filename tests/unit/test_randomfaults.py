@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mishaps import cli, model
-from mishaps import plan as p
-from mishaps.hands import DRIVER, Node
-from mishaps.model import Beat, head_codes, worker_codes, wrong_attempts, wrong_ends
-from mishaps.plan import CHANCES, Mishap, plan
-from mishaps.results import Result, load, save, table
-from mishaps.seed import read_beats
 from podlab import ProcessInfo
+from randomfaults import cli, model
+from randomfaults import plan as p
+from randomfaults.hands import DRIVER, Node
+from randomfaults.model import Beat, head_codes, worker_codes, wrong_attempts, wrong_ends
+from randomfaults.plan import CHANCES, InjectedFault, plan
+from randomfaults.results import Result, load, save, table
+from randomfaults.seed import read_beats
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from podlab import Container, Running
 
-AGENT_DIES = Mishap(30.0, p.KILL, p.AGENT, 1)
-WORKER_DIES = Mishap(30.0, p.KILL, p.POD, 1, 5.0)
-REWARD_DIES = Mishap(30.0, p.KILL, p.REWARD, 0)
+AGENT_DIES = InjectedFault(30.0, p.KILL, p.AGENT, 1)
+WORKER_DIES = InjectedFault(30.0, p.KILL, p.POD, 1, 5.0)
+REWARD_DIES = InjectedFault(30.0, p.KILL, p.REWARD, 0)
 
 
-def test_a_seed_stands_for_the_same_mishaps_for_ever() -> None:
+def test_a_seed_always_gives_the_same_faults() -> None:
     """A failure is repeated by its seed; another seed is another story."""
     assert plan(7, 200.0) == plan(7, 200.0)
     assert plan(7, 200.0) != plan(8, 200.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_mishaps_come_in_order_within_their_time(seed: int) -> None:
+def test_faults_are_sorted_and_within_the_time(seed: int) -> None:
     """Each is one of the chances, after the first seconds, and undone within its longest."""
     found = plan(seed, 100.0)
     assert [one.at for one in found] == sorted(one.at for one in found)
@@ -52,7 +52,7 @@ def test_a_longer_time_begins_as_a_shorter_one_does() -> None:
     assert plan(3, 60.0) == long[: len(plan(3, 60.0))]
 
 
-def test_every_kind_of_mishap_comes_up() -> None:
+def test_every_kind_of_fault_occurs() -> None:
     """Twenty seeds of 200 s do everything that there is, to workers too."""
     found = {(one.kind, one.what) for seed in range(20) for one in plan(seed, 200.0)}
     assert found == {(chance.kind, chance.what) for chance in CHANCES}
@@ -67,15 +67,21 @@ def test_every_kind_of_mishap_comes_up() -> None:
         ([REWARD_DIES], {7}),
         ([REWARD_DIES] * 4, {7, 69}),
         ([WORKER_DIES], {7, 75, 9}),
-        ([Mishap(30.0, p.KILL, p.DRIVER, 0)], {7, 137}),
-        ([Mishap(30.0, p.KILL, p.ACTOR, 2)], {7, 9}),
-        ([Mishap(30.0, p.DISK, "full", 0, 9.0), Mishap(30.0, p.DNS, p.SILENT, 0, 9.0)], {7}),
-        ([Mishap(3.0, p.KILL, p.REWARD, 0)], {7, 69}),
-        ([Mishap(3.0, p.STOP, p.RAYLET, 1, 9.0)], {7, 9, 69, 75}),
-        ([Mishap(30.0, p.KILL, p.AGENT, 0)] * 4, {7, 70}),
+        ([InjectedFault(30.0, p.KILL, p.DRIVER, 0)], {7, 137}),
+        ([InjectedFault(30.0, p.KILL, p.ACTOR, 2)], {7, 9}),
+        (
+            [
+                InjectedFault(30.0, p.DISK, "full", 0, 9.0),
+                InjectedFault(30.0, p.DNS, p.SILENT, 0, 9.0),
+            ],
+            {7},
+        ),
+        ([InjectedFault(3.0, p.KILL, p.REWARD, 0)], {7, 69}),
+        ([InjectedFault(3.0, p.STOP, p.RAYLET, 1, 9.0)], {7, 9, 69, 75}),
+        ([InjectedFault(30.0, p.KILL, p.AGENT, 0)] * 4, {7, 70}),
     ],
 )
-def test_what_a_head_may_end_with(done: list[Mishap], may: set[int]) -> None:
+def test_what_a_head_may_end_with(done: list[InjectedFault], may: set[int]) -> None:
     """What harms nobody changes nothing; a loss allows its code, and nothing else."""
     assert head_codes(done, began=20.0) == may
 
@@ -90,29 +96,29 @@ def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
     assert worker_codes([head_dies], 1, 69, 20.0) == {7, 9, 69, 75}
 
 
-def test_a_wrong_end_is_named_with_what_might_have_been() -> None:
+def test_a_wrong_exit_code_is_reported_with_the_permitted_ones() -> None:
     """Pods that were killed for good end as they do."""
     ends = {0: 7, 1: 75, 2: None}
-    assert wrong_ends([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, where it may with 7"]
+    assert wrong_ends([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, permitted: 7"]
     assert wrong_ends([WORKER_DIES], ends, 20.0) == []
 
 
-def test_attempts_that_lived_side_by_side_are_seen() -> None:
+def test_overlapping_attempts_are_reported() -> None:
     """An attempt's last beat comes before the first of the next, in every process."""
     one, two = Beat(1, "driver", 20.0, 40.0), Beat(2, "driver", 50.0, 60.0)
     assert wrong_attempts([WORKER_DIES], [one, two]) == []
     late = Beat(1, "actor-10.77.0.12", 21.0, 52.0)
     assert wrong_attempts([WORKER_DIES], [one, late, two]) == [
-        "attempt 1 lived on in actor-10.77.0.12 for 2.0 s beside attempt 2"
+        "attempt 1 ran on in actor-10.77.0.12 for 2.0 s beside attempt 2"
     ]
 
 
-def test_an_attempt_too_many_is_seen() -> None:
+def test_too_many_attempts_are_reported() -> None:
     """Where nothing was lost there is one, and never more than retries and one."""
     beats = [Beat(n, "driver", 10.0 * n, 10.0 * n + 5) for n in range(1, model.RETRIES + 3)]
-    assert wrong_attempts([], beats[:2]) == ["attempt 2 was made, where 1 may be"]
+    assert wrong_attempts([], beats[:2]) == ["attempt 2 was made, permitted: 1"]
     assert wrong_attempts([WORKER_DIES], beats[:3]) == []
-    assert wrong_attempts([WORKER_DIES], beats) == ["attempt 4 was made, where 3 may be"]
+    assert wrong_attempts([WORKER_DIES], beats) == ["attempt 4 was made, permitted: 3"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_an_attempt_too_many_is_seen() -> None:
         (p.ACTOR, [17]),
     ],
 )
-def test_what_a_mishap_hits_is_found(what: str, pids: list[int]) -> None:
+def test_the_targets_of_a_fault_are_found(what: str, pids: list[int]) -> None:
     """By parent, name or command line; never the agent's parent, the dead, or a shell around."""
     run = f"python /bin/pod-agent run -- {DRIVER} /shared"
     listed = [
@@ -164,8 +170,8 @@ def test_results_are_kept_and_counted(tmp_path: Path) -> None:
     assert load(tmp_path, 3, 60.0) == good
     assert load(tmp_path, 3, 200.0) is load(tmp_path, 4, 60.0) is None
     assert table([good, bad]).splitlines() == [
-        "seed 3, 60 s: as predicted (1 of 2 mishaps hit, 1 attempt(s), exit codes 7, 7, none, 9 s)",
-        "seed 4, 60 s: it hung (0 of 0 mishaps hit, 1 attempt(s), exit codes 7, 75, 7, 70 s)",
+        "seed 3, 60 s: as predicted (1 of 2 faults hit, 1 attempt(s), exit codes 7, 7, none, 9 s)",
+        "seed 4, 60 s: it hung (0 of 0 faults hit, 1 attempt(s), exit codes 7, 75, 7, 70 s)",
         "1 of 2 as predicted",
     ]
 
@@ -188,7 +194,7 @@ def test_a_seed_that_held_is_not_tried_again(
     assert tried == [1, 2, 2]
 
 
-def test_the_mishaps_of_a_seed_are_shown_without_doing_them(
+def test_the_faults_of_a_seed_are_printed_without_applying_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """--show prints what would be done."""

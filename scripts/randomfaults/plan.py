@@ -1,4 +1,4 @@
-"""Which mishaps a seed stands for: a pure function, so that a failure can be repeated."""
+"""The faults of a seed: a pure function, so that a failure can be repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = 0
 FIRST_AT = 3.0
 MEAN_PAUSE, LEAST_PAUSE = 7.0, 1.0
 NEVER = 0.1
-"""How often a pod that is killed or cut off stays so."""
+"""The share of killed or cut-off pods that are not restored."""
 
 KILL, STOP, CUT, DNS, DISK = "kill", "stop", "cut", "dns", "disk"
 POD, AGENT, DRIVER, ACTOR = "pod", "agent", "driver", "actor"
@@ -21,26 +21,26 @@ SILENT, UNKNOWN, WRONG = "silent", "unknown", "wrong"
 
 
 @dataclass(frozen=True)
-class Mishap:
-    """One thing that goes wrong: when, what, and where."""
+class InjectedFault:
+    """One fault: when, what, and where."""
 
     at: float
-    """Seconds from the agents' start."""
+    """Seconds since the agents' start."""
     kind: str
     what: str
     pod: int
     lasts: float | None = 0.0
-    """Seconds until it is undone, a killed pod by another start; None: never."""
+    """Seconds until it is undone (for a killed pod: restarted); None: never."""
 
     def sentence(self) -> str:
-        """Say it in a line."""
+        """Render one line."""
         until = "for good" if self.lasts is None else f"for {self.lasts:g} s"
         until = "" if self.lasts == 0 else f" {until}"
         return f"{self.at:g} s: {self.kind} {self.what} of pod{self.pod}{until}"
 
 
 class Chance(NamedTuple):
-    """One kind of mishap: how often beside the others, where, and how long it may last."""
+    """One kind of fault: its weight, where it may hit, and its maximum duration."""
 
     weight: int
     kind: str
@@ -72,13 +72,13 @@ CHANCES = (
     Chance(2, DNS, WRONG, longest=20.0, only_head=True),
     Chance(3, DISK, "full", longest=20.0, only_head=True),
 )
-"""DNS and the run folder's disk are everybody's: the head stands for them."""
+"""DNS and the run folder's disk are shared: they are planned for the head only."""
 
 
-def plan(seed: int, seconds: float) -> tuple[Mishap, ...]:
-    """Return the mishaps of a seed, in their order."""
-    dice = random.Random(seed)  # noqa: S311 - it shall be repeatable, nothing is secret here
-    found: list[Mishap] = []
+def plan(seed: int, seconds: float) -> tuple[InjectedFault, ...]:
+    """Return the faults of a seed, in order."""
+    dice = random.Random(seed)  # noqa: S311 - repeatable on purpose; not used for secrets
+    found: list[InjectedFault] = []
     at = FIRST_AT
     while True:
         at += max(LEAST_PAUSE, dice.expovariate(1 / MEAN_PAUSE))
@@ -87,10 +87,10 @@ def plan(seed: int, seconds: float) -> tuple[Mishap, ...]:
         found.append(_one(dice, round(at, 1)))
 
 
-def _one(dice: random.Random, at: float) -> Mishap:
+def _one(dice: random.Random, at: float) -> InjectedFault:
     chance = dice.choices(CHANCES, [one.weight for one in CHANCES])[0]
     pod = HEAD if chance.only_head else dice.randrange(PODS)
     lasts: float | None = round(dice.uniform(1.0, chance.longest), 1) if chance.longest else 0.0
     if chance.may_stay and dice.random() < NEVER:
         lasts = None
-    return Mishap(at, chance.kind, chance.what, pod, lasts)
+    return InjectedFault(at, chance.kind, chance.what, pod, lasts)

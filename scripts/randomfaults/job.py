@@ -1,7 +1,7 @@
-"""The job that chaos runs: an actor on every node; it ends when a file asks it to.
+"""The job of chaos: an actor on every node; it ends when the file `go` exists.
 
-argv: a folder that all pods see. Every process of an attempt writes there, several times a second,
-that it lives; the file `go` is the job's end. It stands alone: a pod runs it without the lab.
+argv: a folder that all pods see. Every process of an attempt writes a timestamp there, several
+times a second; the file `go` ends the job. It imports nothing of the lab, since a pod runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEP = 0.2
 
 
 class Heart:
-    """Writes that this process lives, until it does not."""
+    """Writes timestamps as long as this process runs."""
 
     def __init__(self, folder: str, attempt: str, place: str) -> None:
         self.path = Path(folder, "beats", f"{attempt}.{place}.{time.monotonic_ns()}")
@@ -31,12 +31,12 @@ class Heart:
             time.sleep(STEP)
 
     def alive(self) -> bool:
-        """Answer; who is dead does not."""
+        """Answer a call, which fails if the actor is dead."""
         return True
 
 
 def main(folder: str) -> int:
-    """Put an actor on each node and ask them all, again and again."""
+    """Start an actor on each node and call them all in a loop."""
     attempt = os.environ["AGENT_ATTEMPT"]
     Heart(folder, attempt, "driver")
     import ray  # noqa: PLC0415 - the driver is seen alive before

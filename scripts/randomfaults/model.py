@@ -1,20 +1,20 @@
-"""What may come of mishaps: with which codes a run may end, by when, and what never may be."""
+"""The permitted results of faults: exit codes, deadlines, and attempts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mishaps import plan as p
+from randomfaults import plan as p
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mishaps.plan import Mishap
+    from randomfaults.plan import InjectedFault
 
 DONE = 7
-"""The job's own code where it is left in peace."""
+"""The job's exit code if nothing disturbs it."""
 JOB_SAW_A_LOSS = 9
-"""The job's own code where one of its actors died."""
+"""The job's exit code if one of its actors is lost."""
 KILLED = 137
 RETRIES = 2
 SETTINGS = {
@@ -28,14 +28,17 @@ SETTINGS = {
     "AGENT_WAIT_REWARD": "60s",
 }
 LATEST = 10.0 + 25.0 + 20.0 + 90.0 + 95.0
-"""From the last mishap to everybody's end: node grace, stop, the second pause, the wait for
-workers, and what an attempt takes to boot, be submitted and be told on a loaded machine."""
+"""Seconds from the last fault to the last exit.
+
+The sum of node grace, stop, the second pause, the wait for workers, and the time for an attempt to
+boot, be submitted and be reported on a loaded machine.
+"""
 MOST_DEATHS = 3
-"""After so many deaths within ten minutes an agent is not started again."""
+"""The parent does not start an agent again after this many crashes within ten minutes."""
 
 
 class Beat(NamedTuple):
-    """From when to when one process of an attempt was seen alive (time.monotonic())."""
+    """The period in which one process of an attempt wrote timestamps (time.monotonic())."""
 
     attempt: int
     place: str
@@ -43,8 +46,8 @@ class Beat(NamedTuple):
     last: float
 
 
-def loses(one: Mishap) -> bool:
-    """Say whether a mishap may cost an attempt: nodes, or Ray on them, may be taken for lost."""
+def loses(one: InjectedFault) -> bool:
+    """Return whether a fault may cost an attempt: nodes, or Ray on them, may count as lost."""
     if one.kind == p.STOP:
         return one.what not in {p.REWARD, p.DASHBOARD, p.DRIVER}
     return one.kind == p.CUT or (
@@ -52,15 +55,16 @@ def loses(one: Mishap) -> bool:
     )
 
 
-def head_codes(done: Sequence[Mishap], began: float | None) -> frozenset[int]:
-    """Return with what the head may end after these mishaps; the job began so late, or never."""
+def head_codes(done: Sequence[InjectedFault], began: float | None) -> frozenset[int]:
+    """Return the permitted exit codes of the head; the job began at a time, or never."""
     may = {DONE}
     lost = any(map(loses, done))
     if lost:
         may |= {75, JOB_SAW_A_LOSS}
-    slow = {p.REWARD, p.DASHBOARD}  # what has to be started again, or waited for, before the job
+    # the time to start something again, or to wait for it, before the job
+    slow = {p.REWARD, p.DASHBOARD}
     if any(loses(one) or one.what in slow for one in done if began is None or one.at <= began):
-        may.add(69)  # it never came up in time
+        may.add(69)  # it was never ready in time
     if sum(one.what == p.REWARD for one in done) > MOST_DEATHS:
         may.add(69)
     if any((one.kind, one.what) == (p.KILL, p.DRIVER) for one in done):
@@ -73,52 +77,52 @@ def head_codes(done: Sequence[Mishap], began: float | None) -> frozenset[int]:
 
 
 def worker_codes(
-    done: Sequence[Mishap], pod: int, head: int | None, began: float | None
+    done: Sequence[InjectedFault], pod: int, head: int | None, began: float | None
 ) -> frozenset[int]:
-    """Return with what a worker may end, whose head ended with this code (None: it never did).
+    """Return a worker's permitted exit codes, given its head's (None: it never ended).
 
-    A head whose pod was killed as it left may have told its workers an end: the pod that is started
-    again begins another run, and ends for want of workers.
+    A head whose pod is killed as it exits may have sent its workers a verdict: the restarted pod
+    begins another run, which ends for lack of workers.
     """
     began_anew = any((o.kind, o.what, o.pod) == (p.KILL, p.POD, p.HEAD) for o in done)
     may = head_codes(done, began) if head is None or began_anew else {head}
     if any(map(loses, done)):
-        may = {*may, 75, 69}  # its own cause is nearer: a head that it lost, or could not join
+        may = {*may, 75, 69}  # its own cause comes first: it lost the head, or could not join
     return frozenset({*may, 70} if too_often(done, pod) else may)
 
 
-def too_often(done: Sequence[Mishap], pod: int) -> bool:
-    """Say whether a pod's agent was killed more often than it is started again."""
+def too_often(done: Sequence[InjectedFault], pod: int) -> bool:
+    """Return whether a pod's agent was killed more often than it is restarted."""
     kills = sum((o.kind, o.what, o.pod) == (p.KILL, p.AGENT, pod) for o in done)
     return kills > MOST_DEATHS
 
 
 def wrong_ends(
-    done: Sequence[Mishap], codes: Mapping[int, int | None], began: float | None
+    done: Sequence[InjectedFault], codes: Mapping[int, int | None], began: float | None
 ) -> list[str]:
-    """Say which pods ended otherwise than they may; those that were killed for good have None."""
+    """Report each pod that ended with another code; None is a pod that was killed for good."""
     head = codes[p.HEAD]
     may = {p.HEAD: head_codes(done, began)}
     may |= {pod: worker_codes(done, pod, head, began) for pod in codes if pod != p.HEAD}
     return [
-        f"pod{pod} ended with {code}, where it may with {', '.join(map(str, sorted(may[pod])))}"
+        f"pod{pod} ended with {code}, permitted: {', '.join(map(str, sorted(may[pod])))}"
         for pod, code in codes.items()
         if code is not None and code not in may[pod]
     ]
 
 
-def wrong_attempts(done: Sequence[Mishap], beats: Sequence[Beat]) -> list[str]:
-    """Say where attempts were too many, or lived side by side."""
+def wrong_attempts(done: Sequence[InjectedFault], beats: Sequence[Beat]) -> list[str]:
+    """Report too many attempts, and attempts that overlapped."""
     numbers = sorted({beat.attempt for beat in beats})
     problems = []
     most = RETRIES + 1 if any(map(loses, done)) else 1
     if numbers and numbers[-1] > most:
-        problems.append(f"attempt {numbers[-1]} was made, where {most} may be")
+        problems.append(f"attempt {numbers[-1]} was made, permitted: {most}")
     for number in numbers[1:]:
         before = [beat for beat in beats if beat.attempt < number]
         first = min(beat.first for beat in beats if beat.attempt == number)
         problems += [
-            f"attempt {beat.attempt} lived on in {beat.place} for {beat.last - first:.1f} s beside "
+            f"attempt {beat.attempt} ran on in {beat.place} for {beat.last - first:.1f} s beside "
             f"attempt {number}"
             for beat in before
             if beat.last > first

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mishaps import plan as p
+from randomfaults import plan as p
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mishaps.plan import Mishap
     from podlab import Container, Lab, ProcessInfo, Running
+    from randomfaults.plan import InjectedFault
 
 BALLAST = "ballast"
 BLOCK = 1 << 20
@@ -24,19 +24,19 @@ DRIVER = " ".join(JOB)
 
 
 class Node:
-    """A pod with an agent in it: an idle first process, so that what the agent leaves is seen."""
+    """A pod with an agent below an idle first process, so that leftovers can be listed."""
 
     def __init__(self, container: Container, agent: Running) -> None:
         self.container = container
         self.agent = agent
 
     def find(self, what: str) -> list[ProcessInfo]:
-        """Return the processes here that a mishap means."""
+        """Return the processes here that a fault hits."""
         living = [info for info in self.container.processes() if not info.zombie]
         if what != p.AGENT:
             return [info for info in living if _is(info, what)]
         parents = [info for info in living if info.host_pid == self.agent.pid]
-        return [  # a parent itself has no part in it: it dies with its pod
+        return [  # a parent is not hit itself: it ends with its pod
             info
             for parent in parents
             for info in living
@@ -52,8 +52,8 @@ def _is(info: ProcessInfo, what: str) -> bool:
     return info.cmdline.startswith("ray::Heart") if what == p.ACTOR else info.name.startswith(what)
 
 
-class Hands:
-    """What can be done to the pods of a lab; `start` starts one's agent (again)."""
+class FaultInjector:
+    """Applies faults to the pods of a lab; `start` starts a pod's agent."""
 
     def __init__(
         self, lab: Lab, volume: Path, nodes: Sequence[Node], start: Callable[[int], Node]
@@ -63,8 +63,8 @@ class Hands:
         self._start = start
         self.nodes = [*nodes]
 
-    def do(self, one: Mishap) -> bool:
-        """Do it; say whether there was anything to do it to."""
+    def do(self, one: InjectedFault) -> bool:
+        """Apply a fault; return whether it hit anything."""
         pod, node = self._lab.pods[one.pod], self.nodes[one.pod]
         if one.kind == p.CUT:
             pod.cut()
@@ -80,8 +80,8 @@ class Hands:
             return self._signal(node.find(one.what), one.kind)
         return True
 
-    def undo(self, one: Mishap) -> None:
-        """Undo what lasted; a pod that was killed is started again, as a platform would."""
+    def undo(self, one: InjectedFault) -> None:
+        """Undo a lasting fault; a killed pod is started again, as by a platform."""
         pod, node = self._lab.pods[one.pod], self.nodes[one.pod]
         if one.kind == p.CUT:
             pod.heal()
@@ -100,12 +100,12 @@ class Hands:
         number = signal.SIGKILL if kind == p.KILL else signal.SIGSTOP
         hit = False
         for info in found[:1]:
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it exited by itself meanwhile
                 os.kill(info.host_pid, number)
                 hit = True
         return hit
 
-    def _confuse(self, one: Mishap) -> None:
+    def _confuse(self, one: InjectedFault) -> None:
         head = self._lab.pods[p.HEAD]
         if one.what == p.SILENT:
             self._lab.dns(answering=False)

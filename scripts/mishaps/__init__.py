@@ -1,1 +1,0 @@
-"""Chaos: random mishaps over three pods, from a seed, and what may come of them."""

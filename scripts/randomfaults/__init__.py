@@ -1,0 +1,1 @@
+"""Chaos: random faults over three pods, from a seed, and the permitted results."""
