@@ -85,7 +85,7 @@ class LocalWork:
         full = (
             plan.environment(place.node_ip, place.head_ip)
             if plan.topology.is_head
-            else plan.environment_before_addresses()
+            else environment.for_children(plan.environ, plan.settings)
         )
         env = environment.for_prepare(full, plan.settings)
         say(f"{step.name}: running (output in {step.log})")

@@ -120,7 +120,8 @@ class LocalShare:
             attempt=attempt,
             checkpoints=plan.job.checkpoints,
         )
-        return plan.torchrun.share_command(fill(words, joined), share, attempt_id, place.head_ip)
+        rank, size = str(share.rank), str(len(share.nodes))
+        return plan.torchrun.command(fill(words, joined), rank, size, attempt_id, place.head_ip)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.

@@ -12,7 +12,7 @@ from agent.node.facts import DEBUGGER, INTERFACES, is_compared
 from agent.node.python_facts import CUDA, NCCL, TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from agent.node.facts import Facts
 
@@ -52,9 +52,8 @@ _MAY_DIFFER = {"transformers", "flash-attn"}
 
 
 def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
-    yield from _differing(
-        "pod-agent", nodes, lambda f: f.node_versions.agent, Level.FAIL, _ONE_IMAGE
-    )
+    agents = [(name, facts.node_versions.agent) for name, facts in nodes]
+    yield from _finding("pod-agent", agents, Level.FAIL, _ONE_IMAGE)
     with_gpus = [node for node in nodes if node[1].gpus]
     for library in _LIBRARIES:
         compared = with_gpus if library in _FOR_GPUS and with_gpus else nodes
@@ -94,9 +93,8 @@ def _interfaces(nodes: Nodes) -> Iterator[Finding]:
 
 def _variables(nodes: Nodes) -> Iterator[Finding]:
     remedy = f"Set the same {DEBUGGER} on all nodes"
-    yield from _differing(
-        DEBUGGER, nodes, lambda f: f.variables.get(DEBUGGER) or "0", Level.FAIL, remedy
-    )
+    debuggers = [(name, facts.variables.get(DEBUGGER) or "0") for name, facts in nodes]
+    yield from _finding(DEBUGGER, debuggers, Level.FAIL, remedy)
     names = {name for _, facts in nodes for name in facts.variables if is_compared(name)}
     for name in sorted(names - {*INTERFACES}):
         values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
@@ -107,8 +105,7 @@ def _machines(nodes: Nodes) -> Iterator[Finding]:
     counts = [(name, str(facts.gpus or "none")) for name, facts in nodes]
     remedy = "Use nodes of one kind, or a job that supports different ones"
     yield from _finding("GPUs", counts, Level.WARN, remedy)
-    found = [(name, facts.node_versions.gpu_models) for name, facts in nodes]
-    models = [(name, listed(gpus)) for name, gpus in found if gpus]
+    models = [(name, listed(facts.node_versions.gpu_models)) for name, facts in nodes]
     slowest = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
     yield from _finding("GPU model", models, Level.WARN, slowest)
 
@@ -125,18 +122,11 @@ def _clocks(nodes: Nodes) -> Iterator[Finding]:
         yield Finding("clock", Level.WARN, first_names(differences), remedy)
 
 
-def _differing(
-    check: str, nodes: Nodes, value: Callable[[Facts], str], level: Level, remedy: str
-) -> Iterator[Finding]:
-    """Compare a value of each node; nodes without a value are left out."""
-    known = [(name, value(facts)) for name, facts in nodes]
-    yield from _finding(check, [(name, one) for name, one in known if one], level, remedy)
-
-
 def _finding(
     check: str, values: Sequence[tuple[str, str]], level: Level, remedy: str
 ) -> Iterator[Finding]:
-    groups = _groups(values)
+    """Compare a value of each node; nodes without a value are left out."""
+    groups = _groups([(name, value) for name, value in values if value])
     if len(groups) > 1:
         yield Finding(check, level, _differences(groups), remedy)
 

@@ -150,15 +150,10 @@ def ray_here() -> RayPython:
     return msgspec.convert(ray_facts(), RayPython)
 
 
-def framework_here(name: str, folder: str) -> Framework:
-    """Find a framework in a folder and on this Python's path."""
-    return msgspec.convert(framework_facts(name, folder), Framework)
-
-
 def find_framework(name: str, python: str, folder: str) -> Framework:
     """Find a framework as a job of this Python in this folder does."""
     if python == sys.executable:
-        return framework_here(name, folder)
+        return msgspec.convert(framework_facts(name, folder), Framework)
     argv = own_command(python, FRAMEWORK_PROGRAM, name, folder)
     found = _answer(argv, f"{python}, which is to run the job,", Framework)
     return Framework(name) if found is None else found

@@ -126,15 +126,14 @@ def _planned_job(
     return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
 
 
-def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tuple[str, ...]:
-    """Return notes on the recipe for the user."""
-    given, found = topology.given_ray, []
+def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> Iterator[str]:
+    """Yield notes on the recipe for the user."""
+    given = topology.given_ray
     if known.reward == "unused" and settings.reward not in {None, "off"}:
-        found.append(f"{known.name} calls no reward server; yours runs beside it")
+        yield f"{known.name} calls no reward server; yours runs beside it"
     if given is not None and known.framework:
         whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
-        found.append(f"{whose}: the job names its Python and the agent's files by their paths")
-    return tuple(found)
+        yield f"{whose}: the job names its Python and the agent's files by their paths"
 
 
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
@@ -192,13 +191,13 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     recipe = _planned_recipe(effective, topology, facts, basis)
     job = _planned_job(effective, topology, recipe, runtime_env, upload)
     for_recipe: tuple[Finding, ...] = ()
-    recipe_notes: tuple[str, ...] = ()
+    recipe_notes: list[str] = []
     if job is not None and job.recipe is not None:
         known = job.recipe.known
         for_recipe = recipe_findings(
             known, CheckedNode(facts, effective.settings, topology), job.checkpoints
         )
-        recipe_notes = _recipe_notes(known, effective.settings, topology)
+        recipe_notes = [*_recipe_notes(known, effective.settings, topology)]
     return Plan(
         settings=settings,
         topology=topology,
@@ -232,7 +231,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         notes=(
             *loaded.ignored,
             *platform.notes,
-            *_notes(settings, topology, facts, environ),
+            *filter(None, _notes(settings, topology, facts, environ)),
             *recipe_notes,
         ),
         on_done=settings.on_done or ("hold" if is_restarted else "exit"),
@@ -357,38 +356,29 @@ def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | No
 
 def _notes(
     settings: Settings, topology: Topology, facts: Facts, environ: Mapping[str, str]
-) -> tuple[str, ...]:
+) -> Iterator[str]:
+    """Yield notes on this node for the user."""
     given = topology.given_ray
     if topology.is_idle:
-        return ()
+        return
     if given is not None:
         whose = f"the job's environment is that of {given.owner}'s pods"
         there = "WANDB_API_KEY and NCCL_* belong there"
         grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
-        elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
-        notes = (f"{whose}: {there}, {grace}",)
-        return (*notes, elsewhere) if settings.prepare and given.session is None else notes
-    gpus = visible_devices(environ, facts.gpu_maker, facts.ray.version)
-    hub = fetch_note(settings, facts.ray, is_here=facts.model_is_here)
-    hours = _hours_note(settings, topology)
-    return tuple(filter(None, (_wandb_note(settings, facts), gpus.note, hub, hours)))
-
-
-def _hours_note(settings: Settings, topology: Topology) -> str:
+        yield f"{whose}: {there}, {grace}"
+        if settings.prepare and given.session is None:
+            yield "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
+        return
+    if settings.wandb_api_key is None:
+        what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
+        yield f"WANDB_API_KEY is not set: W&B {what}"
+    yield visible_devices(environ, facts.gpu_maker, facts.ray.version).note
+    yield fetch_note(settings, facts.ray, is_here=facts.model_is_here)
     most, price = settings.max_hours, settings.price_per_hour
-    if most is None or not topology.is_head:
-        return ""
-    nodes = topology.expected_workers + 1
-    cost = "" if price is None else f", at most ${most * price * nodes:.2f} for {nodes} node(s)"
-    return f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
-
-
-def _wandb_note(settings: Settings, facts: Facts) -> str:
-    if settings.wandb_api_key is not None:
-        return ""
-    if facts.wandb_login:
-        return "WANDB_API_KEY is not set: W&B has this machine's `wandb login`"
-    return "WANDB_API_KEY is not set: W&B stays offline"
+    if most is not None and topology.is_head:
+        nodes = topology.expected_workers + 1
+        cost = "" if price is None else f", at most ${most * price * nodes:.2f} for {nodes} node(s)"
+        yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
 
 
 def all_services(

@@ -168,10 +168,6 @@ class Plan(Value):
             return environment.for_head(environ, settings, self.facts, node_ip, self.budget.job)
         return environment.for_node(environ, settings, self.facts, node_ip, head_ip)
 
-    def environment_before_addresses(self) -> dict[str, str]:
-        """Return the environment of prepare steps that run before any address is known."""
-        return environment.for_children(self.environ, self.settings)
-
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:
         """Return names and texts that may hold secrets: the command, and the services file's."""

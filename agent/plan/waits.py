@@ -57,7 +57,6 @@ NEVER_LATE = {PAUSE, PROBE, LINKS}
 """Waits after which the run continues."""
 UPLOAD_RATE = 512 << 10
 """Bytes a second of the slowest upload for which a submission waits."""
-FIXED = "fixed"
 
 
 class StopBudget(Value):
@@ -96,7 +95,7 @@ class PlannedWait(Value):
     """The key for the decisions; for a service its name."""
     what: str
     seconds: float
-    variable: str
+    variable: str = "fixed"
 
 
 def planned_waits(
@@ -143,22 +142,22 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
         workers = f"{topology.expected_workers} worker(s)"
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
     if topology.expected_workers and given is None and any(spec.url for spec in services):
-        yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE, FIXED)
+        yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE)
     if settings.preflight is not None and given is None:
-        yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", times.ALL_REDUCE, FIXED)
+        yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", times.ALL_REDUCE)
     if topology.expected_workers and given is None and is_sized_by_links(job):
         links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
-        yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE, FIXED)
+        yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
     if job is not None and by_torchrun:
-        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION, FIXED)
+        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION)
         reports = "every node's report after the job failed on one"
-        yield PlannedWait(JOB, reports, times.SHARE_REPORTS, FIXED)
+        yield PlannedWait(JOB, reports, times.SHARE_REPORTS)
     elif job is not None:
         accepted = "Ray to accept the job, from the first try"
         size = 0 if job.upload is None else job.upload.size
         limit = times.SUBMISSION + size / UPLOAD_RATE
-        yield PlannedWait(SUBMIT, accepted, limit, FIXED)
-        yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS, FIXED)
+        yield PlannedWait(SUBMIT, accepted, limit)
+        yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS)
     if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
@@ -176,7 +175,7 @@ def _on_a_worker(
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(settings, here, before)
     if launcher(settings, None) != "torchrun":
-        yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS, FIXED)
+        yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
     out_of_reach = "head and GCS out of reach, until all here is stopped"
     yield PlannedWait(
         FENCE, out_of_reach, times.FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE"

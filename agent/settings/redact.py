@@ -1,16 +1,8 @@
 """Finds secrets in environment variables and masks them in text.
 
-A variable holds a secret if its name matches, in any case, with `-` and `.` read as `_`:
-
-| secret | examples |
-| --- | --- |
-| the known names | `WANDB_API_KEY`, `HF_TOKEN`, `RUNPOD_API_KEY`, `PGPASSWORD`, `SLURM_JWT` … |
-| a word with PASSWORD, PASSWD or PASSPHRASE in it | `DB_PASSWORD`, `MYSQLPASSWORD` |
-| a word that begins with SECRET | `AWS_SECRET_ACCESS_KEY`, `CLIENT_SECRET` |
-| a word TOKEN, APIKEY, CREDENTIAL(S), CREDS, JWT, WEBHOOK, AUTHORIZATION, … | `GITHUB_TOKEN` |
-| API, ACCESS, PRIVATE, ENCRYPTION, SIGNING, … before KEY | `API_KEY`, `AWS_ACCESS_KEY_ID` |
-| a model or cloud provider before KEY | `OPENAI_KEY`, `WANDB_KEY` |
-| PASS, PAT, PWD or AUTH at the end | `DB_PASS`, `GITHUB_PAT`, `MYSQL_PWD` |
+A variable holds a secret if its name matches a pattern below, in any case, with `-` and `.` read
+as `_`: a known name (`HF_TOKEN`), a word such as PASSWORD, SECRET, TOKEN or CREDENTIALS, a kind of
+key (`API_KEY`, `OPENAI_KEY`), or PASS, PAT, PWD or AUTH at its end.
 
 Not secret: names that end with PATH, FILE, DIR, NAME, MODE, URL and the like
 (`RAY_AUTH_TOKEN_PATH`, `RAY_AUTH_MODE`), token counts and model tokens (`MAX_TOKENS`,

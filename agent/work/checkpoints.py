@@ -104,20 +104,6 @@ def kept_settings(found: FolderContents, framework: str) -> Mapping[str, str]:
     return found.owner.settings or _BEFORE_SETTINGS.get(framework, {})
 
 
-def why_another_format(found: FolderContents, own_job: CheckpointOwner) -> str:
-    """Return which settings of a job differ from those of the checkpoints it resumes from, or ''.
-
-    A recipe keeps them, so these are from the user's arguments, or do not fit the nodes.
-    """
-    kept, own = kept_settings(found, own_job.framework), own_job.settings
-    differing = [
-        f"{name} {value}, and this run has {own.get(name, 'none')}"
-        for name, value in kept.items()
-        if own.get(name) != value
-    ]
-    return f"{found.newest} was written with {'; '.join(differing)}" if differing else ""
-
-
 def why_untracked(found: FolderContents, framework: str) -> str:
     """Return which checkpoint verl would ignore, or ''.
 
@@ -140,7 +126,14 @@ def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
             f"{found.newest} was written by {owner.world_size} processes, and "
             f"{own_job.framework} cannot resume from it with {own_job.world_size}"
         )
-    return why_another_format(found, own_job)
+    # A recipe keeps these settings: others are from the user's arguments, or do not fit the nodes.
+    kept, own = kept_settings(found, own_job.framework), own_job.settings
+    differing = [
+        f"{name} {value}, and this run has {own.get(name, 'none')}"
+        for name, value in kept.items()
+        if own.get(name) != value
+    ]
+    return f"{found.newest} was written with {'; '.join(differing)}" if differing else ""
 
 
 def resumes_from(found: FolderContents, framework: str) -> str:

@@ -182,12 +182,6 @@ class Torchrun(Value):
             *torchrun_arguments(argv),
         ]
 
-    def share_command(
-        self, argv: Sequence[str], order: ShareOrder, attempt: str, head_ip: str
-    ) -> list[str]:
-        """Return the command line for this node's rank in an attempt."""
-        return self.command(argv, str(order.rank), str(len(order.nodes)), attempt, head_ip)
-
     def environment(self, full: Mapping[str, str], attempt: int, error_file: str) -> dict[str, str]:
         """Return the environment of torchrun and its ranks."""
         dropped = {f"PET_{name}" for name in _SET_BY_AGENT}

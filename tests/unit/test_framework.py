@@ -59,7 +59,9 @@ def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, ve
     """The version stands in the name of its metadata's folder; nothing is imported."""
     package(site, name)
     metadata(site, folder)
-    assert pythons.framework_here(name, str(tmp_path)) == Framework(name, str(site), version)
+    assert pythons.find_framework(name, sys.executable, str(tmp_path)) == Framework(
+        name, str(site), version
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_checkout_in_which_the_job_starts(
     checkout = tmp_path / "checkout"
     package(checkout, module)
     version_file(checkout, file, "0.8.0.dev0\n")
-    assert pythons.framework_here(name, str(checkout)) == Framework(
+    assert pythons.find_framework(name, sys.executable, str(checkout)) == Framework(
         name, str(checkout), "0.8.0.dev0"
     )
 
@@ -91,9 +93,9 @@ def test_an_editable_install(site: Path, tmp_path: Path) -> None:
     metadata(site, "verl-0.7.0.dist-info")
     sys.path.append(str(checkout))  # as its .pth file has Python do
     try:
-        assert pythons.framework_here("verl", "/nowhere").version == "0.7.0"
+        assert pythons.find_framework("verl", sys.executable, "/nowhere").version == "0.7.0"
         version_file(checkout, "verl/version/version", "0.7.1")
-        found = pythons.framework_here("verl", "/nowhere")
+        found = pythons.find_framework("verl", sys.executable, "/nowhere")
     finally:
         sys.path.remove(str(checkout))
     assert found == Framework("verl", str(checkout), "0.7.1")
@@ -104,16 +106,18 @@ def test_forks_are_told_from_what_they_were_made_of(site: Path) -> None:
     place = package(site, "openrlhf")
     package(site, "verl")
     for fork in ("openrlhf-m", "search-r1"):
-        assert pythons.framework_here(fork, "/nowhere") == Framework(fork)
+        assert pythons.find_framework(fork, sys.executable, "/nowhere") == Framework(fork)
     (place / "models" / "remote_rm").mkdir(parents=True)
     (site / "search_r1").mkdir()
     for fork in ("openrlhf-m", "search-r1"):
-        assert pythons.framework_here(fork, "/nowhere") == Framework(fork, str(site))
+        assert pythons.find_framework(fork, sys.executable, "/nowhere") == Framework(
+            fork, str(site)
+        )
 
 
 def test_none_at_all(tmp_path: Path) -> None:
     """A missing framework has no folder."""
-    assert pythons.framework_here("verl", str(tmp_path)) == Framework("verl")
+    assert pythons.find_framework("verl", sys.executable, str(tmp_path)) == Framework("verl")
     assert pythons.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
 
 

@@ -19,9 +19,7 @@ from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
-from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import (
-    ShareOrder,
     Torchrun,
     command_fault,
     gpus_of,
@@ -157,9 +155,8 @@ def test_processes_of_a_node(environ: dict[str, str], seen: int, gpus: int, coun
 
 def test_the_command_line_of_a_share() -> None:
     """Rank, nodes, the head's address and the attempt; restarts are the agent's, not torch's."""
-    seat = ShareOrder(1, (NodeSize(8), NodeSize(4)))
-    line = Torchrun(PYTHON, 6379, 4, 13.0).share_command(
-        ["python", "t.py", "x"], seat, "run-2", "fd00::1"
+    line = Torchrun(PYTHON, 6379, 4, 13.0).command(
+        ["python", "t.py", "x"], "1", "2", "run-2", "fd00::1"
     )
     assert line == [
         *(PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
