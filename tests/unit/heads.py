@@ -1,4 +1,4 @@
-"""Histories of events for the tests of the head's decisions."""
+"""Histories of events, and their traces, for tests of the head's decisions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
 def waits(
     evidence: str, attempt: int = 1, *, final: bool = False, cancelled: bool = False
 ) -> h.SubmitWaits:
-    """Return Ray's word that it does not take an attempt."""
+    """Return the event that Ray does not accept an attempt."""
     return h.SubmitWaits(f"run-{attempt}", evidence, final, cancelled)
 
 
@@ -72,7 +72,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     retries: int = 0,
     tried: tuple[LostAttempt, ...] = (),
 ) -> h.HeadGoal:
-    """Return a goal with times that are easy to tell apart."""
+    """Return a goal with distinct timeouts."""
     return h.HeadGoal(
         limits=LIMITS,
         job_stop_grace=16.0,
@@ -91,12 +91,12 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
 
 
 def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
-    """Return GCS's list: the head, live workers by number, and dead ones."""
+    """Return GCS's list of nodes: the head, live workers by number, and dead ones."""
     gone = [RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
     return h.RayNodes((*([HEAD] if up else []), *(NODES[n] for n in others), *gone))
 
 
-def word(  # noqa: PLR0913 - what a worker may say
+def reported(  # noqa: PLR0913 - what a worker may say
     n: int,
     phase: str = "following the head",
     *,
@@ -111,7 +111,7 @@ def word(  # noqa: PLR0913 - what a worker may say
     answers: tuple[Answer, ...] = (),
     memory: str = "",
 ) -> h.WorkerReported:
-    """Return a worker's report, by its number."""
+    """Return the event of a report from the worker with this number."""
     name, ip = f"pod{n}", f"10.0.0.{n}"
     return h.WorkerReported(
         Worker(
@@ -124,7 +124,7 @@ def word(  # noqa: PLR0913 - what a worker may say
 
 
 def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobHeard:
-    """Return Ray's word of the job."""
+    """Return the event of a job status from Ray."""
     return h.JobHeard(f"run-{attempt}", JobReport(status, message, code))
 
 
@@ -134,17 +134,17 @@ READY = (5.0, ServiceReady(REWARD))
 RUNNING: History = [(3.0, nodes()), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
 PAIR: History = [
     (3.0, nodes(2)),
-    (4.0, word(2)),
+    (4.0, reported(2)),
     (5.0, SUBMITTED),
     (6.0, job("RUNNING")),
 ]
 SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
 LOST = ServiceGone(REWARD, "exit code 1")
-"""Well-known beginnings of a story."""
+"""Well-known beginnings of a trace."""
 
 
-class Story:
-    """A head to which a history happened, and all that it did."""
+class Trace:
+    """The state of a head after a history of events, and all its actions."""
 
     def __init__(self, of: h.HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
         self.state = head.first_state(of)
@@ -154,19 +154,19 @@ class Story:
             self.take(event, at)
 
     def take(self, event: h.HeadEvent, at: float) -> None:
-        """Let one event happen."""
+        """Apply one event."""
         self.now = at
         self.state, actions = head.decide(self.state, event, at)
         self.actions += actions
-        if isinstance(event, Tick):  # else the head would go on looking at the time
+        if isinstance(event, Tick):  # otherwise the head would tick without end
             then = head.deadline(self.state)
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
         for action in actions:
-            if isinstance(action, h.Retry):  # this node's own part in that, without a fault
+            if isinstance(action, h.Retry):  # this node's part succeeds
                 self.take(h.Cleared(action.ended.number), at)
 
     def finish(self, steps: int = 50) -> bool:
-        """Let only time pass, from deadline to deadline; say whether the story comes to rest."""
+        """Let only time pass, from deadline to deadline; say whether the trace comes to rest."""
         for _ in range(steps):
             then = head.deadline(self.state)
             if then is None:
@@ -175,26 +175,26 @@ class Story:
         return False
 
     @property
-    def deeds(self) -> list[h.HeadAction]:
-        """All actions but sentences, and probes and notes, on which nothing depends."""
+    def effects(self) -> list[h.HeadAction]:
+        """All actions except log lines, probes and snapshots."""
         kept = LogLine | h.ProbeNode | h.SaveSnapshot
         return [action for action in self.actions if not isinstance(action, kept)]
 
     @property
     def probes(self) -> list[tuple[str, str, str]]:
-        """What nodes were asked to try: who, what, where."""
+        """The ordered probes: node, probe, address."""
         return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.ProbeNode)]
 
     @property
-    def said(self) -> str:
-        """All sentences."""
+    def log(self) -> str:
+        """All log lines."""
         return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
 
     @property
-    def ends(self) -> list[Outcome]:
-        """The outcomes with which it left; more than one is a fault."""
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes; more than one is an error."""
         return [action.outcome for action in self.actions if isinstance(action, h.EndRun)]
 
     def kinds(self) -> Iterator[str]:
-        """Name the deeds."""
-        yield from (type(deed).__name__ for deed in self.deeds)
+        """Yield the names of the effects."""
+        yield from (type(deed).__name__ for deed in self.effects)

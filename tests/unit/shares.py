@@ -1,4 +1,4 @@
-"""A head whose job torchrun starts, as messages, for the tests of its decisions."""
+"""Events of a head whose job uses torchrun, for tests of its decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.decisions.head import state as h
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd, ShareOver
-from unit.heads import goal, word
+from unit.heads import goal, reported
 
 DONE = ShareEnd(0)
 STOPPED = ShareEnd(1, by_order=True)
@@ -22,16 +22,16 @@ def by_torchrun(workers: int = 1, **asked: int) -> h.HeadGoal:
 
 
 def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> ShareEnd:
-    """Return the end of a share that failed by itself."""
+    """Return the result of a node whose ranks failed by themselves."""
     return ShareEnd(code, local_rank, words, ago)
 
 
 def own(end: ShareEnd, attempt: int = 1) -> h.OwnShareOver:
-    """Return the end of the head's own share."""
+    """Return the event that the head's own torchrun has ended."""
     return h.OwnShareOver(ShareOver(attempt, end))
 
 
-def tells(  # noqa: PLR0913 - what a worker may say
+def share_of(  # noqa: PLR0913 - what a worker may say
     n: int,
     end: ShareEnd | None = None,
     at: float = 0.0,
@@ -40,7 +40,7 @@ def tells(  # noqa: PLR0913 - what a worker may say
     gone: bool = False,
     rank: int | None = None,
 ) -> h.WorkerReported:
-    """Return a worker's report, with the end of its share if that has ended."""
-    said = word(n, heard=at, gone=gone, rank=rank).worker
+    """Return the event of a worker's report, with its torchrun's result if it has ended."""
+    said = reported(n, heard=at, gone=gone, rank=rank).worker
     part = None if end is None else ShareOver(attempt, end)
     return h.WorkerReported(replace(said, share=part, gpus=4))

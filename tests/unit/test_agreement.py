@@ -14,7 +14,7 @@ from agent.checks.finding import Level
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import REACH, SAMPLE, LogLine
-from unit.heads import REWARD_SPEC, STEPS, Story, goal, nodes, word
+from unit.heads import REWARD_SPEC, STEPS, Trace, goal, nodes, reported
 from unit.worlds import MACHINE, with_ray
 
 if TYPE_CHECKING:
@@ -180,62 +180,66 @@ PAIR = replace(goal(1, retries=1), node="pod1", facts=says(DEBUG_RAY="0"))
 
 
 def joined(facts: Facts) -> list[tuple[float, h.HeadEvent]]:
-    """Return the story of a worker with these facts that joins."""
+    """Return the trace of a worker with these facts that joins."""
     introduced = h.WorkerIntroduced("agent2", "pod2", facts)
-    return [(1.0, introduced), (1.0, word(2)), (3.0, nodes(2))]
+    return [(1.0, introduced), (1.0, reported(2)), (3.0, nodes(2))]
 
 
 def test_a_run_whose_nodes_disagree_is_refused() -> None:
     """A breaking difference ends the run as soon as the last node has joined."""
-    story = Story(PAIR, joined(says(DEBUG_RAY="1", NCCL_DEBUG="INFO")))
-    (said,) = [a for a in story.actions if isinstance(a, LogLine) and "NCCL" in a.sentence]
+    trace = Trace(PAIR, joined(says(DEBUG_RAY="1", NCCL_DEBUG="INFO")))
+    (said,) = [a for a in trace.actions if isinstance(a, LogLine) and "NCCL" in a.sentence]
     assert said.level == "warning"
-    leave = story.actions[-1]
+    leave = trace.actions[-1]
     assert isinstance(leave, h.EndRun)
     assert leave.outcome.exit_code == 78
     assert leave.outcome.reason == "the nodes do not agree: DEBUG_RAY: 1 on pod2, 0 on pod1"
     assert leave.outcome.remedy == "Set the same DEBUG_RAY on all nodes"
-    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
 
 
 def test_differences_are_reported_before_a_long_wait() -> None:
     """Differences are reported before long waits, such as for the data."""
     slow = replace(PAIR, steps=STEPS, services=(REWARD_SPEC,))
-    story = Story(slow, joined(says(NCCL_DEBUG="INFO")))
-    assert story.state.phase is HeadPhase.BOOTING
-    assert "NCCL_DEBUG: INFO on pod2, not set on pod1" in story.said
-    assert {probe for _, probe, _ in story.probes} == {REACH, SAMPLE}
-    tried = len(story.probes)
-    story.take(nodes(2), 4.0)
-    assert len(story.probes) == tried
-    refused = Story(slow, joined(says(DEBUG_RAY="1")))
-    assert [end.exit_code for end in refused.ends] == [78]
+    trace = Trace(slow, joined(says(NCCL_DEBUG="INFO")))
+    assert trace.state.phase is HeadPhase.BOOTING
+    assert "NCCL_DEBUG: INFO on pod2, not set on pod1" in trace.log
+    assert {probe for _, probe, _ in trace.probes} == {REACH, SAMPLE}
+    tried = len(trace.probes)
+    trace.take(nodes(2), 4.0)
+    assert len(trace.probes) == tried
+    refused = Trace(slow, joined(says(DEBUG_RAY="1")))
+    assert [end.exit_code for end in refused.outcomes] == [78]
 
 
 def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
     """Nodes are compared when all are there: the one that differs may be the one that is right."""
     three = replace(PAIR, expected_workers=2, min_workers=2)
-    story = Story(three, joined(says(NCCL_DEBUG="INFO", DEBUG_RAY="1")))
-    assert not story.ends
-    assert "NCCL_DEBUG" not in story.said
-    assert REACH not in {probe for _, probe, _ in story.probes}
+    trace = Trace(three, joined(says(NCCL_DEBUG="INFO", DEBUG_RAY="1")))
+    assert not trace.outcomes
+    assert "NCCL_DEBUG" not in trace.log
+    assert REACH not in {probe for _, probe, _ in trace.probes}
 
 
 def test_a_warning_is_reported_once() -> None:
     """A harmless difference is reported only before the first attempt."""
-    story = Story(PAIR, joined(says(NCCL_DEBUG="INFO")))
-    assert story.state.phase is HeadPhase.SUBMITTING
-    story.take(h.RayGone("killed"), 4.0)
-    again: list[tuple[float, h.HeadEvent]] = [(10.0, nodes(2)), (11.0, word(2)), (60.0, nodes(2))]
+    trace = Trace(PAIR, joined(says(NCCL_DEBUG="INFO")))
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    trace.take(h.RayGone("killed"), 4.0)
+    again: list[tuple[float, h.HeadEvent]] = [
+        (10.0, nodes(2)),
+        (11.0, reported(2)),
+        (60.0, nodes(2)),
+    ]
     for at, event in again:
-        story.take(event, at)
-    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
-    told = [a for a in story.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
+        trace.take(event, at)
+    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    told = [a for a in trace.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
     assert len(told) == 1
 
 
 def test_a_node_without_an_agent_is_not_compared() -> None:
     """A node that was joined by hand has no facts."""
-    story = Story(PAIR, [(2.0, nodes(2))])
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert not story.state.differences
+    trace = Trace(PAIR, [(2.0, nodes(2))])
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert not trace.state.differences

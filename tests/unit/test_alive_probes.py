@@ -17,7 +17,7 @@ from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, Serv
 from agent.runtime.probes import MissCounter, ReadinessProbe, cpu_of, until_dead
 from agent.work.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
 from reward_process import reward_server
-from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Story, goal, job
+from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
 
 LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
 
@@ -50,13 +50,13 @@ def test_a_stopped_server_is_dead() -> None:
     with reward_server() as server:
         probe = ReadinessProbe(ScoringProbe(server.url), Placeholders(), Path(os.devnull))
 
-        async def story() -> str:
+        async def trace() -> str:
             assert await probe.ask(5.0) == ""
             os.kill(server.process.pid, signal.SIGSTOP)
             with anyio.fail_after(10):
                 return await until_dead(probe.ask, alive, lambda: cpu_of(server.process.pid))
 
-        assert anyio.run(story) == "no answer within 0.3 s, 2 times in a row"
+        assert anyio.run(trace) == "no answer within 0.3 s, 2 times in a row"
         os.kill(server.process.pid, signal.SIGCONT)
 
 
@@ -82,19 +82,19 @@ def test_what_only_logs_is_not_asked_again() -> None:
 def test_outages_are_kept() -> None:
     """From when a service that was ready is not, until it answers again."""
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
-    story = Story(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
-    assert [*story.state.outages] == [Outage(REWARD, HERE, 10)]
-    assert "reward server exited (no answer within 60 s, 3 times in a row): restart 1" in story.said
-    story.take(ServiceReady(REWARD, generation=2), 15)
-    assert [*story.state.outages] == [Outage(REWARD, HERE, 10, 15)]
-    story.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
-    assert [*story.state.outages][1:] == [Outage(REWARD, HERE, 30)]
+    trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
+    assert [*trace.state.outages] == [Outage(REWARD, HERE, 10)]
+    assert "reward server exited (no answer within 60 s, 3 times in a row): restart 1" in trace.log
+    trace.take(ServiceReady(REWARD, generation=2), 15)
+    assert [*trace.state.outages] == [Outage(REWARD, HERE, 10, 15)]
+    trace.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
+    assert [*trace.state.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
 def test_the_first_start_is_no_outage() -> None:
     """What was never ready was not out."""
-    story = Story(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
-    assert story.state.outages == ()
+    trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
+    assert trace.state.outages == ()
 
 
 URL = ServiceSpec(
@@ -107,14 +107,14 @@ def test_somebody_elses_server_is_waited_for() -> None:
     of = replace(goal(), services=(URL,))
     ready = (2.0, ServiceReady(REWARD))
     for answers in (True, False):
-        story = Story(of, [ready, *RUNNING, (10, ServiceGone(REWARD, "connection refused"))])
-        assert "reward server no longer answers (connection refused): it is asked for" in story.said
-        assert story.deeds[-1] == h.StartService(REWARD, generation=2)
-        story.take(job("RUNNING"), 100)
+        trace = Trace(of, [ready, *RUNNING, (10, ServiceGone(REWARD, "connection refused"))])
+        assert "reward server no longer answers (connection refused): it is asked for" in trace.log
+        assert trace.effects[-1] == h.StartService(REWARD, generation=2)
+        trace.take(job("RUNNING"), 100)
         if answers:
-            story.take(ServiceReady(REWARD, generation=2), 200)
-        story.take(job("RUNNING"), 200)
-        story.take(job("RUNNING"), 309)
-        assert story.state.verdict is None
-        story.take(TICK, 310)
-        assert (story.state.verdict is None) == answers
+            trace.take(ServiceReady(REWARD, generation=2), 200)
+        trace.take(job("RUNNING"), 200)
+        trace.take(job("RUNNING"), 309)
+        assert trace.state.verdict is None
+        trace.take(TICK, 310)
+        assert (trace.state.verdict is None) == answers

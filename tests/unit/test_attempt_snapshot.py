@@ -38,11 +38,11 @@ from unit.heads import (
     TICK,
     WITH_REWARD,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
-    word,
+    reported,
 )
 
 if TYPE_CHECKING:
@@ -97,59 +97,59 @@ def submission(snapshot: AttemptSnapshot) -> float:
     return snapshot.attempt.submitted
 
 
-def next_agent(story: Story, after: float = 2.0) -> Story:
-    """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
-    kept = [action.snapshot for action in story.actions if isinstance(action, h.SaveSnapshot)]
-    state = story.state
+def next_agent(trace: Trace, after: float = 2.0) -> Trace:
+    """Return the trace of an agent that goes on for a killed one, by what that one wrote down."""
+    kept = [action.snapshot for action in trace.actions if isinstance(action, h.SaveSnapshot)]
+    state = trace.state
     attempt = Attempt("run-1", submitted=4.0, workers=state.attempt.workers)
     begun = AttemptSnapshot(attempt, state.required)
-    known = shifted(kept[-1] if kept else begun, -story.now - after)
-    return Story(replace(story.state.goal, resumed_attempt=known), [])
+    known = shifted(kept[-1] if kept else begun, -trace.now - after)
+    return Trace(replace(trace.state.goal, resumed_attempt=known), [])
 
 
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
 def test_a_stop_goes_on_as_it_was_meant(of: h.HeadGoal, history: History, status: str) -> None:
     """Why a job was stopped decides, unless it succeeded before; it is stopped once more."""
-    story = Story(of, history)
-    assert story.state.phase is HeadPhase.STOPPING
-    after = next_agent(story)
+    trace = Trace(of, history)
+    assert trace.state.phase is HeadPhase.STOPPING
+    after = next_agent(trace)
     after.take(nodes(2), 1)
-    assert [type(deed) for deed in after.deeds] == [h.FollowJob, h.StopJob]
+    assert [type(deed) for deed in after.effects] == [h.FollowJob, h.StopJob]
     code = {"FAILED": 1}.get(status)
-    for one, at in ((story, story.now + 3), (after, 1.5)):
+    for one, at in ((trace, trace.now + 3), (after, 1.5)):
         one.take(job(status, code), at)
-    assert [end.exit_code for end in after.ends] == [end.exit_code for end in story.ends]
-    assert [end.reason for end in after.ends] == [end.reason for end in story.ends]
-    assert after.state.attempt.number == story.state.attempt.number
-    assert after.state.phase is story.state.phase
+    assert [end.exit_code for end in after.outcomes] == [end.exit_code for end in trace.outcomes]
+    assert [end.reason for end in after.outcomes] == [end.reason for end in trace.outcomes]
+    assert after.state.attempt.number == trace.state.attempt.number
+    assert after.state.phase is trace.state.phase
 
 
 def test_a_stop_keeps_its_deadline() -> None:
     """It counts from the decision, and not from the next agent's start."""
-    story = Story(goal(), [*RUNNING, (9, TERM)])
-    after = next_agent(story, after=4.0)
+    trace = Trace(goal(), [*RUNNING, (9, TERM)])
+    after = next_agent(trace, after=4.0)
     after.take(nodes(), 1)
     after.take(TICK, 11.9)
-    assert after.ends == []
+    assert after.outcomes == []
     after.take(TICK, 12.1)
-    assert [end.exit_code for end in after.ends] == [143]
+    assert [end.exit_code for end in after.outcomes] == [143]
 
 
 def test_a_job_is_followed_though_its_worker_is_away() -> None:
     """Nothing is waited for as before a submission: its grace goes on, and ends it."""
-    story = Story(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
-    after = next_agent(story)
+    trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
+    after = next_agent(trace)
     after.take(nodes(), 1)
     after.take(SUBMITTED, 2)
     assert after.state.phase is HeadPhase.RUNNING
     after.take(job("RUNNING"), 50)
     after.take(TICK, 57.9)
-    assert not [deed for deed in after.deeds if isinstance(deed, h.StopJob)]
+    assert not [deed for deed in after.effects if isinstance(deed, h.StopJob)]
     after.take(TICK, 58.1)
-    assert after.deeds[-1] == h.StopJob("run-1")
+    assert after.effects[-1] == h.StopJob("run-1")
     after.take(job("STOPPED"), 60)
-    assert [(end.exit_code, end.culprit) for end in after.ends] == [(75, "node")]
+    assert [(end.exit_code, end.culprit) for end in after.outcomes] == [(75, "node")]
 
 
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
@@ -157,7 +157,7 @@ def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
     places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
     attempt = Attempt("run-1", submitted=-9.0, former_workers=("pod2", "pod3"), workers=places)
     known = AttemptSnapshot(attempt, 2)
-    after = Story(replace(goal(2), resumed_attempt=known), [(1, nodes(2)), (2, nodes(2, 3))])
+    after = Trace(replace(goal(2), resumed_attempt=known), [(1, nodes(2)), (2, nodes(2, 3))])
     after.take(SUBMITTED, 3)
     assert after.state.phase is HeadPhase.RUNNING
     assert after.state.attempt.lost_nodes == ("pod3",)
@@ -167,23 +167,23 @@ def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
 def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
     """Also for the agent that did not see it; the worker is back, and GCS never missed it."""
     silent = h.WorkerSilent("agent2", "no answer")
-    story = Story(goal(1, retries=1), [*PAIR, (9, silent)])
-    after = next_agent(story)
+    trace = Trace(goal(1, retries=1), [*PAIR, (9, silent)])
+    after = next_agent(trace)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
     assert after.state.below_required_since is not None
-    after.take(word(2), 3)
-    assert "all needed nodes are back" in after.said
+    after.take(reported(2), 3)
+    assert "all needed nodes are back" in after.log
     after.take(job("FAILED", 9), at)
     after.take(h.NodesAsked("run-1"), at + 1)
     assert after.state.attempt.number == attempt
-    assert [end.exit_code for end in after.ends] == [9] * (attempt == 1)
+    assert [end.exit_code for end in after.outcomes] == [9] * (attempt == 1)
 
 
 def test_fewer_workers_were_enough() -> None:
     """A job that was begun without some of its workers does not wait for them now."""
-    story = Story(goal(2, 1), [(3, nodes(2)), (4, word(2)), (200, TICK), (201, SUBMITTED)])
-    after = next_agent(story)
+    trace = Trace(goal(2, 1), [(3, nodes(2)), (4, reported(2)), (200, TICK), (201, SUBMITTED)])
+    after = next_agent(trace)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
     assert (after.state.phase, after.state.below_required_since) == (HeadPhase.RUNNING, None)
@@ -198,26 +198,26 @@ AFRESH = replace(
 
 def test_its_ray_is_gone() -> None:
     """The attempt is over: as it was to end, else as lost; who was there is waited for."""
-    story = Story(AFRESH, [(1, h.RayGone("exit 1"))])
-    assert story.state.attempt.number == 2
-    assert list(story.state.leftovers) == ["pod2"]
+    trace = Trace(AFRESH, [(1, h.RayGone("exit 1"))])
+    assert trace.state.attempt.number == 2
+    assert list(trace.state.leftovers) == ["pod2"]
     stopped = replace(
         AFRESH,
         resumed_attempt=replace(
             shifted(KNOWN, -100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
         ),
     )
-    assert [end.exit_code for end in Story(stopped, [(1, h.RayGone("exit 1"))]).ends] == [69]
+    assert [end.exit_code for end in Trace(stopped, [(1, h.RayGone("exit 1"))]).outcomes] == [69]
 
 
 def test_it_was_never_submitted() -> None:
     """Then it is begun as ever, under its number, once all are there."""
-    story = Story(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
-    assert story.deeds == [h.FollowJob("run-1")]
-    assert story.state.phase is HeadPhase.BOOTING
-    story.take(nodes(2), 3)
-    story.take(word(2), 4)
-    assert story.deeds[-1] == h.SubmitJob("run-1")
+    trace = Trace(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
+    assert trace.effects == [h.FollowJob("run-1")]
+    assert trace.state.phase is HeadPhase.BOOTING
+    trace.take(nodes(2), 3)
+    trace.take(reported(2), 4)
+    assert trace.effects[-1] == h.SubmitJob("run-1")
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_it_was_never_submitted() -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
     """The attempt is lost; another follows where AGENT_JOB_RETRIES allows it."""
-    story = Story(replace(AFRESH, retries=retries), history)
-    assert [end.exit_code for end in story.ends] == [75] * (1 - retries)
-    assert story.state.attempt.number == 1 + retries
-    end = story.state.earlier_attempts[0].end if retries else story.ends[0]
+    trace = Trace(replace(AFRESH, retries=retries), history)
+    assert [end.exit_code for end in trace.outcomes] == [75] * (1 - retries)
+    assert trace.state.attempt.number == 1 + retries
+    end = trace.state.earlier_attempts[0].end if retries else trace.outcomes[0]
     assert end is not None
     assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 
@@ -242,28 +242,28 @@ def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: s
 def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None:  # noqa: FBT001 - pytest's parameter
     """It may live on there, though its stop or Ray's word is long overdue: none runs beside it."""
     history: History = [(9, nodes(dead=(2,))), (69, TICK)] if stopped else []
-    story = Story(goal(1, given=True, retries=1), [*PAIR, *history])
-    after = next_agent(story, after=300.0)
+    trace = Trace(goal(1, given=True, retries=1), [*PAIR, *history])
+    after = next_agent(trace, after=300.0)
     after.take(TICK, 1 if stopped else 1000)
     after.take(nodes(2), 1001)
     deeds = [
-        deed for deed in after.deeds if isinstance(deed, h.FollowJob | h.StopJob | h.SubmitJob)
+        deed for deed in after.effects if isinstance(deed, h.FollowJob | h.StopJob | h.SubmitJob)
     ]
     assert deeds == [h.FollowJob("run-1"), h.StopJob("run-1")]
 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed for that, and stopped."""
-    story = Story(AFRESH, [(1, TERM)])
-    assert [type(deed) for deed in story.deeds] == [h.FollowJob, h.StopJob]
-    story.take(h.NeverSubmitted("run-1"), 2)
-    assert [end.exit_code for end in story.ends] == [143]
+    trace = Trace(AFRESH, [(1, TERM)])
+    assert [type(deed) for deed in trace.effects] == [h.FollowJob, h.StopJob]
+    trace.take(h.NeverSubmitted("run-1"), 2)
+    assert [end.exit_code for end in trace.outcomes] == [143]
 
 
 def test_what_is_known_is_taken_up_whole() -> None:
     """An attempt that is followed again is known as before."""
-    story = Story(RESUMED, [(1, nodes(2, 3))])
-    assert h.snapshot_of(story.state) == RESUMED.resumed_attempt
+    trace = Trace(RESUMED, [(1, nodes(2, 3))])
+    assert h.snapshot_of(trace.state) == RESUMED.resumed_attempt
 
 
 # --- what is written down ----------------------------------------------------------------------
@@ -461,12 +461,12 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
 
 def test_a_service_of_a_job_that_lives_was_ready_before() -> None:
     """Where it dies before it has answered the next agent, it is started again, and no verdict."""
-    after = next_agent(Story(WITH_REWARD, SERVED))
+    after = next_agent(Trace(WITH_REWARD, SERVED))
     after.take(nodes(), 1.0)
     after.take(job("RUNNING"), 1.0)
     after.take(LOST, 2.0)
     assert not [one for one in after.actions if isinstance(one, h.EndRun | h.StopJob)]
     (again,) = [one for one in after.actions if isinstance(one, h.StartService)]
     assert again.generation == 2
-    fresh = Story(WITH_REWARD, [(1.0, LOST)])
+    fresh = Trace(WITH_REWARD, [(1.0, LOST)])
     assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.EndRun)] == [69]

@@ -25,7 +25,7 @@ from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Ste
 from agent.plan import waits as planned
 from agent.record.explain import Timeline
 from agent.record.run_record import MOST_NODES, RunRecord
-from unit.heads import NODES, RETRIEVER, REWARD, TICK, Story, goal, nodes
+from unit.heads import NODES, RETRIEVER, REWARD, TICK, Trace, goal, nodes
 from unit.shares import by_torchrun
 from unit.worlds import MACHINE
 
@@ -43,7 +43,7 @@ class Fleet:
 
     def __init__(self, of: h.HeadGoal, most: int = KEPT) -> None:
         limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
-        self.story, self.now = Story(replace(of, facts=MACHINE, limits=limits), []), 0.0
+        self.story, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
         self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
 def test_who_is_there_stays() -> None:
     """However many others come and go, a worker that takes part is known with all that it told."""
 
-    async def story() -> Fleet:
+    async def trace() -> Fleet:
         fleet = Fleet(goal(1))
         stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
         await fleet.reports.handle(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
@@ -128,7 +128,7 @@ def test_who_is_there_stays() -> None:
             fleet.take(h.RayNodes((*nodes().nodes, there)))
         return fleet
 
-    fleet = anyio.run(story)
+    fleet = anyio.run(trace)
     assert fleet.story.state.fleet.alive == {"10.9.9.9": "stays"}
     assert fleet.story.state.fleet.facts["agent1"].hostname == MACHINE.hostname
     assert fleet.reports.address_of("agent1") == "10.9.9.9"
@@ -145,7 +145,7 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
     async def hello(n: int) -> Reply:
         return await reports.handle(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
 
-    async def story() -> None:
+    async def trace() -> None:
         nonlocal now
         for n in range(most):
             await hello(n)
@@ -156,24 +156,24 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
         assert not (await hello(most)).wants_hello
         assert sum(isinstance(event, h.WorkerReplaced) for event in told) >= 1
 
-    anyio.run(story)
+    anyio.run(trace)
 
 
 def test_what_a_run_needs_of_the_departed() -> None:
     """A share of the job, a place of a service, what may still run there: all of these decide."""
     worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, joined=True)
     gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
-    story = Story(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
-    assert is_worker_needed(story.state, "agent2", 500.0)  # it counts
-    story.take(gone, 3.0)
-    assert is_worker_needed(story.state, "agent2", 500.0)  # its share has no end yet
-    assert not is_worker_needed(story.state, "agent7", 500.0)
-    story = Story(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
-    assert not is_worker_needed(story.state, "agent2", 3.0)
+    trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
+    assert is_worker_needed(trace.state, "agent2", 500.0)  # it counts
+    trace.take(gone, 3.0)
+    assert is_worker_needed(trace.state, "agent2", 500.0)  # its share has no end yet
+    assert not is_worker_needed(trace.state, "agent7", 500.0)
+    trace = Trace(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
+    assert not is_worker_needed(trace.state, "agent2", 3.0)
     silent = replace(worker, joined=False)
-    story = Story(goal(2), [(1.0, h.WorkerReported(silent))])
-    assert is_worker_needed(story.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
-    assert not is_worker_needed(story.state, "agent2", 61.0)
+    trace = Trace(goal(2), [(1.0, h.WorkerReported(silent))])
+    assert is_worker_needed(trace.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
+    assert not is_worker_needed(trace.state, "agent2", 61.0)
 
 
 def test_ranks_are_given_again() -> None:

@@ -16,7 +16,7 @@ from agent.control.sockets import bind
 from agent.control.verbs import ask
 from agent.decisions.head import state as h
 from unit.fake_runs import status_of
-from unit.heads import Story, goal, nodes, word
+from unit.heads import Trace, goal, nodes, reported
 from unit.served import KEY, a_head, leave_key
 from unit.worlds import MACHINE, SECRET, plan_of
 
@@ -72,9 +72,9 @@ def test_what_a_head_knows() -> None:
     asked = replace(goal(2), facts=MACHINE, node="head0")
     odd = replace(MACHINE, variables={"NCCL_DEBUG": "INFO"})
     introduced = h.WorkerIntroduced("agent2", "pod2", odd, (SMALL,))
-    story = Story(asked, [(1.0, introduced), (1.0, word(2)), (2.0, nodes(2, 3))])
+    trace = Trace(asked, [(1.0, introduced), (1.0, reported(2)), (2.0, nodes(2, 3))])
     data = status_of(
-        story.state, plan, clean=lambda text: text.replace("64 MiB", "****")
+        trace.state, plan, clean=lambda text: text.replace("64 MiB", "****")
     ).findings()
     assert data["nodes"] == [plan.topology.node_name, "pod2"]
     assert data["unknown"] == ["10.0.0.3"]

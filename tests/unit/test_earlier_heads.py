@@ -40,7 +40,7 @@ class Head:
         (root / "run").mkdir(parents=True)
         self.keeper = RunKeeper(root, JOB, ChosenRun("run", before), job_survives=True)
         tried = tuple(one.tried for one in attempts)
-        self.story = heads.Story(heads.goal(1, retries=3, tried=tried), [])
+        self.story = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
 
     async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.AppRunner:
         """Open its port."""
@@ -51,7 +51,7 @@ class Head:
 
         async def decide(known: h.RunRemembered) -> None:
             self.story.take(known, 1.0)
-            for deed in self.story.deeds:
+            for deed in self.story.effects:
                 assert isinstance(deed, h.AdoptRun)
                 keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
             await keeper.flush()
@@ -110,7 +110,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
     first, second = Head(tmp_path / "a", 900, *attempts), Head(tmp_path / "b", 100)
     worker = Worker(port)
 
-    async def story() -> None:
+    async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             runner = await first.open(port, tasks)
             tasks.start_soon(worker.link.run)
@@ -121,9 +121,9 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(trace)
     assert second.keeper.record.epoch == 901
-    assert second.story.deeds == [h.AdoptRun("run", len(attempts), 900)]
+    assert second.story.effects == [h.AdoptRun("run", len(attempts), 900)]
     assert [one.number for one in second.keeper.record.attempts] == [one.number for one in attempts]
 
 
@@ -133,7 +133,7 @@ def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
     later, earlier = Head(tmp_path / "a", 900, TRIED), Head(tmp_path / "b", 100, TRIED)
     worker = Worker(port)
 
-    async def story() -> None:
+    async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             runner = await later.open(port, tasks)
             tasks.start_soon(worker.link.run)
@@ -148,7 +148,7 @@ def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(trace)
     assert "is an earlier one" in str(worker.heard[-1])
     assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.heard)
-    assert (earlier.story.deeds, earlier.keeper.record.epoch) == ([], 100)
+    assert (earlier.story.effects, earlier.keeper.record.epoch) == ([], 100)

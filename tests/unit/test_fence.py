@@ -22,153 +22,155 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit.heads import RETRIEVER
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
-from unit.workers import STEP, TICK, History, Story, goal, spoke
+from unit.workers import STEP, TICK, History, WorkerTrace, goal, replied
 
 START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
 PART = Order(
     "head1", 2, OrderKind.RUN_SHARE, "job", 1, share=ShareOrder(1, (NodeSize(1), NodeSize(1)))
 )
-HEARD: History = [*JOINED, (30, spoke()), (31, SILENT)]
+HEARD: History = [*JOINED, (30, replied()), (31, SILENT)]
 """Out of reach since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
-GCS = spoke(epoch=None)
+GCS = replied(epoch=None)
 
 
-def stops(story: Story) -> list[w.WorkerAction]:
+def stops(trace: WorkerTrace) -> list[w.WorkerAction]:
     """Return what it stopped, in order."""
     kinds = StopRay | StopShare | StopServices | StopSteps
-    return [deed for deed in story.deeds if isinstance(deed, kinds)]
+    return [deed for deed in trace.effects if isinstance(deed, kinds)]
 
 
 def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
     """At 0.8 of AGENT_NODE_GRACE, and not before; the same head is joined again as it answers."""
-    story = Story(GOAL, [*HEARD, (40, SILENT), (78.9, SILENT)])
-    assert (stops(story), story.state.ray) == ([], RayStep.UP)
-    story.take(TICK, 79)
-    assert stops(story) == [StopRay()]
-    assert "neither the head pod0 nor its GCS was reached for 48 s" in story.said
-    story.take(DOWN, 80)
-    story.take(SILENT, 85)
-    assert (story.ends, story.state.joined) == ([], False)
-    story.take(spoke(), 88)
-    story.take(TICK, 88.1)
-    assert story.deeds[-1] == StartRay("10.0.0.1")
-    assert "`ray start` ended" not in story.said
-    story.take(w.RayUp(), 95)
-    assert story.state.phase is WorkerPhase.FOLLOWING
-    assert not story.state.fenced
+    trace = WorkerTrace(GOAL, [*HEARD, (40, SILENT), (78.9, SILENT)])
+    assert (stops(trace), trace.state.ray) == ([], RayStep.UP)
+    trace.take(TICK, 79)
+    assert stops(trace) == [StopRay()]
+    assert "neither the head pod0 nor its GCS was reached for 48 s" in trace.log
+    trace.take(DOWN, 80)
+    trace.take(SILENT, 85)
+    assert (trace.outcomes, trace.state.joined) == ([], False)
+    trace.take(replied(), 88)
+    trace.take(TICK, 88.1)
+    assert trace.effects[-1] == StartRay("10.0.0.1")
+    assert "`ray start` ended" not in trace.log
+    trace.take(w.RayUp(), 95)
+    assert trace.state.phase is WorkerPhase.FOLLOWING
+    assert not trace.state.fenced
 
 
 def test_a_later_head_is_joined_too() -> None:
     """One that came back elsewhere, while this node's Ray still stops."""
-    story = Story(GOAL, [*HEARD, (79, TICK), (80, spoke(epoch=2, ip="10.0.0.9")), (81, DOWN)])
-    story.take(TICK, 82)
-    assert stops(story) == [StopRay()]
-    assert story.deeds[-1] == StartRay("10.0.0.9")
+    trace = WorkerTrace(
+        GOAL, [*HEARD, (79, TICK), (80, replied(epoch=2, ip="10.0.0.9")), (81, DOWN)]
+    )
+    trace.take(TICK, 82)
+    assert stops(trace) == [StopRay()]
+    assert trace.effects[-1] == StartRay("10.0.0.9")
 
 
 def test_a_head_that_stays_out_of_reach_is_lost() -> None:
     """The fence changes nothing about AGENT_HEAD_GRACE."""
-    story = Story(GOAL, [*HEARD, (79, TICK), (80, DOWN), (89, SILENT), (90, TICK)])
-    (end,) = story.ends
+    trace = WorkerTrace(GOAL, [*HEARD, (79, TICK), (80, DOWN), (89, SILENT), (90, TICK)])
+    (end,) = trace.outcomes
     assert end.exit_code == 75
 
 
-@pytest.mark.parametrize("reached", [spoke(), GCS], ids=["the agent", "GCS"])
+@pytest.mark.parametrize("reached", [replied(), GCS], ids=["the agent", "GCS"])
 def test_one_of_both_is_enough(reached: w.HeadSpoke) -> None:
     """Whoever reaches the agent or GCS is not out of reach; the time begins anew."""
-    story = Story(GOAL, [*HEARD, (60, reached), (61, SILENT), (85, TICK)])
-    assert stops(story) == []
+    trace = WorkerTrace(GOAL, [*HEARD, (60, reached), (61, SILENT), (85, TICK)])
+    assert stops(trace) == []
 
 
 def test_services_end_too() -> None:
     """Also where no Ray runs yet; each is stopped once."""
-    history: History = [(2, spoke(ready=False)), (3, w.Ordered(START)), (4, SILENT)]
-    story = Story(GOAL, [*history, (52, TICK), (53, TICK)])
-    assert stops(story) == [StopServices()]
-    joined = Story(GOAL, [*HEARD, (40, w.Ordered(START)), (79, TICK), (80, TICK)])
+    history: History = [(2, replied(ready=False)), (3, w.Ordered(START)), (4, SILENT)]
+    trace = WorkerTrace(GOAL, [*history, (52, TICK), (53, TICK)])
+    assert stops(trace) == [StopServices()]
+    joined = WorkerTrace(GOAL, [*HEARD, (40, w.Ordered(START)), (79, TICK), (80, TICK)])
     assert stops(joined) == [StopServices(), StopRay()]
 
 
 def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
     """The head counts it as lost: the others may wait for it in a collective for ever."""
-    story = Story(replace(GOAL, by_torchrun=True), [(2, spoke()), (9, w.Ordered(PART))])
-    story.take(spoke(), 30)
-    story.take(SILENT, 31)
-    story.take(TICK, 79)
-    assert stops(story) == [StopShare()]
-    story.take(spoke(), 80)
-    story.take(ShareOver(1, ShareEnd(143, by_order=True)), 81)
-    assert story.state.share_over == ShareOver(1, ShareEnd(143, by_order=True, lost=True))
+    trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
+    trace.take(replied(), 30)
+    trace.take(SILENT, 31)
+    trace.take(TICK, 79)
+    assert stops(trace) == [StopShare()]
+    trace.take(replied(), 80)
+    trace.take(ShareOver(1, ShareEnd(143, by_order=True)), 81)
+    assert trace.state.share_over == ShareOver(1, ShareEnd(143, by_order=True, lost=True))
 
 
 def test_a_share_that_was_over_before_is_heard() -> None:
     """What failed by itself, failed; only what was stopped is lost."""
-    story = Story(replace(GOAL, by_torchrun=True), [(2, spoke()), (9, w.Ordered(PART))])
-    story.take(ShareOver(1, ShareEnd(7)), 20)
-    story.take(SILENT, 31)
-    story.take(TICK, 79)
-    assert stops(story) == []
-    assert story.state.share_over == ShareOver(1, ShareEnd(7))
+    trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
+    trace.take(ShareOver(1, ShareEnd(7)), 20)
+    trace.take(SILENT, 31)
+    trace.take(TICK, 79)
+    assert stops(trace) == []
+    assert trace.state.share_over == ShareOver(1, ShareEnd(7))
 
 
 def test_a_plain_head_makes_no_attempts() -> None:
     """Where no agent is beside GCS, Ray itself sees that the head is gone."""
-    story = Story(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
-    assert stops(story) == []
+    trace = WorkerTrace(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
+    assert stops(trace) == []
 
 
 def test_what_is_noticed_late_ends_no_later() -> None:
     """Where no reply came for long before it was missed, the time since then counts, too."""
-    story = Story(GOAL, [*JOINED, (20, spoke()), (35, SILENT), (76, SILENT)])
-    assert stops(story) == []
-    story.take(TICK, 77)
-    assert stops(story) == [StopRay()]
+    trace = WorkerTrace(GOAL, [*JOINED, (20, replied()), (35, SILENT), (76, SILENT)])
+    assert stops(trace) == []
+    trace.take(TICK, 77)
+    assert stops(trace) == [StopRay()]
 
 
-PREPARING: History = [(2, spoke(ready=False)), (3, SILENT)]
+PREPARING: History = [(2, replied(ready=False)), (3, SILENT)]
 """A worker that prepares, and whose head is out of reach since 3; the fence is at 51."""
 
 
 def test_prepare_steps_end_too_and_are_run_again() -> None:
     """Another node may have its turn meanwhile; the worker joins only once they are done."""
-    story = Story(goal(prepare=True), [*PREPARING, (50, SILENT)])
-    assert stops(story) == []
-    story.take(TICK, 51)
-    story.take(SILENT, 55)
-    assert stops(story) == [StopSteps()]
-    assert not any(wait.what == STEP.name for wait in worker.pending_waits(story.state))
-    story.take(spoke(), 60)
-    assert story.deeds == [StopSteps(), RunOwnStep(STEP.name)]
-    assert "the head is reached again: running AGENT_PREPARE_EACH from the beginning" in story.said
-    (until,) = [one.deadline for one in worker.pending_waits(story.state) if one.what == STEP.name]
+    trace = WorkerTrace(goal(prepare=True), [*PREPARING, (50, SILENT)])
+    assert stops(trace) == []
+    trace.take(TICK, 51)
+    trace.take(SILENT, 55)
+    assert stops(trace) == [StopSteps()]
+    assert not any(wait.what == STEP.name for wait in worker.pending_waits(trace.state))
+    trace.take(replied(), 60)
+    assert trace.effects == [StopSteps(), RunOwnStep(STEP.name)]
+    assert "the head is reached again: running AGENT_PREPARE_EACH from the beginning" in trace.log
+    (until,) = [one.deadline for one in worker.pending_waits(trace.state) if one.what == STEP.name]
     assert until == 60 + STEP.within
-    story.take(StepOver(STEP.name), 70)
-    story.take(spoke(), 71)
-    assert story.deeds[-1] == StartRay("10.0.0.1")
+    trace.take(StepOver(STEP.name), 70)
+    trace.take(replied(), 71)
+    assert trace.effects[-1] == StartRay("10.0.0.1")
 
 
 def test_a_step_is_run_again_once() -> None:
     """The head may order it anew, too: it runs then, or will."""
-    story = Story(goal(prepare=True), [*PREPARING, (51, TICK)])
+    trace = WorkerTrace(goal(prepare=True), [*PREPARING, (51, TICK)])
     order = Order("head1", 1, OrderKind.RUN_STEP, STEP.name)
-    story.take(w.Ordered(order), 59)
-    story.take(spoke(ready=False), 60)
-    story.take(w.Ordered(replace(order, number=2)), 61)
-    assert story.deeds == [StopSteps(), RunOwnStep(STEP.name)]
+    trace.take(w.Ordered(order), 59)
+    trace.take(replied(ready=False), 60)
+    trace.take(w.Ordered(replace(order, number=2)), 61)
+    assert trace.effects == [StopSteps(), RunOwnStep(STEP.name)]
 
 
 def test_its_time_does_not_run_while_it_is_stopped() -> None:
     """What ends the wait for a head that stays away is its own deadline, not the step's."""
     short = replace(goal(prepare=True), steps=(replace(STEP, within=52.0),))
-    story = Story(short, [*PREPARING, (51, TICK), (53, TICK), (99, TICK)])
-    assert story.ends == []
-    assert story.finish()
-    (end,) = story.ends
+    trace = WorkerTrace(short, [*PREPARING, (51, TICK), (53, TICK), (99, TICK)])
+    assert trace.outcomes == []
+    assert trace.finish()
+    (end,) = trace.outcomes
     assert end.exit_code == 69
     assert "the head pod0" in end.reason
 
 
 def test_a_head_that_was_never_heard_ends_no_preparation() -> None:
     """Workers may be up long before their head."""
-    story = Story(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])
-    assert stops(story) == []
+    trace = WorkerTrace(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])
+    assert stops(trace) == []

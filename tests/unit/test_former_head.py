@@ -16,7 +16,7 @@ from agent.record.files import FileLock
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, PidSpace, own_record
 from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, choose_run
-from unit.heads import TICK, Story, goal, nodes
+from unit.heads import TICK, Trace, goal, nodes
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -156,16 +156,16 @@ def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
 
 def test_a_head_that_workers_remember_has_its_time() -> None:
     """Nobody tells where it was: AGENT_NODE_GRACE after its run was taken up its job has ended."""
-    story = Story(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
-    waits = [(wait.what, wait.deadline) for wait in head.pending_waits(story.state)]
+    trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
+    waits = [(wait.what, wait.deadline) for wait in head.pending_waits(trace.state)]
     assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
-    story.take(TICK, 60.9)
-    assert story.deeds == [h.AdoptRun("old", 1)]
-    story.take(TICK, 61.0)
-    assert story.deeds[-1] == h.SubmitJob("old-2")
+    trace.take(TICK, 60.9)
+    assert trace.effects == [h.AdoptRun("old", 1)]
+    trace.take(TICK, 61.0)
+    assert trace.effects[-1] == h.SubmitJob("old-2")
 
 
 def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
     """Then nothing of it is waited for."""
-    story = Story(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
-    assert story.deeds[-1] == h.SubmitJob("old-1")
+    trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
+    assert trace.effects[-1] == h.SubmitJob("old-1")

@@ -16,7 +16,18 @@ from agent.decisions.head.state import HeadPhase
 from agent.runtime.process import Child
 from agent.runtime.ray_watch import RayHelpers, watch_helpers
 from agent.runtime.waiting import BestEffort, NotYet, until
-from unit.heads import PAIR, RUNNING, SERVING, SUBMITTED, TICK, History, Story, goal, nodes, word
+from unit.heads import (
+    PAIR,
+    RUNNING,
+    SERVING,
+    SUBMITTED,
+    TICK,
+    History,
+    Trace,
+    goal,
+    nodes,
+    reported,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +46,7 @@ CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a job is not submitted to it meanwhile": (
         goal(1),
-        [(3, nodes()), (5, STOPPED), (9, nodes(2)), (10, word(2)), (34, TICK)],
+        [(3, nodes()), (5, STOPPED), (9, nodes(2)), (10, reported(2)), (34, TICK)],
         HeadPhase.BOOTING,
         [],
     ),
@@ -47,7 +58,7 @@ CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "started again before the job": (
         goal(1),
-        [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, word(2))],
+        [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, reported(2))],
         HeadPhase.SUBMITTING,
         ["RestartRay", "SubmitJob"],
     ),
@@ -106,63 +117,63 @@ CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
 def test_what_follows(case: str) -> None:
     """Only where a job is to be submitted, or nobody's runs, Ray is started again."""
     of, history, phase, deeds = CASES[case]
-    story = Story(of, history)
-    assert (story.state.phase, list(story.kinds())) == (phase, deeds)
+    trace = Trace(of, history)
+    assert (trace.state.phase, list(trace.kinds())) == (phase, deeds)
 
 
 def test_the_half_minute_is_a_deadline() -> None:
     """The head looks again by itself, before and after the job's nodes are there."""
     for of in (goal(1), SERVING):
-        story = Story(of, [(3, nodes()), (5, STOPPED)])
-        assert head.deadline(story.state) == 35
+        trace = Trace(of, [(3, nodes()), (5, STOPPED)])
+        assert head.deadline(trace.state) == 35
 
 
 def test_it_is_said_once_with_what_follows() -> None:
     """What it does, and why; and that it goes on."""
-    story = Story(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
+    trace = Trace(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
     hangs = "Ray hangs, its dashboard (pid 7) is stopped"
-    assert story.said.splitlines()[-2:] == [
+    assert trace.log.splitlines()[-2:] == [
         f"{hangs}: Ray is started again unless it continues within 30 s",
         "Ray runs again: none of its processes is stopped",
     ]
-    story = Story(goal(), [*RUNNING, (9, STOPPED)])
-    assert story.said.endswith(f"{hangs}: left alone, since a job runs that does not need it")
+    trace = Trace(goal(), [*RUNNING, (9, STOPPED)])
+    assert trace.log.endswith(f"{hangs}: left alone, since a job runs that does not need it")
 
 
 def test_it_is_bounded_as_other_restarts_are() -> None:
     """Twice; the third time the run ends, with the cause."""
-    story = Story(goal(1), [(3, nodes())])
+    trace = Trace(goal(1), [(3, nodes())])
     for number in (1, 2):
-        story.take(STOPPED, story.now + 1)
-        story.take(TICK, story.now + 30)
-        assert story.said.endswith(f"{AGAIN}{number} of 2")
-        story.take(nodes(), story.now + 5)
-    story.take(STOPPED, story.now + 1)
-    story.take(TICK, story.now + 30)
-    (end,) = story.ends
+        trace.take(STOPPED, trace.now + 1)
+        trace.take(TICK, trace.now + 30)
+        assert trace.log.endswith(f"{AGAIN}{number} of 2")
+        trace.take(nodes(), trace.now + 5)
+    trace.take(STOPPED, trace.now + 1)
+    trace.take(TICK, trace.now + 30)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (69, "ray")
     assert "its dashboard (pid 7) is stopped for 30 s" in end.reason
 
 
 def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
     """Workers may be awaited for longer than the head's Ray was, and have to join once more."""
-    story = Story(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
-    assert list(story.kinds()) == ["RestartRay"]
-    assert [wait.deadline for wait in head.pending_waits(story.state)] == [
+    trace = Trace(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
+    assert list(trace.kinds()) == ["RestartRay"]
+    assert [wait.deadline for wait in head.pending_waits(trace.state)] == [
         250,
         350,
     ]  # Ray's, the workers'
-    story.take(nodes(2), 160)
-    story.take(word(2), 161)
-    assert story.state.phase is HeadPhase.SUBMITTING
+    trace.take(nodes(2), 160)
+    trace.take(reported(2), 161)
+    assert trace.state.phase is HeadPhase.SUBMITTING
 
 
 def test_a_next_attempt_knows_nothing_of_it() -> None:
     """It has a Ray of its own."""
     history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
-    story = Story(goal(1, retries=1), history)
-    assert story.state.hang is None
-    assert SUBMITTED.id == story.state.earlier_attempts[0].id
+    trace = Trace(goal(1, retries=1), history)
+    assert trace.state.hang is None
+    assert SUBMITTED.id == trace.state.earlier_attempts[0].id
 
 
 def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
     shutil.copy(sleep, program)
     told: list[tuple[str, bool]] = []
 
-    async def story() -> tuple[int, str]:
+    async def trace() -> tuple[int, str]:
         script = f"{program} 100 & echo $!; wait"
         child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
 
@@ -201,6 +212,6 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
         await child.stop(0.0)
         return dashboard, seen
 
-    pid, seen = anyio.run(story)
+    pid, seen = anyio.run(trace)
     assert seen == f"its dashboard (pid {pid}) is stopped"
     assert told == [(seen, False), ("", False)]

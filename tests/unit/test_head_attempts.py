@@ -21,7 +21,7 @@ from agent.decisions.attempts import (
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.plan import waits as planned
-from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
+from unit.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job, nodes, reported
 
 GONE = (9, nodes(dead=(2,)))
 FAILED = (10, job("FAILED", 1))
@@ -68,10 +68,10 @@ def test_a_jobs_failure_is_its_own(
     retries: int, history: History, code: int, kind: Kind, words: str
 ) -> None:
     """Nodes are asked, once; no loss, or one long ago, or no attempt left: the job's own code."""
-    story = Story(goal(1, retries=retries), history[:-1])
-    assert story.ends == []
-    story.take(history[-1][1], history[-1][0])
-    (end,) = story.ends
+    trace = Trace(goal(1, retries=retries), history[:-1])
+    assert trace.outcomes == []
+    trace.take(history[-1][1], history[-1][0])
+    (end,) = trace.outcomes
     assert (end.exit_code, end.kind) == (code, kind)
     assert words in end.reason
     assert end.is_jobs_verdict
@@ -86,15 +86,15 @@ OUT = "this container ran out of memory: the kernel's OOM killer ended a process
         ([*PAIR, (9, h.RayGone("its raylet is gone", OUT))], 75),
         ([*PAIR, (9, h.JobHeard("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
         ([*PAIR, GONE, (10, h.JobHeard("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
-        ([*PAIR, (8, word(2, memory=OUT)), GONE, FAILED], 1),
-        ([*PAIR, (8, word(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
+        ([*PAIR, (8, reported(2, memory=OUT)), GONE, FAILED], 1),
+        ([*PAIR, (8, reported(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
     ],
     ids=["the head's Ray", "the driver", "a process of the job", "on a worker", "a worker's Ray"],
 )
 def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
     """Whatever the kernel ended: it is said as such, is the job's own end, and is not repeated."""
-    story = Story(goal(1, retries=3), history)
-    (end,) = story.ends
+    trace = Trace(goal(1, retries=3), history)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.kind, end.is_jobs_verdict) == (code, Kind.JOB_FAILED, True)
     assert OUT in end.reason
     assert "the job ran out of memory" in end.reason
@@ -106,67 +106,73 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
         [*PAIR, GONE, FAILED],
         [*PAIR, FAILED, (11, SILENT)],
         [*PAIR, FAILED, (10.5, nodes(dead=(2,)))],
-        [*PAIR, FAILED, (10.5, word(2, joined=False))],
+        [*PAIR, FAILED, (10.5, reported(2, joined=False))],
         [*PAIR, FAILED, (10.5, h.RayGone("exit 1"))],
         [*PAIR, (10, h.RayGone("exit 1"))],
         [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
         [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
         [*PAIR, (126, TICK)],
         [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
-        [(0, word(3, memory=OUT)), (1, word(3, gone=True, memory=OUT)), *PAIR, GONE, FAILED],
+        [
+            (0, reported(3, memory=OUT)),
+            (1, reported(3, gone=True, memory=OUT)),
+            *PAIR,
+            GONE,
+            FAILED,
+        ],
     ],
 )
 def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     """A node's or Ray's end within a minute before the job's: the attempt is made again."""
-    story = Story(goal(1, retries=1), history)
-    assert story.ends == []
-    assert (story.state.attempt.number, story.state.phase) == (2, HeadPhase.BOOTING)
-    assert "attempt 1 of 2 is lost: " in story.said
-    story.take(nodes(2), story.now + 1)
-    story.take(word(2), story.now)
-    assert story.state.phase is HeadPhase.BOOTING
-    story.take(TICK, story.state.attempt.not_before)
-    assert story.deeds[-1] == h.SubmitJob("run-2")
-    assert "attempt 2 of 2: " in story.said
-    assert "2 of 2 node(s)" in story.said
+    trace = Trace(goal(1, retries=1), history)
+    assert trace.outcomes == []
+    assert (trace.state.attempt.number, trace.state.phase) == (2, HeadPhase.BOOTING)
+    assert "attempt 1 of 2 is lost: " in trace.log
+    trace.take(nodes(2), trace.now + 1)
+    trace.take(reported(2), trace.now)
+    assert trace.state.phase is HeadPhase.BOOTING
+    trace.take(TICK, trace.state.attempt.not_before)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert "attempt 2 of 2: " in trace.log
+    assert "2 of 2 node(s)" in trace.log
 
 
 @pytest.mark.parametrize("retries", [0, 1])
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
     """Where one does not answer, a job's failure is final once GCS had its time to miss it."""
-    story = Story(goal(1, given=True, retries=retries), [*PAIR, FAILED])
-    assert story.deeds[-1] == h.AskNodes("run-1")
-    story.take(SILENT, 12)
-    assert story.state.phase is HeadPhase.JUDGING
-    (wait,) = head.pending_waits(story.state)
+    trace = Trace(goal(1, given=True, retries=retries), [*PAIR, FAILED])
+    assert trace.effects[-1] == h.AskNodes("run-1")
+    trace.take(SILENT, 12)
+    assert trace.state.phase is HeadPhase.JUDGING
+    (wait,) = head.pending_waits(trace.state)
     why = "pod2: connection refused"
     assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
     if is_lost:
-        story.take(nodes(dead=(2,)), 72)
+        trace.take(nodes(dead=(2,)), 72)
     else:
-        story.take(TICK, 84.9)
-        assert story.state.phase is HeadPhase.JUDGING
-        story.take(TICK, 85.1)
-    assert story.state.attempt.number == (2 if is_lost and retries else 1)
-    reasons = [end.reason for end in story.ends]
-    assert [end.exit_code for end in story.ends] == [1] * len(reasons)
+        trace.take(TICK, 84.9)
+        assert trace.state.phase is HeadPhase.JUDGING
+        trace.take(TICK, 85.1)
+    assert trace.state.attempt.number == (2 if is_lost and retries else 1)
+    reasons = [end.reason for end in trace.outcomes]
+    assert [end.exit_code for end in trace.outcomes] == [1] * len(reasons)
     assert all(("before that, pod2 was lost" in reason) == is_lost for reason in reasons)
 
 
 def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
     """Nothing is waited for then."""
-    story = Story(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
-    assert [end.exit_code for end in story.ends] == [1]
+    trace = Trace(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
+    assert [end.exit_code for end in trace.outcomes] == [1]
 
 
 def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:
     """Its success came before the stop: no other attempt follows, and the code is 0."""
     for retries in (0, 1):
-        story = Story(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
-        assert story.deeds[-1] == h.StopJob("run-1")
-        story.take(job("SUCCEEDED", 0), 70)
-        (end,) = story.ends
+        trace = Trace(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
+        assert trace.effects[-1] == h.StopJob("run-1")
+        trace.take(job("SUCCEEDED", 0), 70)
+        (end,) = trace.outcomes
         assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
         assert "the job succeeded; before that, lost a needed node" in end.reason
 
@@ -174,15 +180,15 @@ def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> N
 def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
     """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
     history = [*PAIR, GONE, (69, TICK), (74, DriverSignaled("run-1"))]
-    story = Story(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
-    assert [end.exit_code for end in story.ends] == [75]
+    trace = Trace(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in trace.outcomes] == [75]
 
 
 @pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
 def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
     """A signal decides the exit code, before a loss as after one."""
-    story = Story(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
-    assert [end.exit_code for end in story.ends] == [143]
+    trace = Trace(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in trace.outcomes] == [143]
 
 
 def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
@@ -191,30 +197,30 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     of = replace(
         goal(2, least=1, retries=9), resumed_attempt=lost, lost_attempts=(LostAttempt(1.0),) * 5
     )
-    story = Story(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, word(2)), (201, TICK)])
-    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in story.said
-    (wait,) = head.pending_waits(story.state)
+    trace = Trace(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)])
+    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
+    (wait,) = head.pending_waits(trace.state)
     assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
-    story.take(TICK, 301)
-    assert story.deeds[-1] == h.SubmitJob("run-2")
+    trace.take(TICK, 301)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
 
 
 def test_a_lost_node_that_is_back_is_named() -> None:
     """One line says what the next attempt does, and why."""
-    story = Story(goal(2, retries=2), [(3, nodes(2, 3)), (3, word(2)), (3, word(3))])
-    story.take(h.Submitted("run-1"), 5)
-    story.take(nodes(3, dead=(2,)), 9)
-    story.take(job("FAILED", 1), 10)
-    story.take(nodes(2, 3), 12)
-    story.take(TICK, 20)
-    assert "attempt 2 of 3: pod2 was lost and is back; 3 of 3 node(s)" in story.said
+    trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
+    trace.take(h.Submitted("run-1"), 5)
+    trace.take(nodes(3, dead=(2,)), 9)
+    trace.take(job("FAILED", 1), 10)
+    trace.take(nodes(2, 3), 12)
+    trace.take(TICK, 20)
+    assert "attempt 2 of 3: pod2 was lost and is back; 3 of 3 node(s)" in trace.log
 
 
 def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
     """A worker that never comes is 69 at first, and 75 where an earlier attempt had it."""
-    story = Story(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
-    assert story.finish()
-    (end,) = story.ends
+    trace = Trace(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
+    assert trace.finish()
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "workers")
     assert "pod2" in end.reason
     assert end.phase == "booting"
@@ -222,21 +228,21 @@ def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
 
 def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
     """The last loss ends the run; a pod that is started again could do no more."""
-    (end,) = Story(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).ends
+    (end,) = Trace(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).outcomes
     assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
 
 
 def test_no_progress() -> None:
     """The third attempt in a row that is lost within ten minutes ends the run, also by restarts."""
     before = (LostAttempt(100.0, "its head was lost"), LostAttempt(5.0, "its head was lost"))
-    story = Story(goal(retries=9, tried=before), [])
-    assert story.state.attempt.number == 3
-    story.take(nodes(), 3)
-    story.take(h.Submitted("run-3"), 4)
-    story.take(h.RayGone("exit 1"), 9)
-    assert story.ends == []
-    story.take(h.CheckpointSeen(3), 9.1)
-    (end,) = story.ends
+    trace = Trace(goal(retries=9, tried=before), [])
+    assert trace.state.attempt.number == 3
+    trace.take(nodes(), 3)
+    trace.take(h.Submitted("run-3"), 4)
+    trace.take(h.RayGone("exit 1"), 9)
+    assert trace.outcomes == []
+    trace.take(h.CheckpointSeen(3), 9.1)
+    (end,) = trace.outcomes
     assert end.exit_code == 75
     assert "no progress: 3 attempts in a row" in end.reason
     assert end.holds_pod
@@ -300,7 +306,7 @@ def _failed_by(cause: FailureCause) -> History:
 
 def test_a_permanent_cause_is_not_tried_again() -> None:
     """A full quota ends the run though a node was lost just before, and the run says why."""
-    (end,) = Story(goal(1, retries=3), _failed_by(QUOTA)).ends
+    (end,) = Trace(goal(1, retries=3), _failed_by(QUOTA)).outcomes
     assert (end.exit_code, end.kind) == (1, Kind.JOB_FAILED)
     assert end.reason.endswith(
         "; not tried again, since another try on the same nodes cannot help: the quota is used up"
@@ -311,9 +317,9 @@ def test_a_permanent_cause_is_not_tried_again() -> None:
 @pytest.mark.parametrize("cause", [SHAPE, replace(QUOTA, node="pod2")])
 def test_other_causes_are_tried_again(cause: FailureCause) -> None:
     """One that may pass, and one of a node that is away."""
-    story = Story(goal(1, retries=3), _failed_by(cause))
-    assert story.ends == []
-    assert "attempt 1 of 4 is lost" in story.said
+    trace = Trace(goal(1, retries=3), _failed_by(cause))
+    assert trace.outcomes == []
+    assert "attempt 1 of 4 is lost" in trace.log
 
 
 @pytest.mark.parametrize(
@@ -347,16 +353,16 @@ def test_the_same_cause_at_the_same_step_twice_ends_the_run(
 
 def test_what_was_saved_is_told_and_counts() -> None:
     """The next attempt says from where it resumes, and a newer checkpoint is progress."""
-    story = Story(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
+    trace = Trace(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
     for attempt in (1, 2, 3):
         at = 90.0 * attempt
-        story.take(nodes(), at)
-        story.take(TICK, at + 50)
-        story.take(h.Submitted(f"run-{attempt}"), at + 51)
-        story.take(h.RayGone("exit 1"), at + 52)
-        story.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
-    assert story.ends == []
-    story.take(nodes(), 360)
-    story.take(TICK, 410)
-    assert "attempt 4 of 10: Ray was lost" in story.said
-    assert "1 of 1 node(s); resumes from /ckpt/x" in story.said
+        trace.take(nodes(), at)
+        trace.take(TICK, at + 50)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 51)
+        trace.take(h.RayGone("exit 1"), at + 52)
+        trace.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
+    assert trace.outcomes == []
+    trace.take(nodes(), 360)
+    trace.take(TICK, 410)
+    assert "attempt 4 of 10: Ray was lost" in trace.log
+    assert "1 of 1 node(s); resumes from /ckpt/x" in trace.log

@@ -25,7 +25,7 @@ from unit import heads
 from unit.test_prepare_turns import DATA
 from unit.test_reports import FIRST, HELLO, POD1
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
-from unit.workers import TICK, History, Story, spoke
+from unit.workers import TICK, History, WorkerTrace, replied
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from agent.control.protocol import Hello, Reply
 
-BACK = spoke(epoch=2, ip="10.0.0.9")
-NOT_READY = spoke(epoch=2, ip="10.0.0.9", ready=False)
-OTHER = spoke(epoch=2, run="another")
+BACK = replied(epoch=2, ip="10.0.0.9")
+NOT_READY = replied(epoch=2, ip="10.0.0.9", ready=False)
+OTHER = replied(epoch=2, run="another")
 MEMORY = h.RunRemembered("old", 1)
 KNOWING = replace(HELLO, run_id="old", attempt=1)
 
@@ -46,14 +46,14 @@ KNOWING = replace(HELLO, run_id="old", attempt=1)
         [*JOINED, (20, SILENT), (60, BACK), (61, DOWN), (61.5, TICK), (62, TICK)],
         [*JOINED, (20, SILENT), (30, DOWN), (40, SILENT), (67, BACK), (67.5, TICK)],
         [*JOINED, (20, SILENT), (60, NOT_READY), (61, DOWN), (150, BACK), (151, TICK)],
-        [(2, spoke()), (3, SILENT), (4, DOWN), (90, BACK), (91, TICK)],
+        [(2, replied()), (3, SILENT), (4, DOWN), (90, BACK), (91, TICK)],
     ],
 )
 def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
     """It stops its old Ray, waits for the new head's, and joins where that is now."""
-    story = Story(GOAL, history)
-    assert story.ends == []
-    assert story.deeds[-1] == StartRay("10.0.0.9")
+    trace = WorkerTrace(GOAL, history)
+    assert trace.outcomes == []
+    assert trace.effects[-1] == StartRay("10.0.0.9")
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
 )
 def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, words: str) -> None:
     """After AGENT_HEAD_GRACE, or when it has begun another run, the worker leaves with 75."""
-    before = Story(GOAL, history if at > history[-1][0] else history[:-1])
+    before = WorkerTrace(GOAL, history if at > history[-1][0] else history[:-1])
     before.take(TICK, at - 0.1)
-    assert before.ends == []
-    story = Story(GOAL, [*history, (at, TICK)])
-    (end,) = story.ends
+    assert before.outcomes == []
+    trace = WorkerTrace(GOAL, [*history, (at, TICK)])
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "head")
     assert words in end.reason
 
@@ -79,46 +79,46 @@ def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, wor
 def test_no_ray_is_started_while_the_head_is_away() -> None:
     """Where the head is silent, a Ray that ended here has nobody to join."""
     history = [*JOINED, (20, SILENT), (30, DOWN), (31, TICK), (40, SILENT), (41, TICK)]
-    story = Story(GOAL, history)
-    assert [deed for deed in story.deeds if isinstance(deed, StartRay)] == [StartRay("10.0.0.1")]
-    assert not [deed for deed in story.deeds if isinstance(deed, StopRay)]
+    trace = WorkerTrace(GOAL, history)
+    assert [deed for deed in trace.effects if isinstance(deed, StartRay)] == [StartRay("10.0.0.1")]
+    assert not [deed for deed in trace.effects if isinstance(deed, StopRay)]
 
 
 def test_before_it_joined_a_worker_takes_any_run() -> None:
     """A head that is started again before anybody joined it may well begin another run."""
     waiting = w.HeadSpoke("10.0.0.1", 1, ray_ready=False, phase="booting", run_id="first")
-    story = Story(GOAL, [(2, waiting), (5, spoke(epoch=2, run="second"))])
-    assert story.ends == []
-    assert story.state.run_id == "second"
+    trace = WorkerTrace(GOAL, [(2, waiting), (5, replied(epoch=2, run="second"))])
+    assert trace.outcomes == []
+    assert trace.state.run_id == "second"
 
 
 # --- the head whose agent is killed ------------------------------------------------------------
 
-GCS_ALONE = spoke(epoch=None, phase="", run="")
-HELD = spoke(held=True, ready=False)
+GCS_ALONE = replied(epoch=None, phase="", run="")
+HELD = replied(held=True, ready=False)
 
 
-@pytest.mark.parametrize("heard", [spoke(ready=False), HELD], ids=["answered", "held"])
+@pytest.mark.parametrize("heard", [replied(ready=False), HELD], ids=["answered", "held"])
 def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -> None:
     """Its agent was killed while Ray boots: nothing is prepared unasked, and nobody joins."""
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
     for steps in ((DATA,), ()):
-        story = Story(replace(GOAL, steps=steps), [(2, heard), *gone])
-        assert (story.deeds, story.state.is_plain_head) == ([], False)
-        assert story.state.evidence == "its agent is gone, though Ray's GCS still answers"
-    story.take(spoke(), 6)
-    story.take(w.RayUp(), 9)
-    story.take(spoke(), 10)
-    assert story.deeds == [StartRay("10.0.0.1")]
-    assert story.state.joined
+        trace = WorkerTrace(replace(GOAL, steps=steps), [(2, heard), *gone])
+        assert (trace.effects, trace.state.is_plain_head) == ([], False)
+        assert trace.state.evidence == "its agent is gone, though Ray's GCS still answers"
+    trace.take(replied(), 6)
+    trace.take(w.RayUp(), 9)
+    trace.take(replied(), 10)
+    assert trace.effects == [StartRay("10.0.0.1")]
+    assert trace.state.joined
 
 
 def test_an_agent_that_never_returns_is_waited_for_in_time() -> None:
     """AGENT_HEAD_GRACE after its last answer, or AGENT_WAIT_HEAD after the start, the wait ends."""
-    story = Story(GOAL, [(2, spoke(ready=False)), (98, GCS_ALONE), (99, GCS_ALONE)])
-    assert story.finish()
-    assert [end.exit_code for end in story.ends] == [69]
-    assert story.now == pytest.approx(100)
+    trace = WorkerTrace(GOAL, [(2, replied(ready=False)), (98, GCS_ALONE), (99, GCS_ALONE)])
+    assert trace.finish()
+    assert [end.exit_code for end in trace.outcomes] == [69]
+    assert trace.now == pytest.approx(100)
 
 
 def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
     preparing = replace(GOAL, steps=(DATA,))
     before = worker.first_state(preparing)
     assert not head_had_agent(run)
-    after, _ = worker.decide(before, spoke(ready=False), 1)
+    after, _ = worker.decide(before, replied(ready=False), 1)
     record_reachability(run, before, after)
     run.surviving = SurvivingProcesses(run.node.record, ())
     run.close()
@@ -142,26 +142,26 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
 
 def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
     """The run keeps its id, and its attempts count."""
-    story = heads.Story(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
-    assert story.deeds == [h.AdoptRun("old", 1)]
-    story.take(heads.nodes(), 3)
-    story.take(heads.TICK, 61)
-    assert story.deeds[-1] == h.SubmitJob("old-2")
-    assert "attempt 2 of 2: its head was lost" in story.said
+    trace = heads.Trace(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
+    assert trace.effects == [h.AdoptRun("old", 1)]
+    trace.take(heads.nodes(), 3)
+    trace.take(heads.TICK, 61)
+    assert trace.effects[-1] == h.SubmitJob("old-2")
+    assert "attempt 2 of 2: its head was lost" in trace.log
 
 
 def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
     """Then nothing is submitted again."""
-    story = heads.Story(heads.goal(), [(1, MEMORY)])
-    assert [type(deed) for deed in story.deeds] == [h.AdoptRun, h.EndRun]
-    assert (story.ends[0].exit_code, story.ends[0].holds_pod) == (75, True)
+    trace = heads.Trace(heads.goal(), [(1, MEMORY)])
+    assert [type(deed) for deed in trace.effects] == [h.AdoptRun, h.EndRun]
+    assert (trace.outcomes[0].exit_code, trace.outcomes[0].holds_pod) == (75, True)
 
 
 def test_a_head_that_knows_its_run_heeds_no_other() -> None:
     """Neither where its own record tells, nor once the job is submitted."""
-    known = heads.Story(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
-    assert known.deeds == []
-    running = heads.Story(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
+    known = heads.Trace(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
+    assert known.effects == []
+    running = heads.Trace(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
     assert running.state.goal.run_id == "run"
 
 
@@ -185,7 +185,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
     async def ask() -> None:
         replies.append(await reports.handle(replace(POD1, hello=KNOWING, epoch=9)))
 
-    async def story() -> None:
+    async def trace() -> None:
         with anyio.fail_after(4):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask)
@@ -195,7 +195,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
                 reports.publish(run_id="old")
                 reports.run_decided()
 
-    anyio.run(story)
+    anyio.run(trace)
     assert remembered == [("old", 1, 9)]
     assert [reply.run_id for reply in replies] == ["old"]
 

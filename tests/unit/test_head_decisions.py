@@ -31,12 +31,12 @@ from unit.heads import (
     TICK,
     WITH_REWARD,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
+    reported,
     waits,
-    word,
 )
 
 PARTIAL = goal(2, least=1)
@@ -49,19 +49,19 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     "a worker is missing": (goal(1), [(3, nodes())], HeadPhase.BOOTING, []),
     "a worker joined": (
         goal(1),
-        [(3, nodes(2)), (4, word(2))],
+        [(3, nodes(2)), (4, reported(2))],
         HeadPhase.SUBMITTING,
         ["SubmitJob"],
     ),
     "its word came first": (
         goal(1),
-        [(2, word(2)), (4, nodes(2))],
+        [(2, reported(2)), (4, nodes(2))],
         HeadPhase.SUBMITTING,
         ["SubmitJob"],
     ),
     "in GCS, but not joined by its own word": (
         goal(1),
-        [(2, word(2, "joining Ray", joined=False)), (3, nodes(2))],
+        [(2, reported(2, "joining Ray", joined=False)), (3, nodes(2))],
         HeadPhase.BOOTING,
         [],
     ),
@@ -76,7 +76,7 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a worker that left does not count": (
         goal(1),
-        [(2, word(2)), (3, word(2, "leaving", gone=True)), (4, nodes(2))],
+        [(2, reported(2)), (3, reported(2, "leaving", gone=True)), (4, nodes(2))],
         HeadPhase.BOOTING,
         [],
     ),
@@ -109,13 +109,13 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a preparing worker has more time": (
         goal(1),
-        [(3, nodes()), (190, word(2, joined=False, preparing=True, heard=190)), (201, TICK)],
+        [(3, nodes()), (190, reported(2, joined=False, preparing=True, heard=190)), (201, TICK)],
         HeadPhase.BOOTING,
         [],
     ),
     "one that prepares unheard has not": (
         goal(1),
-        [(3, nodes()), (4, word(2, joined=False, preparing=True, heard=4)), (201, TICK)],
+        [(3, nodes()), (4, reported(2, joined=False, preparing=True, heard=4)), (201, TICK)],
         HeadPhase.LEAVING,
         ["EndRun"],
     ),
@@ -192,14 +192,14 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
 )
 def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
     """A history leads to a phase, by these deeds and no others."""
-    story = Story(of, history)
-    assert story.state.phase is phase
-    assert list(story.kinds()) == deeds
+    trace = Trace(of, history)
+    assert trace.state.phase is phase
+    assert list(trace.kinds()) == deeds
 
 
 def test_what_is_said_on_the_way() -> None:
-    """Every turn of the story is one sentence that a person can grep."""
-    story = Story(
+    """Every turn of the trace is one sentence that a person can grep."""
+    trace = Trace(
         WITH_REWARD,
         [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
     )
@@ -211,36 +211,36 @@ def test_what_is_said_on_the_way() -> None:
         "asked to stop by SIGTERM: stopping the job",
         "the job did not stop in time",
     ]
-    assert [s for s in sentences if s not in story.said] == []
+    assert [s for s in sentences if s not in trace.log] == []
 
 
 def test_joining_and_leaving_are_told_by_name() -> None:
     """Workers are told by their own names, or by address where they have no agent."""
-    story = Story(goal(2), [(2, word(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
-    assert "pod2 joined Ray" in story.said
-    assert "10.0.0.3 joined Ray" in story.said
-    assert "pod2 left Ray" in story.said
+    trace = Trace(goal(2), [(2, reported(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
+    assert "pod2 joined Ray" in trace.log
+    assert "10.0.0.3 joined Ray" in trace.log
+    assert "pod2 left Ray" in trace.log
 
 
 def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None:
     """Until GCS has missed it, its word of that node is older than the agent's leaving."""
-    history: History = [(2, word(2)), (3, nodes(2)), (4, h.WorkerReplaced("agent2"))]
-    story = Story(goal(2), [*history, (5, nodes(2))])
-    assert story.state.fleet.alive == {}
-    gone = Story(goal(2), [*history, (5, nodes()), (6, nodes(2))])
+    history: History = [(2, reported(2)), (3, nodes(2)), (4, h.WorkerReplaced("agent2"))]
+    trace = Trace(goal(2), [*history, (5, nodes(2))])
+    assert trace.state.fleet.alive == {}
+    gone = Trace(goal(2), [*history, (5, nodes()), (6, nodes(2))])
     assert gone.state.fleet.alive == {"10.0.0.2": "10.0.0.2"}
-    back = Story(goal(2), [*history, (5, word(2)), (6, nodes(2))])
+    back = Trace(goal(2), [*history, (5, reported(2)), (6, nodes(2))])
     assert back.state.fleet.alive == {"10.0.0.2": "pod2"}
 
 
 def test_a_service_that_is_not_essential_is_done_without() -> None:
     """Its loss is told once, and the run goes on."""
     extra = replace(SPECS[REWARD], essential=False, restarts=0)
-    story = Story(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
-    assert story.state.phase is HeadPhase.RUNNING
+    trace = Trace(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
+    assert trace.state.phase is HeadPhase.RUNNING
     sentence = "reward server is lost for good: exit code 1; the run goes on without it"
-    assert story.said.count(sentence) == 1
-    late = Story(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
+    assert trace.log.count(sentence) == 1
+    late = Trace(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
     assert late.state.phase is HeadPhase.RUNNING
 
 
@@ -248,19 +248,23 @@ def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
     """The worker's next report finds nothing missing."""
     extra = replace(SPECS[RETRIEVER], essential=False, restarts=0)
     gone = ItemReport(RETRIEVER, Step.LOST, "exit code 1")
-    history: History = [(1, word(2)), (2, word(2, items=(gone,))), (3, word(2, items=(gone,)))]
-    story = Story(replace(goal(1), services=(extra,)), history)
-    assert "the run goes on without it" in story.said
-    ordered = [deed for deed in story.deeds if isinstance(deed, h.StartService)]
+    history: History = [
+        (1, reported(2)),
+        (2, reported(2, items=(gone,))),
+        (3, reported(2, items=(gone,))),
+    ]
+    trace = Trace(replace(goal(1), services=(extra,)), history)
+    assert "the run goes on without it" in trace.log
+    ordered = [deed for deed in trace.effects if isinstance(deed, h.StartService)]
     assert [(deed.name, deed.node) for deed in ordered] == [(RETRIEVER, "agent2")]
 
 
 def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
     """Only Ray's own word ends the wait for a job that may still be taken, or its grace."""
     history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
-    assert Story(goal(given=True), history).state.phase is HeadPhase.STOPPING
-    told = Story(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
-    assert told.ends[0].exit_code == 143
+    assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
+    told = Trace(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
+    assert told.outcomes[0].exit_code == 143
 
 
 def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
@@ -272,33 +276,33 @@ def test_the_fewest_gpus_count() -> None:
     """A job is sized by the node with the fewest GPUs; dead nodes say nothing."""
     few = RayNode("few", "10.0.0.9", gpus=4.0)
     dead = RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
-    story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
-    assert gpus_of(story.state) == (3, 4, 20)
+    trace = Trace(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
+    assert gpus_of(trace.state) == (3, 4, 20)
 
 
 def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
     """A CPU-only head does not make the GPUs of each node 0."""
     bare = replace(HEAD, gpus=0.0)
-    story = Story(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
-    assert gpus_of(story.state) == (2, 8, 16)
+    trace = Trace(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
+    assert gpus_of(trace.state) == (2, 8, 16)
     none = [replace(node, gpus=0.0) for node in nodes(2, 3).nodes]
-    assert gpus_of(Story(goal(2), [(3, h.RayNodes(tuple(none)))]).state) == (3, 0, 0)
+    assert gpus_of(Trace(goal(2), [(3, h.RayNodes(tuple(none)))]).state) == (3, 0, 0)
 
 
 def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
     """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
     refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
     sized = RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
-    story = Story(goal(), [(3, h.RayNodes((sized,))), (4, Refused(refused))])
-    assert story.state.nodes() == (NodeSize(5, 12, 1 << 30),)
-    (end,) = story.ends
+    trace = Trace(goal(), [(3, h.RayNodes((sized,))), (4, Refused(refused))])
+    assert trace.state.nodes() == (NodeSize(5, 12, 1 << 30),)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.phase) == (78, "submitting")
 
 
 def test_waits_carry_deadline_and_evidence() -> None:
     """What is waited for is data: what, until when, and the last that was heard."""
     of = goal(1, services=(REWARD,), prepare=True)
-    state = Story(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
+    state = Trace(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
     found = {wait.what: (wait.deadline, wait.evidence) for wait in head.pending_waits(state)}
     assert found == {
         "Ray on this node": (100, ""),
@@ -313,6 +317,6 @@ def test_waits_carry_deadline_and_evidence() -> None:
 def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
     """A job's verdict is marked as such; the agent's own reasons to leave are not."""
     for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
-        story = Story(goal(), history)
-        assert story.finish()
-        assert story.ends[0].is_jobs_verdict is own
+        trace = Trace(goal(), history)
+        assert trace.finish()
+        assert trace.outcomes[0].is_jobs_verdict is own

@@ -21,12 +21,12 @@ from unit.heads import (
     TICK,
     WITH_REWARD,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
+    reported,
     waits,
-    word,
 )
 
 DEATHS: History = [
@@ -94,7 +94,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     ),
     "a worker never comes": (
         goal(2),
-        [(3, nodes(2)), (4, word(2, rank=1)), (200, TICK)],
+        [(3, nodes(2)), (4, reported(2, rank=1)), (200, TICK)],
         69,
         "workers",
         ["1 of 2 joined", "no report from rank 2"],
@@ -108,21 +108,25 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     ),
     "a worker hangs": (
         goal(1),
-        [(3, nodes()), (4, word(2, "joining Ray", joined=False, detail="no route")), (200, TICK)],
+        [
+            (3, nodes()),
+            (4, reported(2, "joining Ray", joined=False, detail="no route")),
+            (200, TICK),
+        ],
         69,
         "workers",
         ["0 of 1 joined", "pod2 last reported", "joining Ray, no route"],
     ),
     "a worker was refused": (
         goal(1),
-        [(3, nodes()), (4, word(2, joined=False, refused="version mismatch")), (200, TICK)],
+        [(3, nodes()), (4, reported(2, joined=False, refused="version mismatch")), (200, TICK)],
         69,
         "workers",
         ["pod2 was refused: version mismatch"],
     ),
     "a worker prepares for ever": (
         goal(1),
-        [(3, nodes()), (4, word(2, joined=False, preparing=True)), (7200, TICK)],
+        [(3, nodes()), (4, reported(2, joined=False, preparing=True)), (7200, TICK)],
         69,
         "workers",
         ["pod2"],
@@ -370,12 +374,12 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
 )
 def test_ends(of: h.HeadGoal, history: History, code: int, culprit: str, words: list[str]) -> None:
     """A history ends with its last message, with this code, for this reason."""
-    assert Story(of, history[:-1]).ends == []
-    story = Story(of, history)
-    (end,) = story.ends
+    assert Trace(of, history[:-1]).outcomes == []
+    trace = Trace(of, history)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (code, culprit)
     assert [w for w in words if w not in end.reason] == []
     assert end.phase
-    assert story.state.phase is HeadPhase.LEAVING
-    assert story.state.verdict == end
-    assert head.deadline(story.state) is None
+    assert trace.state.phase is HeadPhase.LEAVING
+    assert trace.state.verdict == end
+    assert head.deadline(trace.state) is None

@@ -33,12 +33,12 @@ from unit.heads import (
     TERM,
     TICK,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
+    reported,
     waits,
-    word,
 )
 
 OURS = {0, 69, 75, 78, 130, 143}
@@ -54,9 +54,11 @@ FINE = [
     *times(4, nodes(2, 3, 4), SUBMITTED, job("RUNNING")),
     *times(2, h.Submitted("run-2"), job("RUNNING", attempt=2)),
     *times(1, nodes(), nodes(2), nodes(3, dead=(2,)), nodes(dead=(2, 3, 4)), nodes(up=False)),
-    *times(1, word(2, rank=1), word(3, rank=2), word(3, joined=False, detail="no route")),
-    *times(1, word(2, joined=False, preparing=True), word(4, refused="version mismatch")),
-    *times(1, word(3, gone=True), waits("not yet"), job("PENDING")),
+    *times(
+        1, reported(2, rank=1), reported(3, rank=2), reported(3, joined=False, detail="no route")
+    ),
+    *times(1, reported(2, joined=False, preparing=True), reported(4, refused="version mismatch")),
+    *times(1, reported(3, gone=True), waits("not yet"), job("PENDING")),
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
@@ -87,8 +89,8 @@ GOALS = st.builds(
 )
 OF_MORE = [
     *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
-    *times(2, h.RayGone("exit 1"), ServiceReady(REWARD), word(2)),
-    *times(2, Answered(Answer(ALL_REDUCE, "")), word(2, answers=(Answer(SCORE, ""),))),
+    *times(2, h.RayGone("exit 1"), ServiceReady(REWARD), reported(2)),
+    *times(2, Answered(Answer(ALL_REDUCE, "")), reported(2, answers=(Answer(SCORE, ""),))),
     *times(1, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1", "agent2")),
     *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
     *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
@@ -136,38 +138,38 @@ def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
     return h.WorkerReported(replace(event.worker, last_report_at=now))
 
 
-def serves(story: Story) -> bool:
+def serves(trace: Trace) -> bool:
     """Say whether this is the cluster that stays until it is stopped."""
-    return story.state.phase is HeadPhase.RUNNING and not story.state.goal.has_job
+    return trace.state.phase is HeadPhase.RUNNING and not trace.state.goal.has_job
 
 
 @given(histories())
 def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
     """Phases only go forward, every state has a deadline, deeds are done once."""
     of, history = drawn
-    story, order = Story(of, []), list(HeadPhase)
+    trace, order = Trace(of, []), list(HeadPhase)
     for at, event in history:
-        before, attempt = story.state.phase, story.state.attempt.number
-        story.take(event, at)
-        after = story.state.phase
-        begins_anew = story.state.attempt.number != attempt
+        before, attempt = trace.state.phase, trace.state.attempt.number
+        trace.take(event, at)
+        after = trace.state.phase
+        begins_anew = trace.state.attempt.number != attempt
         served = not of.has_job and before is HeadPhase.RUNNING and after is HeadPhase.BOOTING
         if not begins_anew and not served:  # a Ray that only serves is started again in place
             assert order.index(after) >= order.index(before)
-        assert story.state.attempt.number - attempt in {0, 1}
-        has_end = head.deadline(story.state) is not None
-        assert has_end or after is HeadPhase.LEAVING or serves(story)
-        assert [wait.what for wait in head.pending_waits(story.state) if not wait.what] == []
-    deeds = list(story.kinds())
-    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.SubmitJob)]
+        assert trace.state.attempt.number - attempt in {0, 1}
+        has_end = head.deadline(trace.state) is not None
+        assert has_end or after is HeadPhase.LEAVING or serves(trace)
+        assert [wait.what for wait in head.pending_waits(trace.state) if not wait.what] == []
+    deeds = list(trace.kinds())
+    submitted = [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)]
     assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
-    assert {deed.id for deed in story.deeds if isinstance(deed, h.StopJob)} <= set(submitted)
+    assert {deed.id for deed in trace.effects if isinstance(deed, h.StopJob)} <= set(submitted)
     assert deeds.count("StopJob") <= len(submitted)
-    assert deeds.count("Retry") == len(story.state.earlier_attempts) <= of.retries
+    assert deeds.count("Retry") == len(trace.state.earlier_attempts) <= of.retries
     if of.has_job:
         assert deeds.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
     assert deeds.count("AskNodes") <= len(submitted)
-    assert deeds.count("EndRun") == (story.state.phase is HeadPhase.LEAVING)
+    assert deeds.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
     assert "EndRun" not in deeds[:-1]
 
 
@@ -175,11 +177,11 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
 def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
     """If nothing more happens but time, the head leaves, once, with a code of the contract."""
     of, history = drawn
-    story = Story(of, history)
-    assert story.finish()
-    if serves(story):
-        story.take(TERM, story.now)
-    (end,) = story.ends
+    trace = Trace(of, history)
+    assert trace.finish()
+    if serves(trace):
+        trace.take(TERM, trace.now)
+    (end,) = trace.outcomes
     own = {
         shell_code(event.report.driver_exit_code)
         for _, event in history
@@ -194,37 +196,37 @@ def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
 @given(goals_with_more(), st.data())
 def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> None:
     """Once the head has looked at the time, the next look is later: it never spins."""
-    story, events = Story(of, []), st.sampled_from(FINE + OF_MORE * 2)
+    trace, events = Trace(of, []), st.sampled_from(FINE + OF_MORE * 2)
     lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
     begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
     for event in [*begin, *data.draw(st.lists(events, max_size=25))]:
-        story.take(_as_of_now(event, story.now), story.now)
-        story.take(TICK, story.now + data.draw(st.sampled_from([*PAUSES, 1 / 3, 7.7, 10.0, 20.0])))
-        then = head.deadline(story.state)
-        assert then is None or then > story.now
+        trace.take(_as_of_now(event, trace.now), trace.now)
+        trace.take(TICK, trace.now + data.draw(st.sampled_from([*PAUSES, 1 / 3, 7.7, 10.0, 20.0])))
+        then = head.deadline(trace.state)
+        assert then is None or then > trace.now
 
 
 @given(histories())
 def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
     """Once the verdict stands, nothing changes it and nothing more is done."""
     of, history = drawn
-    story = Story(of, [])
-    story.take(TERM, 0.0)
-    verdict, deeds = story.state.verdict, story.actions.copy()
+    trace = Trace(of, [])
+    trace.take(TERM, 0.0)
+    verdict, deeds = trace.state.verdict, trace.actions.copy()
     for at, event in history:
-        story.take(event, at)
-    assert (story.state.phase, story.state.verdict) == (HeadPhase.LEAVING, verdict)
-    assert story.actions == deeds
+        trace.take(event, at)
+    assert (trace.state.phase, trace.state.verdict) == (HeadPhase.LEAVING, verdict)
+    assert trace.actions == deeds
 
 
 @given(histories())
 def test_time_alone_decides_nothing_early(drawn: tuple[h.HeadGoal, History]) -> None:
     """Before the deadline a tick changes neither phase nor does anything."""
-    story = Story(*drawn)
+    trace = Trace(*drawn)
     for _ in range(2):  # one event may leave a second one's consequence to the next
-        story.take(TICK, story.now)
-    then = head.deadline(story.state)
-    before, done = story.state.phase, len(story.actions)
-    if then is not None and then > story.now:
-        story.take(TICK, (story.now + then) / 2)
-        assert (story.state.phase, len(story.actions)) == (before, done)
+        trace.take(TICK, trace.now)
+    then = head.deadline(trace.state)
+    before, done = trace.state.phase, len(trace.actions)
+    if then is not None and then > trace.now:
+        trace.take(TICK, (trace.now + then) / 2)
+        assert (trace.state.phase, len(trace.actions)) == (before, done)

@@ -21,7 +21,7 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit import served
 from unit.fake_runs import status_of
-from unit.heads import PAIR, SUBMITTED, History, Story, goal, job, nodes, word
+from unit.heads import PAIR, SUBMITTED, History, Trace, goal, job, nodes, reported
 from unit.worlds import MACHINE, SECRET, plan_of, with_ray
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def test_a_seat_among_nodes_without_number() -> None:
 def test_a_sample_of_nothing() -> None:
     """A way on which nothing came tells no speed, and divides nothing by 0."""
     answers = (Answer(SAMPLE, "", "", 1.0, 0),)
-    joined: History = [(2.0, word(2)), (3.0, nodes(2)), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
-    story = Story(goal(1), [*joined, (7.0, word(2, answers=answers)), (60.0, Tick())])
-    assert "Mbps" not in story.said
-    assert story.state.phase is h.HeadPhase.RUNNING
+    joined: History = [(2.0, reported(2)), (3.0, nodes(2)), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
+    trace = Trace(goal(1), [*joined, (7.0, reported(2, answers=answers)), (60.0, Tick())])
+    assert "Mbps" not in trace.log
+    assert trace.state.phase is h.HeadPhase.RUNNING
 
 
 def test_the_end_of_a_share_travels() -> None:
@@ -112,10 +112,10 @@ def test_versions_steer_no_terminal() -> None:
     """A library's version with escape sequences is told as text: in the log and by `doctor`."""
     told = sent_by_a_node(with_ray(MACHINE, libraries={"torch": f"2.6.0{ESCAPE}"}))
     of = replace(goal(1), facts=with_ray(MACHINE, libraries={"torch": "2.6.0"}), node="pod0")
-    story = Story(of, [(2.0, word(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
-    story.take(nodes(2), 3.0)
-    (end,) = story.ends
-    shown = json.dumps(status_of(story.state, plan_of({})).findings(), ensure_ascii=False)
+    trace = Trace(of, [(2.0, reported(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
+    trace.take(nodes(2), 3.0)
+    (end,) = trace.outcomes
+    shown = json.dumps(status_of(trace.state, plan_of({})).findings(), ensure_ascii=False)
     assert "torch" in end.reason
     assert "pwned" in shown
     assert end.reason.isprintable()
@@ -176,27 +176,27 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     """It is dropped, recorded and said once; the state is the one before, and the run goes on."""
     recorded: list[object] = []
-    story = Story(goal(1), PAIR)
+    trace = Trace(goal(1), PAIR)
     guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)
-    broken = replace(word(2).worker, items=(7,))
+    broken = replace(reported(2).worker, items=(7,))
     for _ in range(3):
-        event, state, actions = guard.decide(story.state, h.WorkerReported(broken), 9.0)
+        event, state, actions = guard.decide(trace.state, h.WorkerReported(broken), 9.0)
         assert (event, actions) == (Tick(), ())
-        assert state is story.state
+        assert state is trace.state
     (line,), (dropped,) = said, recorded
     assert isinstance(dropped, Dropped)
     assert dropped.event == "WorkerReported"
     assert "AttributeError" in line
     assert "WorkerReported" in line
-    event, state, _ = guard.decide(story.state, word(2), 9.5)
-    assert event == word(2)
+    event, state, _ = guard.decide(trace.state, reported(2), 9.5)
+    assert event == reported(2)
     assert state.phase is h.HeadPhase.RUNNING
 
 
 def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
     """That is a bug of this node, which ends with 70."""
-    story = Story(goal(1), PAIR)
+    trace = Trace(goal(1), PAIR)
     guard = Guard(head.decide, h.FROM_OUTSIDE, lambda _: None)
     with pytest.raises(TypeError):
-        guard.decide(story.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
+        guard.decide(trace.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
     assert said == []

@@ -42,7 +42,7 @@ from agent.decisions.worker import state as w
 from agent.record.explain import Timeline
 from unit import heads, workers
 from unit.fake_runs import status_of
-from unit.heads import PREPARED, RETRIEVER, SUBMITTED, TERM, TICK, goal, job, nodes, word
+from unit.heads import PREPARED, RETRIEVER, SUBMITTED, TERM, TICK, goal, job, nodes, reported
 from unit.mutated import BAD, WORD, Field, body, filled, named, places, put
 from unit.shares import by_torchrun
 from unit.test_protocol import JSON
@@ -82,7 +82,7 @@ REPLY["orders"][0]["seat"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: heads.History = [
     (9.0, nodes(2, 3)),
-    (9.0, h.WorkerReported(replace(word(3, rank=3).worker, last_report_at=9.0))),
+    (9.0, h.WorkerReported(replace(reported(3, rank=3).worker, last_report_at=9.0))),
 ]
 """A healthy worker joins as well; what nodes try, they are asked for then."""
 LATER: heads.History = [
@@ -99,7 +99,7 @@ LATER: heads.History = [
 def began(of: h.HeadGoal) -> h.HeadState:
     """Return a head that waits for its worker, and will compare and try all that it can."""
     of = replace(of, facts=MACHINE, node="pod0")
-    return heads.Story(of, [(1.0, event) for event in PREPARED]).state
+    return heads.Trace(of, [(1.0, event) for event in PREPARED]).state
 
 
 HEADS = [began(goal(1, services=(RETRIEVER,), prepare=True)), began(by_torchrun(1))]
@@ -128,18 +128,18 @@ class Port:
     def decide(self) -> None:
         """Let each head's decisions take in what came, and go on to the end of its run."""
         for state in HEADS:
-            story, timeline = heads.Story(state.goal, ()), Timeline()
-            story.state = state
+            trace, timeline = heads.Trace(state.goal, ()), Timeline()
+            trace.state = state
             again = [(10.0, event) for event in self.told if isinstance(event, h.WorkerReported)]
             came = [(2.0, event) for event in self.told]
             for at, event in [*came, *JOINED, *again, *LATER]:
-                story.take(event, at)
-                timeline.add(event, story.state, at)
-            status = status_of(story.state, PLAN, timeline, now=200.0).status()
+                trace.take(event, at)
+                timeline.add(event, trace.state, at)
+            status = status_of(trace.state, PLAN, timeline, now=200.0).status()
             assert metrics(status)
             assert json.dumps(status, allow_nan=False)
-            assert story.finish()
-            (end,) = story.ends
+            assert trace.finish()
+            (end,) = trace.outcomes
             assert end.exit_code in {69, 75, 78, 143}, end
 
 
@@ -238,9 +238,11 @@ def test_several_fields_of_a_report(changes: list[tuple[Field, object]]) -> None
 
 
 STORIES = [
-    workers.Story(workers.goal(), [(1.0, workers.spoke())]).state,
-    workers.Story(workers.goal(), [(1.0, workers.spoke()), (2.0, w.RayUp())]).state,
-    workers.Story(replace(workers.goal(), by_torchrun=True), [(1.0, workers.spoke())]).state,
+    workers.WorkerTrace(workers.goal(), [(1.0, workers.replied())]).state,
+    workers.WorkerTrace(workers.goal(), [(1.0, workers.replied()), (2.0, w.RayUp())]).state,
+    workers.WorkerTrace(
+        replace(workers.goal(), by_torchrun=True), [(1.0, workers.replied())]
+    ).state,
 ]
 
 
@@ -264,11 +266,11 @@ def reply_in(data: object) -> Reply | str:
 def follow(reply: Reply) -> None:
     """Let the decisions of each worker take a reply in, and go on to the end of the run."""
     for state in STORIES:
-        story = workers.Story(state.goal, ())
-        story.state = state
-        for event in [*heard_of(reply), workers.spoke(), workers.TERM]:
-            story.take(event, 3.0)
-        (end,) = story.ends
+        trace = workers.WorkerTrace(state.goal, ())
+        trace.state = state
+        for event in [*heard_of(reply), workers.replied(), workers.TERM]:
+            trace.take(event, 3.0)
+        (end,) = trace.outcomes
         assert 0 <= end.exit_code <= 255
 
 

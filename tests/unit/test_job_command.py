@@ -24,7 +24,7 @@ from agent.topology.resolve import resolve
 from agent.work.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
 from agent.work.recipes.recipe import JobBasis
 from agent.work.services import Placeholders
-from unit.heads import Story, goal, nodes, word
+from unit.heads import Trace, goal, nodes, reported
 from unit.toy_recipe import NAME, NEEDED, toy
 from unit.worlds import MACHINE, plan_of
 
@@ -44,7 +44,7 @@ WITH = replace(
 )
 PLACE = Placeholders("10.0.0.1", "10.0.0.1", "0", "/logs/run/node")
 URL = "http://10.0.0.1:5000/get_reward"
-TWO = (h.RayNodes(nodes(2).nodes), word(2))
+TWO = (h.RayNodes(nodes(2).nodes), reported(2))
 """Two nodes of 8 GPUs."""
 OURS = CheckpointOwner(NAME, "verl", "0.9.1", "org/model", 16, 1)
 
@@ -64,9 +64,9 @@ def made(
     attempt: int = 1,
 ) -> Submission | Outcome:
     """Return what is submitted once these have joined."""
-    story = Story(goal(1), [(3.0, event) for event in events])
+    trace = Trace(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
-    state = replace(story.state, attempt=replace(story.state.attempt, number=attempt))
+    state = replace(trace.state, attempt=replace(trace.state.attempt, number=attempt))
     given = (of, state, PLACE, URL, found, "run")
     ask = partial(make_submission, *given, basis=JobBasis(), is_followed=is_followed)
     return anyio.run(ask)
@@ -107,7 +107,7 @@ def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """With what joined, the recipe's own sentence, and no trace in the folder."""
     few = RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
-    odd = (h.RayNodes((*nodes().nodes, few)), word(2))
+    odd = (h.RayNodes((*nodes().nodes, few)), reported(2))
     found = made(plan(tmp_path / "c"), odd)
     assert isinstance(found, Outcome)
     assert (found.kind, found.exit_code, found.phase) == (Kind.REFUSED, 78, "submitting")
@@ -255,7 +255,7 @@ def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
 def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
     """What the first submission wrote is kept by the next, or refused with both values."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
-    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), word(2))
+    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
     of = partial(plan, tmp_path, AGENT_JOB="verl-grpo", AGENT_REWARD="off")
     words(made(of(AGENT_JOB_ARGS=f"{key}=8"), many))
     written = json.loads((tmp_path / CHECKPOINT_FILE).read_text())["settings"]

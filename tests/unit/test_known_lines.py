@@ -23,7 +23,7 @@ from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd
-from unit.heads import goal, word
+from unit.heads import goal, reported
 from unit.test_remedies import LINES, NOISY
 from unit.worlds import SECRET, plan_of
 
@@ -268,14 +268,14 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     watched.worker_stats = {
         "agent2": WorkerStats(known=tuple(find_known_lines([OOM.encode()])), attempt=1)
     }
-    watched.apply_event(word(2))
+    watched.apply_event(reported(2))
     warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
     watched.worker_stats = {
         "agent2": WorkerStats(known=tuple(find_known_lines([FILES])), attempt=0)
     }
-    watched.apply_event(word(2))  # of a share that is over
+    watched.apply_event(reported(2))  # of a share that is over
     assert watched.private_details()["warnings"] == warnings
     parts = JobShares(
         {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}

@@ -28,7 +28,7 @@ from agent.plan import waits as planned
 from agent.work.recipes.sizing import SLOW_LINK
 from agent.work.services import Placeholders
 from unit.fake_runs import prober_of
-from unit.heads import TICK, Story, goal, nodes, word
+from unit.heads import TICK, Trace, goal, nodes, reported
 from unit.worlds import MACHINE, SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,11 @@ def test_told_if_and_only_if_slow(measured: list[Link]) -> None:
 # --- who measures, and when it is told -----------------------------------------------------------
 
 PAIR = replace(goal(2), node="pod1", platform="runpod", facts=MACHINE)
-JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(2)), (1.0, word(3)), (2.0, nodes(2, 3))]
+JOINED: list[tuple[float, h.HeadEvent]] = [
+    (1.0, reported(2)),
+    (1.0, reported(3)),
+    (2.0, nodes(2, 3)),
+]
 WAYS = [
     *((HERE, "10.0.0.2"), (HERE, "10.0.0.3"), ("agent2", ""), ("agent3", "")),
     *(("agent2", "10.0.0.3"), ("agent3", "10.0.0.2")),
@@ -120,26 +124,26 @@ def sample(at: str, mbps: float) -> Answer:
     return Answer(SAMPLE, at, "", 1.0, round(mbps * 1e6 / 8))
 
 
-def answered(story: Story, mbps: float, at: float) -> None:
+def answered(trace: Trace, mbps: float, at: float) -> None:
     """Let everybody answer, each way as fast."""
     for n in (2, 3):
         mine = [where for who, where in WAYS if who == f"agent{n}"]
-        story.take(word(n, answers=tuple(sample(where, mbps) for where in mine)), at)
+        trace.take(reported(n, answers=tuple(sample(where, mbps) for where in mine)), at)
     for who, where in WAYS:
         if who == HERE:
-            story.take(Answered(sample(where, mbps)), at)
+            trace.take(Answered(sample(where, mbps)), at)
 
 
 def test_each_way_once() -> None:
     """The head and each worker, and a ring; nothing waits, and another attempt asks no more."""
-    story = Story(replace(PAIR, retries=1), JOINED)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert [(who, at) for who, probe, at in story.probes if probe == SAMPLE] == WAYS
-    story.take(h.RayGone("killed"), 3.0)
+    trace = Trace(replace(PAIR, retries=1), JOINED)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert [(who, at) for who, probe, at in trace.probes if probe == SAMPLE] == WAYS
+    trace.take(h.RayGone("killed"), 3.0)
     for at in (10.0, 60.0):
-        story.take(nodes(2, 3), at)
-    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
-    assert len([probe for _, probe, _ in story.probes if probe == SAMPLE]) == len(WAYS)
+        trace.take(nodes(2, 3), at)
+    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert len([probe for _, probe, _ in trace.probes if probe == SAMPLE]) == len(WAYS)
 
 
 SIZED = replace(PAIR, is_sized_by_links=True)
@@ -147,27 +151,27 @@ SIZED = replace(PAIR, is_sized_by_links=True)
 
 def test_a_job_that_is_sized_by_links_waits_for_them() -> None:
     """It is submitted after the last sample, and knows the slowest link."""
-    story = Story(replace(SIZED, retries=1), JOINED)
-    assert story.state.phase.value == "booting"
-    assert [wait.key for wait in pending_waits(story.state)] == [planned.LINKS]
-    assert slowest_link(story.state) is None
-    answered(story, 700, 3.0)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert slowest_link(story.state) == pytest.approx(700e6, rel=0.01)
-    story.take(h.RayGone("killed"), 4.0)
+    trace = Trace(replace(SIZED, retries=1), JOINED)
+    assert trace.state.phase.value == "booting"
+    assert [wait.key for wait in pending_waits(trace.state)] == [planned.LINKS]
+    assert slowest_link(trace.state) is None
+    answered(trace, 700, 3.0)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert slowest_link(trace.state) == pytest.approx(700e6, rel=0.01)
+    trace.take(h.RayGone("killed"), 4.0)
     for at in (11.0, 61.0):
-        story.take(nodes(2, 3), at)
-    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
+        trace.take(nodes(2, 3), at)
+    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
 
 
 def test_the_wait_for_links_ends() -> None:
     """Links without a sample delay the job by ten seconds, and do not end the run."""
-    story = Story(SIZED, JOINED)
-    story.take(word(2, answers=(sample("", 100),)), 3.0)
-    assert story.state.phase.value == "booting"
-    story.take(TICK, 2.0 + times.BANDWIDTH_SAMPLE)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert slowest_link(story.state) == pytest.approx(100e6, rel=0.01)
+    trace = Trace(SIZED, JOINED)
+    trace.take(reported(2, answers=(sample("", 100),)), 3.0)
+    assert trace.state.phase.value == "booting"
+    trace.take(TICK, 2.0 + times.BANDWIDTH_SAMPLE)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert slowest_link(trace.state) == pytest.approx(100e6, rel=0.01)
 
 
 def test_links_are_measured_until_they_are_known_to_be_fast() -> None:
@@ -179,9 +183,9 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
     """The head and its fellows take turns, so that only the ring grows with the cluster."""
     count = 60
     workers = range(2, count + 2)
-    joined = [(1.0, word(n)) for n in workers]
-    story = Story(goal(count), [*joined, (2.0, nodes(*workers))])
-    ways = [(who, at) for who, probe, at in story.probes if probe == SAMPLE]
+    joined = [(1.0, reported(n)) for n in workers]
+    trace = Trace(goal(count), [*joined, (2.0, nodes(*workers))])
+    ways = [(who, at) for who, probe, at in trace.probes if probe == SAMPLE]
     ring = [(who, at) for who, at in ways if who != HERE and at]
     assert len(ring) == len({who for who, _ in ring}) == count
     assert len(ways) - len(ring) == 2 * MAX_HEAD_LINKS
@@ -189,52 +193,52 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
 
 def test_one_sentence_for_all() -> None:
     """It is logged once, after the last sample, and listed by `doctor --all`."""
-    story = Story(PAIR, JOINED)
-    answered(story, 100, 3.0)
-    answered(story, 50, 4.0)
+    trace = Trace(PAIR, JOINED)
+    answered(trace, 100, 3.0)
+    answered(trace, 50, 4.0)
     told = "network: 100 Mbps between all 3 nodes: syncing 15 GB of weights"
-    assert story.said.count("network: ") == story.said.count(told) == 1
-    assert [one.check for one in story.state.probes.findings] == ["network"]
-    fast = Story(PAIR, JOINED)
+    assert trace.log.count("network: ") == trace.log.count(told) == 1
+    assert [one.check for one in trace.state.probes.findings] == ["network"]
+    fast = Trace(PAIR, JOINED)
     answered(fast, 9000, 3.0)
-    assert "network" not in fast.said
+    assert "network" not in fast.log
     assert fast.state.probes.samples_due is None
 
 
 def test_the_models_own_size() -> None:
     """The sentence has the model's size if its weights are a local folder."""
-    story = Story(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), JOINED)
-    answered(story, 100, 3.0)
-    assert "syncing the model's 15 GB of weights takes 20 min; Instant Clusters" in story.said
+    trace = Trace(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), JOINED)
+    answered(trace, 100, 3.0)
+    assert "syncing the model's 15 GB of weights takes 20 min; Instant Clusters" in trace.log
 
 
 def test_late_is_a_warning() -> None:
     """At the deadline what is known is told, and of which ways nothing was heard."""
-    story = Story(PAIR, JOINED)
+    trace = Trace(PAIR, JOINED)
     answers = (sample("", 100), sample("10.0.0.3", 9000))
-    story.take(word(2, answers=answers), 3.0)
-    assert "network" not in story.said
+    trace.take(reported(2, answers=answers), 3.0)
+    assert "network" not in trace.log
     until = 2.0 + times.BANDWIDTH_SAMPLE
-    assert head.deadline(story.state) == until
-    story.take(TICK, until)
-    assert "network: 100 Mbps between pod1 and pod2: " in story.said
-    assert "no sample within 10 s of the bandwidth between pod1 and pod2, " in story.said
-    assert "agent" not in story.said
+    assert head.deadline(trace.state) == until
+    trace.take(TICK, until)
+    assert "network: 100 Mbps between pod1 and pod2: " in trace.log
+    assert "no sample within 10 s of the bandwidth between pod1 and pod2, " in trace.log
+    assert "agent" not in trace.log
 
 
 def test_a_node_that_left_is_not_awaited() -> None:
     """What it was to measure is told without it; a try that failed tells nothing of speed."""
-    story = Story(replace(PAIR, min_workers=1), JOINED)
+    trace = Trace(replace(PAIR, min_workers=1), JOINED)
     refused = tuple(Answer(SAMPLE, at, "connection refused") for at in ("", "10.0.0.3"))
-    story.take(word(2, answers=refused), 3.0)
+    trace.take(reported(2, answers=refused), 3.0)
     for at in ("10.0.0.2", "10.0.0.3"):
-        story.take(Answered(sample(at, 100)), 3.5)
-    assert "network" not in story.said
+        trace.take(Answered(sample(at, 100)), 3.5)
+    assert "network" not in trace.log
     busy = (Answer(SAMPLE, "10.0.0.2", "no time was left for it"),)
-    story.take(word(3, answers=busy), 3.7)
-    assert "network" not in story.said
-    story.take(word(3, gone=True), 4.0)
-    assert "network: 100 Mbps between pod1 and pod2 and pod3: " in story.said
+    trace.take(reported(3, answers=busy), 3.7)
+    assert "network" not in trace.log
+    trace.take(reported(3, gone=True), 4.0)
+    assert "network: 100 Mbps between pod1 and pod2 and pod3: " in trace.log
 
 
 # --- for real ------------------------------------------------------------------------------------
@@ -255,11 +259,11 @@ async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
 def drawn(run_id: str, asks: str, *, token: str | None = None, shows: str | None = None) -> object:
     """Return what a sample gives, from a node of one run to one of perhaps another."""
 
-    async def story() -> object:
+    async def trace() -> object:
         async with a_node(run_id, token) as port:
             return await download_sample("127.0.0.1", port, shows, asks, 20.0)
 
-    return anyio.run(story)
+    return anyio.run(trace)
 
 
 def test_a_sample_is_drawn() -> None:
@@ -289,7 +293,7 @@ def test_a_node_that_knows_no_run_gives_none() -> None:
 def test_several_at_once_take_turns() -> None:
     """All that ask get a sample, and one that reads nothing holds up the others for seconds."""
 
-    async def story() -> list[object]:
+    async def trace() -> list[object]:
         found: list[object] = []
         async with a_node("run-1") as port:
 
@@ -303,7 +307,7 @@ def test_several_at_once_take_turns() -> None:
                         tasks.start_soon(ask)
         return found
 
-    found = anyio.run(story)
+    found = anyio.run(trace)
     assert len(found) == 3
     assert all(isinstance(one, tuple) for one in found), found
 
@@ -339,13 +343,13 @@ def test_what_is_slow_is_slow_each_time(
 def test_a_node_measures() -> None:
     """The address is a fellow's or the head's, the port and the token are of this node's plan."""
 
-    async def story() -> list[Answer]:
+    async def trace() -> list[Answer]:
         async with a_node("run-1") as port:
             prober = prober_of(plan_of({"AGENT_PORT": str(port)}))
             place = Placeholders("127.0.0.1", "127.0.0.1", "1")
             return [await prober.probe(SAMPLE, at, place) for at in ("", "127.0.0.1", "127.0.0.9")]
 
-    first, second, nobody = anyio.run(story)
+    first, second, nobody = anyio.run(trace)
     assert (first.at, second.at) == ("", "127.0.0.1")
     assert first.evidence == second.evidence == ""
     assert first.size > 0

@@ -6,7 +6,7 @@ import pytest
 
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
-from unit.heads import PAIR, Story, goal
+from unit.heads import PAIR, Trace, goal
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_contradictions(silent: str, lost: bool, is_listed: bool, doubt: str) ->
 def test_a_silence_is_logged_once() -> None:
     """It is logged again only if the sources report something else."""
     silent = h.WorkerSilent("agent2", "no answer")
-    story = Story(goal(1), [*PAIR, (9, silent), (10, silent), (11, silent)])
-    assert story.said.count("pod2 is silent, no answer; nor does its Ray answer, though GCS") == 1
-    story.take(h.WorkerSilent("agent2", "no answer", ray_answers=True), 12)
-    assert "pod2 is silent, no answer; its Ray answers still" in story.said
+    trace = Trace(goal(1), [*PAIR, (9, silent), (10, silent), (11, silent)])
+    assert trace.log.count("pod2 is silent, no answer; nor does its Ray answer, though GCS") == 1
+    trace.take(h.WorkerSilent("agent2", "no answer", ray_answers=True), 12)
+    assert "pod2 is silent, no answer; its Ray answers still" in trace.log

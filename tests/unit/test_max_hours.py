@@ -12,7 +12,7 @@ from agent.base import ends
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.head import state as h
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
-from unit.heads import PAIR, RUNNING, TICK, Story, goal, job, nodes
+from unit.heads import PAIR, RUNNING, TICK, Trace, goal, job, nodes
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -25,57 +25,57 @@ OVER = ends.MAX_HOURS.outcome(hours=2.0)
 
 def test_the_job_is_stopped_with_its_grace() -> None:
     """A warning with the money ten minutes before, then a stop as by a signal, held afterwards."""
-    story = Story(HOURS, PAIR)
-    story.take(job("RUNNING"), 6500)
-    assert "AGENT_MAX_HOURS" not in story.said
-    story.take(job("RUNNING"), 6600)
+    trace = Trace(HOURS, PAIR)
+    trace.take(job("RUNNING"), 6500)
+    assert "AGENT_MAX_HOURS" not in trace.log
+    trace.take(job("RUNNING"), 6600)
     line = "the job is stopped in 600 s: AGENT_MAX_HOURS allows 2 h of 2 node(s), $12.00"
-    assert line in story.said
-    story.take(job("RUNNING"), 7199)
-    assert (story.ends, "StopJob" in story.kinds()) == ([], False)
-    story.take(job("RUNNING"), 7200)
-    assert "StopJob" in story.kinds()
-    story.take(job("STOPPED"), 7205)
-    (end,) = story.ends
+    assert line in trace.log
+    trace.take(job("RUNNING"), 7199)
+    assert (trace.outcomes, "StopJob" in trace.kinds()) == ([], False)
+    trace.take(job("RUNNING"), 7200)
+    assert "StopJob" in trace.kinds()
+    trace.take(job("STOPPED"), 7205)
+    (end,) = trace.outcomes
     assert (end.kind, end.exit_code, end.holds_pod) == (OVER.kind, 78, True)
-    assert story.said.count("AGENT_MAX_HOURS allows") == 1
+    assert trace.log.count("AGENT_MAX_HOURS allows") == 1
 
 
 def test_a_job_that_ends_at_that_moment_has_its_own_end() -> None:
     """The job's end counts before the hours."""
-    story = Story(HOURS, PAIR)
-    story.take(job("SUCCEEDED", 0), 7300)
-    assert [end.exit_code for end in story.ends] == [0]
+    trace = Trace(HOURS, PAIR)
+    trace.take(job("SUCCEEDED", 0), 7300)
+    assert [end.exit_code for end in trace.outcomes] == [0]
 
 
 @pytest.mark.parametrize("retries", [0, 3])
 def test_no_attempt_follows(retries: int) -> None:
     """Also where the job just stops for a loss, or the next attempt boots."""
-    story = Story(replace(HOURS, retries=retries, used_hours=1.0), RUNNING)
-    assert story.finish()
-    (end,) = story.ends
+    trace = Trace(replace(HOURS, retries=retries, used_hours=1.0), RUNNING)
+    assert trace.finish()
+    (end,) = trace.outcomes
     assert end.exit_code in {69, 75, 78}
-    assert story.now <= 3600 + 16
+    assert trace.now <= 3600 + 16
 
 
 def test_the_wait_for_a_node_that_never_comes_is_part_of_it() -> None:
     """In a boot there is no job to stop: the head leaves."""
-    story = Story(replace(HOURS, max_hours=0.01), [(1, nodes()), (36, TICK)])
-    assert [end.exit_code for end in story.ends] == [78]
-    assert "StopJob" not in story.kinds()
+    trace = Trace(replace(HOURS, max_hours=0.01), [(1, nodes()), (36, TICK)])
+    assert [end.exit_code for end in trace.outcomes] == [78]
+    assert "StopJob" not in trace.kinds()
 
 
 def test_a_boot_that_begins_again_and_again_ends() -> None:
     """A Ray that is lost in each boot restarts all waits, but not the boot's own deadline."""
-    story = Story(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])
-    story.take(h.RayGone("exit 1"), 100)
-    assert story.state.attempt.began == 100
-    story.take(nodes(), 101)
-    story.take(TICK, 249)
-    assert story.ends == []
-    assert story.finish()
-    (end,) = story.ends
-    assert (end.exit_code, story.now) == (69, 250.0)
+    trace = Trace(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])
+    trace.take(h.RayGone("exit 1"), 100)
+    assert trace.state.attempt.began == 100
+    trace.take(nodes(), 101)
+    trace.take(TICK, 249)
+    assert trace.outcomes == []
+    assert trace.finish()
+    (end,) = trace.outcomes
+    assert (end.exit_code, trace.now) == (69, 250.0)
     assert end.reason.startswith("the boot took 4 min, longer than all its waits together: workers")
 
 

@@ -21,7 +21,7 @@ from agent.record.run_record import RunRecord
 from agent.settings.jobs import notice_signal
 from agent.settings.load import load
 from unit import workers as of_worker
-from unit.heads import INT, PAIR, RUNNING, TERM, TICK, Story, goal, job, nodes, word
+from unit.heads import INT, PAIR, RUNNING, TERM, TICK, Trace, goal, job, nodes, reported
 
 if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent
@@ -33,7 +33,7 @@ SAVED = h.SaveOver("run-1", "the job has saved checkpoint-7")
 
 def noticed(n: int, seconds: float, at: float, *, gone: bool = False) -> tuple[float, HeadEvent]:
     """Return a worker's report that its node is taken away in so many seconds."""
-    report = word(n, gone=gone, heard=at)
+    report = reported(n, gone=gone, heard=at)
     return at, replace(report, worker=replace(report.worker, notice=seconds))
 
 
@@ -42,10 +42,10 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> h.Hea
     return replace(goal(workers, least, retries=retries), notice_signal=USR1)
 
 
-def signals(story: Story) -> list[str]:
+def signals(trace: Trace) -> list[str]:
     """Return what was done about the job and the workers, in order."""
     kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.Retry, h.EndRun)
-    return [type(deed).__name__ for deed in story.deeds if isinstance(deed, kinds)]
+    return [type(deed).__name__ for deed in trace.effects if isinstance(deed, kinds)]
 
 
 ONE = noticed(2, 14.0, 10)
@@ -75,47 +75,47 @@ ONE = noticed(2, 14.0, 10)
 )
 def test_the_job_saves_before_its_node_is_taken_away(history: History, deeds: list[str]) -> None:
     """It is stopped when it has saved, or with the end of the notice; then the node may leave."""
-    story = Story(taken(), [*PAIR, *history])
-    assert signals(story) == deeds
-    assert [d.signum for d in story.deeds if isinstance(d, h.SaveJob)] == [USR1]
+    trace = Trace(taken(), [*PAIR, *history])
+    assert signals(trace) == deeds
+    assert [d.signum for d in trace.effects if isinstance(d, h.SaveJob)] == [USR1]
 
 
 def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
     """Without a retry and without a pause; GCS may list the node that left a while longer."""
     history = [*PAIR, ONE, (12, SAVED), (13, job("STOPPED")), noticed(2, 0.0, 14, gone=True)]
-    story = Story(taken(), history)
-    assert "announced losses that AGENT_JOB_RETRIES does not count: 1 of 10" in story.said
-    assert (story.state.phase, story.state.attempt.number) == (HeadPhase.BOOTING, 2)
-    story.take(nodes(), 15)
-    story.take(h.WorkerReplaced("agent2"), 20)
-    story.take(nodes(2), 21)
-    assert story.deeds[-1] == h.SubmitJob("run-2")
-    assert "pod2: the platform takes it away" in story.said
+    trace = Trace(taken(), history)
+    assert "announced losses that AGENT_JOB_RETRIES does not count: 1 of 10" in trace.log
+    assert (trace.state.phase, trace.state.attempt.number) == (HeadPhase.BOOTING, 2)
+    trace.take(nodes(), 15)
+    trace.take(h.WorkerReplaced("agent2"), 20)
+    trace.take(nodes(2), 21)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert "pod2: the platform takes it away" in trace.log
 
 
 def test_a_node_that_does_not_come_back_ends_the_run() -> None:
     """The wait for workers has its deadline; the end is a loss with its name."""
-    story = Story(taken(), [*PAIR, ONE, noticed(2, 0.0, 12, gone=True), (13, job("STOPPED"))])
-    assert story.finish()
-    (end,) = story.ends
+    trace = Trace(taken(), [*PAIR, ONE, noticed(2, 0.0, 12, gone=True), (13, job("STOPPED"))])
+    assert trace.finish()
+    (end,) = trace.outcomes
     assert (end.exit_code, end.kind) == (75, Kind.LOST)
 
 
 @pytest.mark.parametrize(
     ("of", "history"),
     [
-        (taken(2, least=1), [(3.0, nodes(2, 3)), (4.0, word(2)), ONE]),
-        (taken(1), [(3.0, nodes()), (4.0, word(2, joined=False)), ONE]),
+        (taken(2, least=1), [(3.0, nodes(2, 3)), (4.0, reported(2)), ONE]),
+        (taken(1), [(3.0, nodes()), (4.0, reported(2, joined=False)), ONE]),
         (replace(taken(), notice_signal=0), [*PAIR, ONE]),
         (replace(goal(1, job=False), notice_signal=USR1), [*PAIR[:2], ONE]),
-        (taken(1), [(3.0, nodes(2, 3)), (4.0, word(2)), (4.5, h.Submitted("run-1")), ONE]),
+        (taken(1), [(3.0, nodes(2, 3)), (4.0, reported(2)), (4.5, h.Submitted("run-1")), ONE]),
     ],
     ids=["booting", "not joined", "no signal", "no job", "a spare"],
 )
 def test_a_node_that_nothing_waits_for_may_leave_at_once(of: h.HeadGoal, history: History) -> None:
     """The job goes on, and the worker is released once."""
-    story = Story(of, [*history, noticed(2, 13.0, 11)])
-    assert signals(story) == ["ReleaseWorker"]
+    trace = Trace(of, [*history, noticed(2, 13.0, 11)])
+    assert signals(trace) == ["ReleaseWorker"]
 
 
 @pytest.mark.parametrize(("retries", "free"), [(0, False), (2, True)])
@@ -124,17 +124,17 @@ def test_a_loss_by_sigterm_costs_no_retry_where_retries_are_allowed(
 ) -> None:
     """Without a signal to save on AGENT_NODE_GRACE holds; without retries the run ends."""
     gone = noticed(2, 0.0, 10, gone=True)
-    story = Story(goal(1, retries=retries), [*PAIR, gone, (11, nodes()), (71, TICK)])
-    story.take(job("STOPPED"), 72)
-    assert ("does not count: 1 of 10" in story.said) == free
-    assert [end.exit_code for end in story.ends] == ([] if free else [75])
+    trace = Trace(goal(1, retries=retries), [*PAIR, gone, (11, nodes()), (71, TICK)])
+    trace.take(job("STOPPED"), 72)
+    assert ("does not count: 1 of 10" in trace.log) == free
+    assert [end.exit_code for end in trace.outcomes] == ([] if free else [75])
 
 
 def test_a_loss_that_was_not_announced_counts_beside_one_that_was() -> None:
     """Only an attempt that lost announced nodes alone is free."""
-    pair: History = [(3.0, nodes(2, 3)), (4.0, word(2)), (4.2, word(3)), *PAIR[2:]]
-    story = Story(taken(2), [*pair, (9, nodes(2)), ONE, (12, SAVED), (13, job("STOPPED"))])
-    (end,) = story.ends
+    pair: History = [(3.0, nodes(2, 3)), (4.0, reported(2)), (4.2, reported(3)), *PAIR[2:]]
+    trace = Trace(taken(2), [*pair, (9, nodes(2)), ONE, (12, SAVED), (13, job("STOPPED"))])
+    (end,) = trace.outcomes
     assert (end.exit_code, end.attempts_are_used_up) == (75, True)
 
 
@@ -171,34 +171,34 @@ def test_the_record_keeps_which_losses_were_announced() -> None:
 )
 def test_sigterm_to_the_head_lets_the_job_save_first(event: HeadEvent, deeds: list[str]) -> None:
     """Within half of the job's grace, all in all as long as any stop; Ctrl-C stops at once."""
-    story = Story(taken(0), [*RUNNING, (10, event)])
-    assert signals(story) == deeds
-    assert story.finish()
-    assert signals(story) == [*deeds, *(["StopJob"] if event is TERM else []), "EndRun"]
-    assert story.now == 10 + 16.0
-    assert [end.exit_code for end in story.ends] == [143 if event is TERM else 130]
+    trace = Trace(taken(0), [*RUNNING, (10, event)])
+    assert signals(trace) == deeds
+    assert trace.finish()
+    assert signals(trace) == [*deeds, *(["StopJob"] if event is TERM else []), "EndRun"]
+    assert trace.now == 10 + 16.0
+    assert [end.exit_code for end in trace.outcomes] == [143 if event is TERM else 130]
 
 
 def test_a_job_that_cannot_save_is_stopped_at_once() -> None:
     """It does not handle the signal, so nothing is waited for; a second stop does not wait."""
-    story = Story(taken(0), [*RUNNING, (10, TERM), (10.1, SAVED)])
-    assert signals(story) == ["SaveJob", "StopJob"]
-    story = Story(taken(0), [*RUNNING, (10, TERM), (11, TERM)])
-    assert signals(story) == ["SaveJob", "StopJob"]
+    trace = Trace(taken(0), [*RUNNING, (10, TERM), (10.1, SAVED)])
+    assert signals(trace) == ["SaveJob", "StopJob"]
+    trace = Trace(taken(0), [*RUNNING, (10, TERM), (11, TERM)])
+    assert signals(trace) == ["SaveJob", "StopJob"]
 
 
 def test_the_job_saves_before_its_hours_are_over() -> None:
     """AGENT_MAX_HOURS stops as SIGTERM does, with its own end."""
-    story = Story(replace(taken(0), max_hours=0.01), [*RUNNING, (36, TICK), (38, SAVED)])
-    assert signals(story) == ["SaveJob", "StopJob"]
-    story.take(job("STOPPED"), 40)
-    assert [(end.exit_code, end.kind) for end in story.ends] == [(78, Kind.STOPPED)]
+    trace = Trace(replace(taken(0), max_hours=0.01), [*RUNNING, (36, TICK), (38, SAVED)])
+    assert signals(trace) == ["SaveJob", "StopJob"]
+    trace.take(job("STOPPED"), 40)
+    assert [(end.exit_code, end.kind) for end in trace.outcomes] == [(78, Kind.STOPPED)]
 
 
 # --- the worker -----------------------------------------------------------------------------------
 
 JOINED: list[tuple[float, w.WorkerEvent]] = [
-    (1.0, of_worker.spoke()),
+    (1.0, of_worker.replied()),
     (3.0, w.RayUp()),
 ]
 LEAVE = w.Ordered(Order("head1", 1, OrderKind.LEAVE))
@@ -226,12 +226,12 @@ def test_a_worker_waits_until_the_job_has_saved(
     history: list[tuple[float, w.WorkerEvent]], leaves_at: float
 ) -> None:
     """It keeps its Ray until the head releases it, at most until its time is over."""
-    story = of_worker.Story(saving_worker(), [*JOINED, *history])
-    assert story.state.phase is WorkerPhase.LEAVING or story.state.notice(20.0) == max(
+    trace = of_worker.WorkerTrace(saving_worker(), [*JOINED, *history])
+    assert trace.state.phase is WorkerPhase.LEAVING or trace.state.notice(20.0) == max(
         0.0, leaves_at - 20.0
     )
-    assert story.finish()
-    assert (story.now, story.ends[0].exit_code) == (
+    assert trace.finish()
+    assert (trace.now, trace.outcomes[0].exit_code) == (
         leaves_at,
         130 if history[-1][1] is of_worker.INT else 143,
     )
@@ -240,19 +240,21 @@ def test_a_worker_waits_until_the_job_has_saved(
 def test_a_worker_leaves_at_once_where_no_job_saves() -> None:
     """As it does before it has joined; its goodbye still says that the platform takes the node."""
     for of, history in ((saving_worker(limit=None), JOINED), (saving_worker(), JOINED[:1])):
-        story = of_worker.Story(of, [*history, (10, of_worker.TERM)])
-        assert [end.exit_code for end in story.ends] == [143]
-        assert story.state.notice(10.0) == 0.0
-    by_hand = of_worker.Story(saving_worker(), [*JOINED, (10, of_worker.INT)])
+        trace = of_worker.WorkerTrace(of, [*history, (10, of_worker.TERM)])
+        assert [end.exit_code for end in trace.outcomes] == [143]
+        assert trace.state.notice(10.0) == 0.0
+    by_hand = of_worker.WorkerTrace(saving_worker(), [*JOINED, (10, of_worker.INT)])
     assert by_hand.state.notice(10.0) is None
 
 
 def test_the_verdict_ends_a_worker_that_waits() -> None:
     """A run that is over has nothing to save."""
-    over = of_worker.spoke(verdict=ends.JOB_SUCCEEDED.outcome(before=""))
-    story = of_worker.Story(saving_worker(), [*JOINED, (10, of_worker.TERM), (11, over)])
-    assert [end.exit_code for end in story.ends] == [0]
-    wait = worker.pending_waits(of_worker.Story(saving_worker(), [*JOINED, (10, TERM)]).state)[0]
+    over = of_worker.replied(verdict=ends.JOB_SUCCEEDED.outcome(before=""))
+    trace = of_worker.WorkerTrace(saving_worker(), [*JOINED, (10, of_worker.TERM), (11, over)])
+    assert [end.exit_code for end in trace.outcomes] == [0]
+    wait = worker.pending_waits(
+        of_worker.WorkerTrace(saving_worker(), [*JOINED, (10, TERM)]).state
+    )[0]
     assert (wait.key, wait.deadline) == (planned.SAVE, 24.0)
 
 

@@ -77,7 +77,7 @@ async def head_at(port: int) -> AsyncIterator[Reports]:
         await runner.cleanup()
 
 
-async def story(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
+async def trace(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
     """Give a worker orders, one after another, and see each taken in."""
     one = OneWorker(port)
     async with head_at(port) as reports, anyio.create_task_group() as tasks:
@@ -99,7 +99,7 @@ def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
         (OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"),
         (OrderKind.SEND_LOG, "ray"),
     ]
-    one = anyio.run(story, free_port(), orders)
+    one = anyio.run(trace, free_port(), orders)
     assert [deed for deed in one.deeds if not isinstance(deed, LogLine)] == [
         w.StartOwnService(RETRIEVER, 1),
         w.RunOwnStep("AGENT_PREPARE_EACH"),
@@ -114,7 +114,7 @@ def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
 def test_whoever_answers_as_the_head_can_run_nothing_else(name: str) -> None:
     """A worker runs nothing that its own plan lacks, whatever it is told."""
     orders = [(OrderKind.START_SERVICE, name), (OrderKind.RUN_STEP, name)]
-    one = anyio.run(story, free_port(), orders)
+    one = anyio.run(trace, free_port(), orders)
     assert {type(deed) for deed in one.deeds} == {LogLine}
     said = " ".join(deed.sentence for deed in one.deeds if isinstance(deed, LogLine))
     assert said.count("an order of the head's is refused") == 2

@@ -13,15 +13,15 @@ from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits
 from agent.record.explain import Timeline
 from browsing.runs import status as run_of
 from unit.fake_runs import status_of
-from unit.heads import REWARD, TERM, History, Story, goal, job, nodes, word
+from unit.heads import REWARD, TERM, History, Trace, goal, job, nodes, reported
 from unit.worlds import SECRET, plan_of
 
 EVIL = '<script>alert("x")</script>'
 SERVED: History = [
     (1.0, ServiceWaits(REWARD, EVIL)),
-    (2.0, word(2, rank=1, heard=2.0)),
+    (2.0, reported(2, rank=1, heard=2.0)),
     (3.0, nodes(2, 3)),
-    (4.0, word(4, EVIL, joined=False, heard=4.0)),
+    (4.0, reported(4, EVIL, joined=False, heard=4.0)),
 ]
 DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
 """What the script's nodes have that are the page's, not the cluster's."""
@@ -30,11 +30,11 @@ DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "
 def status(history: History) -> dict[str, Any]:
     """Return a head's status after a history."""
     plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
-    story, timeline = Story(goal(2, services=(REWARD,)), ()), Timeline()
+    trace, timeline = Trace(goal(2, services=(REWARD,)), ()), Timeline()
     for at, event in history:
-        story.take(event, at)
-        timeline.add(event, story.state, at)
-    return status_of(story.state, plan, timeline).status()
+        trace.take(event, at)
+        timeline.add(event, trace.state, at)
+    return status_of(trace.state, plan, timeline).status()
 
 
 def test_the_status_tells_all_of_it() -> None:
@@ -73,7 +73,7 @@ def test_the_name_of_the_run(
     """It is AGENT_RUN_NAME, else what the recipe calls the run in W&B; a command has no other."""
     plan = plan_of(set_by_user, command=command)
     found = status_of(
-        Story(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
+        Trace(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
     )
     assert found.status()["run_name"] == name
 

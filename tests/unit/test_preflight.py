@@ -46,7 +46,7 @@ from agent.work.services import Placeholders
 from agent.work.torchrun import ShareOrder
 from unit.fake_runs import prober_of
 from unit.free_ports import free_port
-from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
+from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Trace, goal, nodes, reported
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
-JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(3)), (1.0, word(2)), (2.0, nodes(2, 3))]
+JOINED: list[tuple[float, h.HeadEvent]] = [
+    (1.0, reported(3)),
+    (1.0, reported(2)),
+    (2.0, nodes(2, 3)),
+]
 SHARES = [AllReduceShare("abc1", 8), AllReduceShare("abc2", 8), AllReduceShare("abc3", 8)]
 
 
@@ -118,7 +122,7 @@ def test_what_failed(words: str, failure: str) -> None:
     assert all_reduce_result(words, SHARES).failure == failure
 
 
-# --- the story -----------------------------------------------------------------------------------
+# --- the trace -----------------------------------------------------------------------------------
 
 
 def answer(words: str = "", evidence: str = "") -> Answered:
@@ -128,77 +132,77 @@ def answer(words: str = "", evidence: str = "") -> Answered:
 
 def test_all_begin_together_and_the_job_waits() -> None:
     """Each node gets a rank, the head the first; the job is submitted after the head's result."""
-    story = Story(ASKED, JOINED)
-    asked = [a for a in story.actions if isinstance(a, h.ProbeNode) and a.probe == ALL_REDUCE]
+    trace = Trace(ASKED, JOINED)
+    asked = [a for a in trace.actions if isinstance(a, h.ProbeNode) and a.probe == ALL_REDUCE]
     sizes = (NodeSize(8),) * 3
     assert [(a.node, a.share) for a in asked] == [
         (HERE, ShareOrder(0, sizes)),
         ("agent3", ShareOrder(1, sizes)),
         ("agent2", ShareOrder(2, sizes)),
     ]
-    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
-    (wait,) = head.pending_waits(story.state)
+    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    (wait,) = head.pending_waits(trace.state)
     until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     assert (wait.key, wait.deadline) == (planned.PREFLIGHT, until)
-    story.take(word(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
-    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
-    story.take(answer(came()), 9.0)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert "an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms" in story.said
+    trace.take(reported(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
+    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    trace.take(answer(came()), 9.0)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert "an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms" in trace.log
 
 
 def test_it_is_done_once() -> None:
     """Another attempt at the job does not pay for it again."""
-    story = Story(replace(ASKED, retries=1), JOINED)
-    story.take(answer(came()), 9.0)
-    story.take(h.RayGone("killed"), 10.0)
+    trace = Trace(replace(ASKED, retries=1), JOINED)
+    trace.take(answer(came()), 9.0)
+    trace.take(h.RayGone("killed"), 10.0)
     for at in (20.0, 90.0):
-        story.take(nodes(2, 3), at)
-    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
-    assert [a.probe for a in story.actions if isinstance(a, h.ProbeNode)].count(ALL_REDUCE) == 3
+        trace.take(nodes(2, 3), at)
+    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert [a.probe for a in trace.actions if isinstance(a, h.ProbeNode)].count(ALL_REDUCE) == 3
 
 
 def test_a_failure_ends_the_run() -> None:
     """78, by the node's name, and nothing is submitted."""
-    story = Story(ASKED, JOINED)
-    story.take(word(2, answers=(Answer(ALL_REDUCE, "", "Connection closed by peer"),)), 8.9)
-    story.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
-    (end,) = story.ends
+    trace = Trace(ASKED, JOINED)
+    trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "Connection closed by peer"),)), 8.9)
+    trace.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
     assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC"
     assert "unset AGENT_PREFLIGHT" in end.remedy
-    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
 
 
 def test_a_node_that_could_not_begin() -> None:
     """Its word counts where the head has none a moment later, though the limit is far off."""
-    story = Story(ASKED, JOINED)
-    story.take(word(2, answers=(Answer(ALL_REDUCE, "", "no such Python"),)), 5.0)
-    assert not story.ends
-    then = head.deadline(story.state)
+    trace = Trace(ASKED, JOINED)
+    trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "no such Python"),)), 5.0)
+    assert not trace.outcomes
+    then = head.deadline(trace.state)
     assert then is not None
     assert 5.0 < then <= 15.0
     for at in (then, 15.0):
-        story.take(TICK, at)
-    (end,) = story.ends
+        trace.take(TICK, at)
+    (end,) = trace.outcomes
     assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"
 
 
 def test_it_cannot_hang() -> None:
     """Without any word the run ends at the deadline."""
-    story = Story(ASKED, JOINED)
-    story.take(TICK, 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE)
-    (end,) = story.ends
+    trace = Trace(ASKED, JOINED)
+    trace.take(TICK, 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
     assert "it wrote no result" in end.reason
 
 
 def test_a_node_that_goes_meanwhile() -> None:
     """It has the grace that it would have while the job runs; then the run is lost, by its name."""
-    story = Story(ASKED, JOINED)
-    story.take(word(2, gone=True), 10.0)
-    story.take(TICK, 10.0 + LIMITS[planned.NODE])
-    (end,) = story.ends
+    trace = Trace(ASKED, JOINED)
+    trace.take(reported(2, gone=True), 10.0)
+    trace.take(TICK, 10.0 + LIMITS[planned.NODE])
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "node")
     assert end.reason.endswith("the all-reduce was aborted: pod2 was lost")
 
@@ -217,7 +221,7 @@ def test_a_node_that_goes_meanwhile() -> None:
         ),
         (
             replace(ASKED, services=(REWARD_SPEC,)),
-            [(1.5, ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, word(4))],
+            [(1.5, ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, reported(4))],
             22.0,
         ),
     ],
@@ -227,22 +231,22 @@ def test_what_else_is_over_meanwhile(
     of: h.HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
 ) -> None:
     """Only the all-reduce is waited for then: the head does not spin until its deadline."""
-    story = Story(of, [*history, (over, TICK)])
-    (wait,) = head.pending_waits(story.state)
-    assert (wait.key, head.deadline(story.state)) == (planned.PREFLIGHT, wait.deadline)
+    trace = Trace(of, [*history, (over, TICK)])
+    (wait,) = head.pending_waits(trace.state)
+    assert (wait.key, head.deadline(trace.state)) == (planned.PREFLIGHT, wait.deadline)
 
 
 def test_its_deadline_passes_while_ray_is_started_again() -> None:
     """One look at the time decides on both."""
-    story = Story(ASKED, [*JOINED, (6.0, h.RayHangs("its dashboard is stopped")), (1006.0, TICK)])
-    assert [end.exit_code for end in story.ends] == [75]  # with that Ray all nodes are gone
+    trace = Trace(ASKED, [*JOINED, (6.0, h.RayHangs("its dashboard is stopped")), (1006.0, TICK)])
+    assert [end.exit_code for end in trace.outcomes] == [75]  # with that Ray all nodes are gone
 
 
 def test_only_where_it_was_asked_for() -> None:
     """It costs seconds."""
-    story = Story(replace(ASKED, preflight=False), JOINED)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert not any(a.probe == ALL_REDUCE for a in story.actions if isinstance(a, h.ProbeNode))
+    trace = Trace(replace(ASKED, preflight=False), JOINED)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert not any(a.probe == ALL_REDUCE for a in trace.actions if isinstance(a, h.ProbeNode))
 
 
 # --- on each node --------------------------------------------------------------------------------
@@ -292,13 +296,13 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     asked = HeadRequests(run)
 
-    async def story() -> None:
+    async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asked.probe, ALL_REDUCE, "", place, lambda: None, seat)
             await anyio.wait_all_tasks_blocked()
             await asked.probe(ALL_REDUCE, "", place, lambda: None, seat)
 
-    anyio.run(story)
+    anyio.run(trace)
     run.close()
     assert happened == ["begins", "is over", "begins", "is over"]
     assert [one.evidence for one in asked.for_report()[1]] == ["of the second"]

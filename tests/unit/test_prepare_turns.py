@@ -13,7 +13,7 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.values import ItemReport, Step, StepOver
 from agent.work.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
-from unit.heads import TICK, History, Story, goal, nodes, word
+from unit.heads import TICK, History, Trace, goal, nodes, reported
 from unit.worlds import MACHINE
 
 DATA = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
@@ -38,12 +38,12 @@ def says(
     """Return a worker's word of the steps that are over there, and of others that it has."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
-    return at, word(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
+    return at, reported(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
 
 
-def orders(story: Story) -> list[tuple[str, str]]:
+def orders(trace: Trace) -> list[tuple[str, str]]:
     """Name what was ordered, and where."""
-    return [(deed.name, deed.node) for deed in story.deeds if isinstance(deed, h.OrderStep)]
+    return [(deed.name, deed.node) for deed in trace.effects if isinstance(deed, h.OrderStep)]
 
 
 STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
@@ -108,7 +108,7 @@ def test_turns(
     steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
 ) -> None:
     """What happens decides who prepares next."""
-    assert orders(Story(of(*steps), history)) == expected
+    assert orders(Trace(of(*steps), history)) == expected
 
 
 def test_a_step_of_the_pass_that_says_so_may_run_anywhere(
@@ -119,33 +119,33 @@ def test_a_step_of_the_pass_that_says_so_may_run_anywhere(
     free = [one for one in module.PASS if one[1].startswith("anywhere")]
     assert len(free) == 1
     others = [one for one in module.PASS if one not in free]
-    expected = [Story(of(*steps), history).state for steps, history, _ in STORIES.values()]
+    expected = [Trace(of(*steps), history).state for steps, history, _ in STORIES.values()]
     for place in range(1, len(others)):
         monkeypatch.setattr(module, "PASS", (*others[:place], *free, *others[place:]))
-        found = [Story(of(*steps), history).state for steps, history, _ in STORIES.values()]
+        found = [Trace(of(*steps), history).state for steps, history, _ in STORIES.values()]
         assert found == expected
 
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
 def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
     """Whatever happens, one node at most works on a shared disk, and nobody is forgotten."""
-    story = Story(of(DATA), [HERE_DONE])
+    trace = Trace(of(DATA), [HERE_DONE])
     working: list[str] = []
     for at, (n, kind) in enumerate(events, 3):
-        before = len(orders(story))
+        before = len(orders(trace))
         key = f"agent{n}"
-        if kind == "hello" and key not in story.state.fleet.workers:
+        if kind == "hello" and key not in trace.state.fleet.workers:
             for _, event in hello(n, at=float(at)):
-                story.take(event, float(at))
+                trace.take(event, float(at))
         elif kind == "over" and key in working:
             working.remove(key)
-            story.take(says(n, "data", at=float(at))[1], float(at))
+            trace.take(says(n, "data", at=float(at))[1], float(at))
         elif kind == "gone":
             working = [one for one in working if one != key]
-            story.take(h.WorkerReplaced(key), float(at))
-        working += [node for _, node in orders(story)[before:]]
+            trace.take(h.WorkerReplaced(key), float(at))
+        working += [node for _, node in orders(trace)[before:]]
         assert len(working) <= 1
-        assert all(queue[0] in working for queue in story.state.step_queues.values())
+        assert all(queue[0] in working for queue in trace.state.step_queues.values())
 
 
 def test_what_is_by_order() -> None:

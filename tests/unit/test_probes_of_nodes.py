@@ -35,7 +35,7 @@ from agent.decisions.worker import state as w
 from agent.plan import waits as planned
 from agent.work.services import ON_EVERY, Placeholders
 from unit.fake_runs import prober_of
-from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
+from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Trace, goal, nodes, reported
 from unit.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -47,58 +47,62 @@ PLACE = Placeholders("127.0.0.1", "127.0.0.1", "1")
 ONE, TWO = ("agent2", SCORE, ""), ("agent3", SCORE, "")
 
 
-def scores(story: Story) -> list[tuple[str, str, str]]:
+def scores(trace: Trace) -> list[tuple[str, str, str]]:
     """Return who was asked for a score."""
-    return [probe for probe in story.probes if probe[1] == SCORE]
+    return [probe for probe in trace.probes if probe[1] == SCORE]
 
 
 def test_each_node_is_asked_once_as_soon_as_may_be() -> None:
     """Those that are there when the reward server answers at once, later ones as they report."""
-    story = Story(SCORED, [(1.0, word(2, "joining Ray", joined=False))])
-    assert not story.probes
-    story.take(READY[1], 2.0)
-    assert scores(story) == [ONE]
-    story.take(word(2), 3.0)
-    story.take(word(3), 4.0)
-    story.take(word(3), 5.0)
-    assert scores(story) == [ONE, TWO]
+    trace = Trace(SCORED, [(1.0, reported(2, "joining Ray", joined=False))])
+    assert not trace.probes
+    trace.take(READY[1], 2.0)
+    assert scores(trace) == [ONE]
+    trace.take(reported(2), 3.0)
+    trace.take(reported(3), 4.0)
+    trace.take(reported(3), 5.0)
+    assert scores(trace) == [ONE, TWO]
 
 
 def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     """A score that was asked for is awaited; 10 s later its node is named, and on it goes."""
-    story = Story(SCORED, [(1.0, word(2)), READY, (6.0, word(2, answers=FINE)), (7.0, word(3))])
-    story.take(nodes(2, 3), 8.0)
-    assert not story.deeds
-    (wait,) = head.pending_waits(story.state)
+    trace = Trace(
+        SCORED, [(1.0, reported(2)), READY, (6.0, reported(2, answers=FINE)), (7.0, reported(3))]
+    )
+    trace.take(nodes(2, 3), 8.0)
+    assert not trace.effects
+    (wait,) = head.pending_waits(trace.state)
     assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + times.NODE_PROBE)
     assert wait.evidence == "no answer from pod3"
-    story.take(TICK, wait.deadline)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert "pod3 did not report within 10 s" in story.said
-    assert "pod2 did not tell" not in story.said
+    trace.take(TICK, wait.deadline)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert "pod3 did not report within 10 s" in trace.log
+    assert "pod2 did not tell" not in trace.log
 
 
-@pytest.mark.parametrize("last", [word(3, answers=FINE), word(3, gone=True)])
+@pytest.mark.parametrize("last", [reported(3, answers=FINE), reported(3, gone=True)])
 def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
     """Nothing is waited for once all have answered, or are gone."""
     asked = replace(SCORED, expected_workers=1, min_workers=1)
-    story = Story(asked, [(1.0, word(2, answers=())), (1.0, word(3)), READY, (6.0, nodes(2))])
-    story.take(word(2, answers=FINE), 6.5)
-    assert not story.deeds
-    story.take(last, 7.0)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    assert "did not tell" not in story.said
+    trace = Trace(
+        asked, [(1.0, reported(2, answers=())), (1.0, reported(3)), READY, (6.0, nodes(2))]
+    )
+    trace.take(reported(2, answers=FINE), 6.5)
+    assert not trace.effects
+    trace.take(last, 7.0)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    assert "did not tell" not in trace.log
 
 
 def test_a_node_that_gets_no_score_is_named() -> None:
     """It is a warning: which node asks for rewards is the framework's affair."""
     bad = (Answer(SCORE, "", "connection refused by 10.0.0.1:5000"),)
-    story = Story(goal(1, services=(REWARD,)), [(1.0, word(2)), READY, (6.0, nodes(2))])
-    story.take(word(2, answers=bad), 7.0)
-    story.take(word(2, answers=bad), 8.0)  # a report may come twice
-    assert story.state.phase is HeadPhase.SUBMITTING
+    trace = Trace(goal(1, services=(REWARD,)), [(1.0, reported(2)), READY, (6.0, nodes(2))])
+    trace.take(reported(2, answers=bad), 7.0)
+    trace.take(reported(2, answers=bad), 8.0)  # a report may come twice
+    assert trace.state.phase is HeadPhase.SUBMITTING
     told = "reward server: pod2 gets no score from it: connection refused by 10.0.0.1:5000. "
-    assert story.said.count(told) == 1
+    assert trace.log.count(told) == 1
 
 
 def test_a_reward_server_on_a_worker() -> None:
@@ -106,11 +110,11 @@ def test_a_reward_server_on_a_worker() -> None:
     spec = replace(REWARD_SPEC, where=replace(ON_EVERY, kind="rank", rank=1))
     asked = replace(goal(2), services=(spec,))
     lives = (ItemReport(REWARD, Step.READY),)
-    story = Story(asked, [(1.0, word(3, rank=2)), (2.0, word(2, rank=1))])
-    story.take(word(2, rank=1, items=lives), 3.0)
-    assert scores(story) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
-    story.take(Answered(Answer(SCORE, "10.0.0.2")), 4.0)
-    assert [*story.state.probes.open_scores] == ["agent3"]
+    trace = Trace(asked, [(1.0, reported(3, rank=2)), (2.0, reported(2, rank=1))])
+    trace.take(reported(2, rank=1, items=lives), 3.0)
+    assert scores(trace) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
+    trace.take(Answered(Answer(SCORE, "10.0.0.2")), 4.0)
+    assert [*trace.state.probes.open_scores] == ["agent3"]
 
 
 # --- each other's Ray ----------------------------------------------------------------------------
@@ -118,27 +122,27 @@ def test_a_reward_server_on_a_worker() -> None:
 
 def test_a_ring_and_the_head() -> None:
     """Each worker and the head try each other, and each worker its neighbour; nothing waits."""
-    agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in (2, 3, 4)]
-    story = Story(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
-    assert story.state.phase is HeadPhase.SUBMITTING
+    agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in (2, 3, 4)]
+    trace = Trace(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
+    assert trace.state.phase is HeadPhase.SUBMITTING
     head_ip = "10.0.0.1"
-    assert {(node, at) for node, probe, at in story.probes if probe == REACH} == {
+    assert {(node, at) for node, probe, at in trace.probes if probe == REACH} == {
         *((HERE, f"10.0.0.{n}") for n in (2, 3, 4)),
         *((f"agent{n}", head_ip) for n in (2, 3, 4)),
         *(("agent2", "10.0.0.3"), ("agent3", "10.0.0.4"), ("agent4", "10.0.0.2")),
     }
-    assert {probe for _, probe, _ in story.probes} == {REACH, SAMPLE}
+    assert {probe for _, probe, _ in trace.probes} == {REACH, SAMPLE}
 
 
 @given(st.sets(st.sampled_from(sorted(NODES))), st.sets(st.sampled_from(sorted(NODES))))
 def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: set[int]) -> None:
     """It grows with the nodes, not with their pairs; nobody tries itself, nor without an agent."""
-    agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in sorted(there - by_hand)]
-    story = Story(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
-    assert len(story.probes) == len(set(story.probes))
+    agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in sorted(there - by_hand)]
+    trace = Trace(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
+    assert len(trace.probes) == len(set(trace.probes))
     for kind in (REACH, SAMPLE):
-        assert len([probe for _, probe, _ in story.probes if probe == kind]) <= 3 * len(there)
-    for node, probe, at in story.probes:
+        assert len([probe for _, probe, _ in trace.probes if probe == kind]) <= 3 * len(there)
+    for node, probe, at in trace.probes:
         assert node == HERE or int(node.removeprefix("agent")) in there - by_hand
         assert probe == REACH or int((at or "10.0.0.1").rpartition(".")[2]) not in by_hand
         assert node == HERE or at != f"10.0.0.{node.removeprefix('agent')}"
@@ -158,29 +162,29 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
 )
 def test_what_is_told_of_the_network(answer: Answer, said: str) -> None:
     """Who does not reach whom is named, and a way that is long."""
-    story = Story(goal(2), [(1.0, word(2)), (1.0, word(3)), (2.0, nodes(2, 3))])
-    before = story.said
-    story.take(word(2, answers=(answer,)), 3.0)
-    assert story.said.removeprefix(before).strip().startswith(said)
-    assert bool(said) == (story.said != before)
+    trace = Trace(goal(2), [(1.0, reported(2)), (1.0, reported(3)), (2.0, nodes(2, 3))])
+    before = trace.log
+    trace.take(reported(2, answers=(answer,)), 3.0)
+    assert trace.log.removeprefix(before).strip().startswith(said)
+    assert bool(said) == (trace.log != before)
 
 
 def test_many_are_counted() -> None:
     """A network that is closed between all nodes does not flood the log."""
-    story = Story(goal(1), [(1.0, word(2)), (2.0, nodes(2))])
+    trace = Trace(goal(1), [(1.0, reported(2)), (2.0, nodes(2))])
     for n in range(100):
-        story.take(word(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
-    told = [a for a in story.actions if isinstance(a, LogLine) and a.level == "warning"]
+        trace.take(reported(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
+    told = [a for a in trace.actions if isinstance(a, LogLine) and a.level == "warning"]
     assert len(told) == 9
     assert told[-1].sentence == "more of the kind: `pod-agent doctor --all` here"
-    assert len(story.state.probes.findings) == 64
+    assert len(trace.state.probes.findings) == 64
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a table
     """On a Ray that others started no port of ours is known."""
-    story = Story(goal(1, given=given), [(2.0, nodes(2))])
-    assert (not story.probes) == given
+    trace = Trace(goal(1, given=given), [(2.0, nodes(2))])
+    assert (not trace.probes) == given
 
 
 # --- on a worker ---------------------------------------------------------------------------------

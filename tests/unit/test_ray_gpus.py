@@ -11,7 +11,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import LogLine
 from agent.work.recipes.recipe import NodeSize
-from unit.heads import HEAD, NODES, Story, goal, word
+from unit.heads import HEAD, NODES, Trace, goal, reported
 from unit.worlds import MACHINE
 
 ROWS: dict[str, tuple[list[GpuCount], list[tuple[Level, str]]]] = {
@@ -37,35 +37,35 @@ def test_counts(nodes: list[GpuCount], expected: list[tuple[Level, str]]) -> Non
     assert all("AGENT_NUM_GPUS" in one.remedy for one in found)
 
 
-def met(ray: float, here: int = 8, **changes: object) -> Story:
-    """Return the story of a head and a worker, on which Ray counts so many GPUs."""
+def met(ray: float, here: int = 8, **changes: object) -> Trace:
+    """Return the trace of a head and a worker, on which Ray counts so many GPUs."""
     asked = replace(goal(1), node="pod1", facts=MACHINE, size=NodeSize(8))
-    report = word(2)
+    report = reported(2)
     report = h.WorkerReported(replace(report.worker, gpus=here))
     listed = h.RayNodes((HEAD, replace(NODES[2], gpus=ray)))
     events: list[tuple[float, h.HeadEvent]] = [(1.0, report), (3.0, listed)]
-    return Story(replace(asked, **changes), events)
+    return Trace(replace(asked, **changes), events)
 
 
 def test_ray_sees_none_of_a_nodes_gpus() -> None:
     """The run is refused with the node's name, before the job waits for GPUs."""
-    story = met(0.0)
-    (end,) = story.ends
+    trace = met(0.0)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (78, "Ray's GPUs")
     assert end.reason == "Ray's GPUs: Ray counts none of the 8 on pod2"
-    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
 
 
 def test_ray_misses_one() -> None:
     """A warning, and on it goes."""
-    story = met(7.0)
-    assert story.state.phase is HeadPhase.SUBMITTING
-    (said,) = [a for a in story.actions if isinstance(a, LogLine) and a.level == "warning"]
+    trace = met(7.0)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    (said,) = [a for a in trace.actions if isinstance(a, LogLine) and a.level == "warning"]
     assert said.sentence.startswith("Ray's GPUs: Ray counts 7 of the 8 on pod2. ")
 
 
 def test_no_finding_where_all_gpus_are_counted() -> None:
     """No finding if all are counted, or with AGENT_NUM_GPUS=0."""
-    for story in (met(8.0), met(0.0, here=0)):
-        assert story.state.phase is HeadPhase.SUBMITTING
-        assert not story.state.differences
+    for trace in (met(8.0), met(0.0, here=0)):
+        assert trace.state.phase is HeadPhase.SUBMITTING
+        assert not trace.state.differences

@@ -6,7 +6,7 @@ from agent.boot.events import EventFilter
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet
 from agent.decisions.values import ServiceWaits
-from unit.heads import REWARD, TICK, job, nodes, word
+from unit.heads import REWARD, TICK, job, nodes, reported
 
 SILENT = h.HeadRaySilent("no answer")
 WAITS = ServiceWaits(REWARD, "connection refused")
@@ -43,5 +43,5 @@ def test_a_state_is_news_when_it_changes_even_back() -> None:
 
 def test_a_worker_that_says_the_same_is_no_news() -> None:
     """Its beats are not kept, its changes are."""
-    again, left = word(2, heard=9.0), word(2, heard=10.0, gone=True)
-    assert kept(word(2), again, left) == [word(2), left]
+    again, left = reported(2, heard=9.0), reported(2, heard=10.0, gone=True)
+    assert kept(reported(2), again, left) == [reported(2), left]

@@ -19,13 +19,13 @@ from unit.heads import (
     SUBMITTED,
     TICK,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
-    word,
+    reported,
 )
-from unit.shares import DONE, by_torchrun, tells
+from unit.shares import DONE, by_torchrun, share_of
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 SIZED = replace(goal(1, retries=1), is_sized_to_nodes=True)
 THREE: History = [
-    *((2, word(2)), (2, word(3)), (3, nodes(2, 3))),
+    *((2, reported(2)), (2, reported(3)), (3, nodes(2, 3))),
     *((5, SUBMITTED), (6, job("RUNNING"))),
 ]
 """One worker is expected, and two have joined when the job is submitted."""
-TWO: History = [(2, word(2)), (3, nodes(2)), (5, SUBMITTED), (6, job("RUNNING"))]
+TWO: History = [(2, reported(2)), (3, nodes(2)), (5, SUBMITTED), (6, job("RUNNING"))]
 ONE_LOST: History = [*THREE, (9, nodes(2, dead=(3,)))]
 
 
@@ -65,23 +65,23 @@ def test_a_job_is_sized_for_its_nodes(
 
 def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
     """More than were expected: one of them is lost for good, and the job does not hang."""
-    story = Story(SIZED, ONE_LOST)
-    assert "lost a needed node (1 of 2 joined; pod3 last reported" in story.said
-    story.take(job("RUNNING"), 68)
-    story.take(nodes(2), 69)
-    assert story.deeds[-1] == h.StopJob("run-1")
-    story.take(job("STOPPED"), 70)
-    assert "attempt 1 of 2 is lost: lost a needed node (1 of 2" in story.said
-    story.take(nodes(2), 75)
-    story.take(word(2), 75)
-    assert story.finish()
-    assert story.deeds[-2] == h.SubmitJob("run-2")  # which is sized for those that are left
+    trace = Trace(SIZED, ONE_LOST)
+    assert "lost a needed node (1 of 2 joined; pod3 last reported" in trace.log
+    trace.take(job("RUNNING"), 68)
+    trace.take(nodes(2), 69)
+    assert trace.effects[-1] == h.StopJob("run-1")
+    trace.take(job("STOPPED"), 70)
+    assert "attempt 1 of 2 is lost: lost a needed node (1 of 2" in trace.log
+    trace.take(nodes(2), 75)
+    trace.take(reported(2), 75)
+    assert trace.finish()
+    assert trace.effects[-2] == h.SubmitJob("run-2")  # which is sized for those that are left
 
 
 def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
     """It goes on without one of them."""
-    story = Story(goal(1), ONE_LOST)
-    assert (story.state.phase, story.state.below_required_since) == (HeadPhase.RUNNING, None)
+    trace = Trace(goal(1), ONE_LOST)
+    assert (trace.state.phase, trace.state.below_required_since) == (HeadPhase.RUNNING, None)
 
 
 @pytest.mark.parametrize(("lost", "is_short"), [(2, True), (3, False)])
@@ -91,40 +91,40 @@ def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short
     both = h.RayNodes((HEAD, NODES[2], bare))
     history = [(at, both if event == nodes(2, 3) else event) for at, event in THREE]
     left = h.RayNodes((HEAD, bare if lost == 2 else NODES[2]))
-    story = Story(SIZED, [*history, (9, left)])
-    assert (story.state.below_required_since is not None) is is_short
+    trace = Trace(SIZED, [*history, (9, left)])
+    assert (trace.state.below_required_since is not None) is is_short
 
 
 def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
     """Nodes without GPUs that were asked for; then no spare among them is told from the others."""
     bare = tuple(replace(NODES[n], gpus=0.0) for n in (2, 3))
-    joined: History = [(2, word(2)), (2, word(3)), (3, h.RayNodes((HEAD, *bare)))]
-    story = Story(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
-    assert story.state.below_required_since == 9
+    joined: History = [(2, reported(2)), (2, reported(3)), (3, h.RayNodes((HEAD, *bare)))]
+    trace = Trace(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
+    assert trace.state.below_required_since == 9
 
 
 def test_every_share_of_torchrun_is_required() -> None:
     """Until it has ended: a node that is done with its share may leave."""
     of = replace(by_torchrun(1, prepare=True), is_sized_to_nodes=True)
-    joined: History = [(1, tells(2, at=1)), (1, tells(3, at=1))]
+    joined: History = [(1, share_of(2, at=1)), (1, share_of(3, at=1))]
     begun: History = [*joined, *((2, done) for done in PREPARED), (5, SUBMITTED)]
-    lost = Story(of, [*begun, (6, tells(3, at=6, gone=True))])
+    lost = Trace(of, [*begun, (6, share_of(3, at=6, gone=True))])
     assert lost.state.below_required_since == 6
-    assert "lost a needed node (pod3; 1 of 2 joined" in lost.said
-    over = Story(of, [*begun, (6, tells(3, DONE, 6)), (7, tells(3, DONE, 7, gone=True))])
+    assert "lost a needed node (pod3; 1 of 2 joined" in lost.log
+    over = Trace(of, [*begun, (6, share_of(3, DONE, 6)), (7, share_of(3, DONE, 7, gone=True))])
     assert over.state.below_required_since is None
 
 
 # --- after the death of the head's agent -------------------------------------------------------
 
 
-def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
-    """Return the story of the agent that follows a killed one, by what `run.json` has."""
+def goes_on(trace: Trace, tmp_path: Path, after: float = 2.0) -> Trace:
+    """Return the trace of the agent that follows a killed one, by what `run.json` has."""
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    attempt = story.state.attempt
-    workers = (*story.state.fleet.alive.values(),)
-    keeper.record_submission(1, attempt.id, None, workers, story.state.required, attempt.workers)
+    attempt = trace.state.attempt
+    workers = (*trace.state.fleet.alive.values(),)
+    keeper.record_submission(1, attempt.id, None, workers, trace.state.required, attempt.workers)
     anyio.run(keeper.flush)
     found = RunRecord.read(tmp_path / "run" / RUN_FILE)
     keeper.close()
@@ -133,45 +133,45 @@ def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
     known = again.open_attempt(0.0)
     again.close()
     assert known is not None
-    then = (attempt.submitted or 0.0) - story.now - after
+    then = (attempt.submitted or 0.0) - trace.now - after
     known = replace(known, attempt=replace(known.attempt, submitted=then))
-    return Story(replace(story.state.goal, resumed_attempt=known), [])
+    return Trace(replace(trace.state.goal, resumed_attempt=known), [])
 
 
 def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Path) -> None:
     """A worker left and another joined while no agent ran: the job hangs, and is stopped."""
-    after = goes_on(Story(goal(1, retries=1), TWO), tmp_path)
+    after = goes_on(Trace(goal(1, retries=1), TWO), tmp_path)
     after.take(nodes(3, dead=(2,)), 1)
-    after.take(word(3), 1.5)
+    after.take(reported(3), 1.5)
     after.take(SUBMITTED, 2)
-    assert "lost a needed node (pod2" in after.said
+    assert "lost a needed node (pod2" in after.log
     after.take(job("RUNNING"), 60)
     after.take(TICK, 62)
-    assert after.deeds[-1] == h.StopJob("run-1")
+    assert after.effects[-1] == h.StopJob("run-1")
     after.take(job("STOPPED"), 63)
-    assert "attempt 1 of 2 is lost: lost a needed node (pod2" in after.said
+    assert "attempt 1 of 2 is lost: lost a needed node (pod2" in after.log
 
 
 def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> None:
     """Its name tells, as where the agent was never killed."""
-    after = goes_on(Story(goal(1), TWO), tmp_path)
+    after = goes_on(Trace(goal(1), TWO), tmp_path)
     after.take(nodes(3, dead=(2,)), 1)
-    back = replace(word(3).worker, name="pod2")
+    back = replace(reported(3).worker, name="pod2")
     after.take(SUBMITTED, 2)
     after.take(h.WorkerReported(back), 3)
-    assert "all needed nodes are back" in after.said
+    assert "all needed nodes are back" in after.log
 
 
 def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
     """Nothing is lost where all are there still, nor where a record knows no places."""
-    after = goes_on(Story(goal(1), TWO), tmp_path)
+    after = goes_on(Trace(goal(1), TWO), tmp_path)
     known = after.state.goal.resumed_attempt
     assert known is not None
     older = replace(
         after.state.goal, resumed_attempt=replace(known, attempt=replace(known.attempt, workers={}))
     )
-    before = Story(older, [])
-    for story, there in ((after, 2), (before, 3)):
-        story.take(nodes(there), 1)
-        story.take(SUBMITTED, 2)
-        assert (story.state.phase, story.state.last_loss) == (HeadPhase.RUNNING, "")
+    before = Trace(older, [])
+    for trace, there in ((after, 2), (before, 3)):
+        trace.take(nodes(there), 1)
+        trace.take(SUBMITTED, 2)
+        assert (trace.state.phase, trace.state.last_loss) == (HeadPhase.RUNNING, "")

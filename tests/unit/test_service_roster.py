@@ -20,29 +20,29 @@ from unit.heads import (
     SUBMITTED,
     TICK,
     History,
-    Story,
+    Trace,
     goal,
     job,
     nodes,
-    word,
+    reported,
 )
 
 
 def test_many_nodes_are_one_wait() -> None:
     """A service on every node is told once, with the first few nodes that are not ready."""
-    history: History = [(3, nodes(2, 3)), (4, word(2)), (4, word(3))]
-    story = Story(goal(2, services=(RETRIEVER,)), history)
+    history: History = [(3, nodes(2, 3)), (4, reported(2)), (4, reported(3))]
+    trace = Trace(goal(2, services=(RETRIEVER,)), history)
     items = (ItemReport(RETRIEVER, Step.PENDING, "connection refused"),)
-    story.take(word(2, items=items), 5)
-    (wait,) = head.pending_waits(story.state)
+    trace.take(reported(2, items=items), 5)
+    (wait,) = head.pending_waits(trace.state)
     assert wait.what == "retriever on every node"
     assert wait.evidence == (
         "3 not ready; retriever: no report yet; retriever on pod2: connection refused; "
         "retriever on pod3: no report yet"
     )
-    story.take(TICK, 301)
-    assert story.ends[0].exit_code == 69
-    assert "retriever on every node not ready in time: 3 not ready" in story.ends[0].reason
+    trace.take(TICK, 301)
+    assert trace.outcomes[0].exit_code == 69
+    assert "retriever on every node not ready in time: 3 not ready" in trace.outcomes[0].reason
 
 
 ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
@@ -52,42 +52,42 @@ OF_ALONE = replace(goal(1), services=(ALONE,))
 def apart(at: float, step: Step = Step.READY, *, gone: bool = False) -> tuple[float, h.HeadEvent]:
     """Return a report of a node that is there for the reward server only."""
     items = (ItemReport(ALONE.name, step),)
-    report = word(3, joined=False, heard=at, items=items, gone=gone)
+    report = reported(3, joined=False, heard=at, items=items, gone=gone)
     return at, h.WorkerReported(replace(report.worker, given_rank=2, service_only=True))
 
 
 AT = "10.0.0.3"
 SCORED: History = [
     (6, Answered(Answer(SCORE, AT))),
-    (6, word(2, answers=(Answer(SCORE, AT),))),
+    (6, reported(2, answers=(Answer(SCORE, AT),))),
 ]
 """Every other node got a score from there."""
-JOINED: History = [(3, nodes(2)), (4, word(2)), apart(5, Step.PENDING), apart(6), *SCORED]
+JOINED: History = [(3, nodes(2)), (4, reported(2)), apart(5, Step.PENDING), apart(6), *SCORED]
 
 
 def test_a_node_of_its_own_is_awaited() -> None:
     """The job waits for the node of that rank, and for its service; it is no worker."""
-    story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2))])
-    assert story.state.phase == "booting"
-    (wait,) = head.pending_waits(story.state)
+    trace = Trace(OF_ALONE, [(3, nodes(2)), (4, reported(2))])
+    assert trace.state.phase == "booting"
+    (wait,) = head.pending_waits(trace.state)
     assert (wait.what, wait.deadline) == ("rank 2, which is to run reward server", 200.0)
-    story.take(apart(5, Step.PENDING)[1], 5)
-    assert [type(deed).__name__ for deed in story.deeds] == ["StartService"]
-    story.take(apart(6)[1], 6)
-    assert [wait.key for wait in head.pending_waits(story.state)] == [planned.PROBE]
+    trace.take(apart(5, Step.PENDING)[1], 5)
+    assert [type(deed).__name__ for deed in trace.effects] == ["StartService"]
+    trace.take(apart(6)[1], 6)
+    assert [wait.key for wait in head.pending_waits(trace.state)] == [planned.PROBE]
     for at, event in SCORED:
-        story.take(event, at)
-    assert story.state.phase == "submitting"
-    assert service_address(story.state, ALONE.name) == "10.0.0.3"
-    assert "1 of 1 joined" in story.state.fleet.describe_missing(1, None)
-    assert "pod3" not in story.state.fleet.describe_missing(2, None)
+        trace.take(event, at)
+    assert trace.state.phase == "submitting"
+    assert service_address(trace.state, ALONE.name) == "10.0.0.3"
+    assert "1 of 1 joined" in trace.state.fleet.describe_missing(1, None)
+    assert "pod3" not in trace.state.fleet.describe_missing(2, None)
 
 
 def test_a_node_that_never_comes() -> None:
     """Without it the run ends at the workers' deadline, and says what was missing."""
-    story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2)), (200, TICK)])
-    assert story.ends[0].exit_code == 69
-    assert "rank 2, which is to run reward server not ready in time" in story.ends[0].reason
+    trace = Trace(OF_ALONE, [(3, nodes(2)), (4, reported(2)), (200, TICK)])
+    assert trace.outcomes[0].exit_code == 69
+    assert "rank 2, which is to run reward server not ready in time" in trace.outcomes[0].reason
 
 
 @pytest.mark.parametrize(
@@ -97,37 +97,37 @@ def test_a_node_that_never_comes() -> None:
 )
 def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) -> None:
     """Ray knows nothing of it: AGENT_NODE_GRACE counts from its last word."""
-    story = Story(OF_ALONE, [*JOINED, (7, SUBMITTED), (8, job("RUNNING")), last])
-    story.take(TICK, over - 1)
-    assert story.state.phase == "running"
-    assert head.deadline(story.state) == over
-    story.take(TICK, over)
-    assert story.state.phase == "stopping"
-    assert story.state.verdict is not None
-    assert "lost a needed node (pod3, which runs reward server)" in story.state.verdict.reason
-    assert story.state.verdict.exit_code == 75
+    trace = Trace(OF_ALONE, [*JOINED, (7, SUBMITTED), (8, job("RUNNING")), last])
+    trace.take(TICK, over - 1)
+    assert trace.state.phase == "running"
+    assert head.deadline(trace.state) == over
+    trace.take(TICK, over)
+    assert trace.state.phase == "stopping"
+    assert trace.state.verdict is not None
+    assert "lost a needed node (pod3, which runs reward server)" in trace.state.verdict.reason
+    assert trace.state.verdict.exit_code == 75
 
 
 def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
     """Its services go with it; the workers' wait says what is missing."""
-    history: History = [(3, nodes(2)), (4, word(2, joined=False)), (5, word(2, gone=True))]
-    story = Story(goal(1, services=(RETRIEVER,)), history)
-    assert {key[0] for key in story.state.services} == {HERE}
+    history: History = [(3, nodes(2)), (4, reported(2, joined=False)), (5, reported(2, gone=True))]
+    trace = Trace(goal(1, services=(RETRIEVER,)), history)
+    assert {key[0] for key in trace.state.services} == {HERE}
 
 
 def test_what_an_earlier_head_started_is_taken_over() -> None:
     """A worker may tell of a later start than any that this head ordered."""
-    story = Story(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, word(2))])
-    story.take(word(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
-    item = story.state.services["agent2", RETRIEVER]
+    trace = Trace(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, reported(2))])
+    trace.take(reported(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
+    item = trace.state.services["agent2", RETRIEVER]
     assert (item.step, item.generation) == (Step.READY, 3)
 
 
 def test_the_heads_own_rank() -> None:
     """A platform may count the head as another rank than 0."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
-    story = Story(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
-    assert story.state.service_home(RETRIEVER) == HERE
+    trace = Trace(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
+    assert trace.state.service_home(RETRIEVER) == HERE
 
 
 def test_ranks_by_the_first_hello() -> None:

@@ -21,7 +21,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
 from agent.runtime.waiting import NotYet, until
-from unit.heads import PAIR, TICK, History, Story, goal, job, nodes, word
+from unit.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported
 from unit.test_reports import BYE, LATE, POD1, Counter
 
 if TYPE_CHECKING:
@@ -32,76 +32,76 @@ AGENT_ONLY = replace(SILENT, ray_answers=True)
 WAITS = replace(POD1, ip="127.0.0.1", joined=True, news=0, hold=LATE)
 
 
-def state_of(story: Story) -> NodeState:
+def state_of(trace: Trace) -> NodeState:
     """Return how the second node stands."""
-    worker = story.state.fleet.workers["agent2"]
-    return worker.state(counts=worker.ip in story.state.fleet.alive)
+    worker = trace.state.fleet.workers["agent2"]
+    return worker.state(counts=worker.ip in trace.state.fleet.alive)
 
 
 @pytest.mark.parametrize(
     ("history", "state"),
     [
-        ([(1, word(2, "joining Ray", joined=False))], NodeState.BOOTING),
-        ([(1, word(2, "joining Ray", joined=False)), (2, SILENT)], NodeState.SILENT),
+        ([(1, reported(2, "joining Ray", joined=False))], NodeState.BOOTING),
+        ([(1, reported(2, "joining Ray", joined=False)), (2, SILENT)], NodeState.SILENT),
         (PAIR, NodeState.JOINED),
         ([*PAIR, (9, AGENT_ONLY)], NodeState.SILENT),
         ([*PAIR, (9, SILENT)], NodeState.LOST),
         ([*PAIR, (9, nodes(dead=(2,)))], NodeState.LOST),
-        ([*PAIR, (9, SILENT), (12, word(2))], NodeState.JOINED),
-        ([*PAIR, (9, word(2, gone=True))], NodeState.LEFT),
-        ([*PAIR, (9, word(2, gone=True)), (10, SILENT)], NodeState.LEFT),
+        ([*PAIR, (9, SILENT), (12, reported(2))], NodeState.JOINED),
+        ([*PAIR, (9, reported(2, gone=True))], NodeState.LEFT),
+        ([*PAIR, (9, reported(2, gone=True)), (10, SILENT)], NodeState.LEFT),
     ],
 )
 def test_how_a_node_stands(history: History, state: NodeState) -> None:
     """One word for each node, as the status shows it."""
-    assert state_of(Story(goal(1), history)) is state
+    assert state_of(Trace(goal(1), history)) is state
 
 
 def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
     """Its grace counts from there, though GCS still lists it; a word of it takes that back."""
-    story = Story(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
-    assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in story.said
-    assert "pod2 left Ray" in story.said
-    assert story.state.below_required_since == 9
-    story.take(word(2), 20)
-    assert story.state.below_required_since is None
-    assert "all needed nodes are back" in story.said
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
+    assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in trace.log
+    assert "pod2 left Ray" in trace.log
+    assert trace.state.below_required_since == 9
+    trace.take(reported(2), 20)
+    assert trace.state.below_required_since is None
+    assert "all needed nodes are back" in trace.log
 
 
 def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
     """GCS lists it for a while yet: only another node of Ray's says that the new one is in."""
-    again = h.WorkerReported(replace(word(2).worker, key="another"))
+    again = h.WorkerReported(replace(reported(2).worker, key="another"))
     boots = h.WorkerReported(replace(again.worker, joined=False))
-    story = Story(goal(1), [*PAIR, (9, SILENT), (10, boots), (10, h.WorkerReplaced("agent2"))])
-    story.take(again, 12)
-    story.take(nodes(2), 13)
-    assert story.state.fleet.alive == {}
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, boots), (10, h.WorkerReplaced("agent2"))])
+    trace.take(again, 12)
+    trace.take(nodes(2), 13)
+    assert trace.state.fleet.alive == {}
     head, old = nodes(2).nodes
     new = replace(old, node_id="new")
-    story.take(h.RayNodes((head, old, new)), 14)
-    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
-    story.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
-    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
-    assert story.state.fleet.dead_node_ids == frozenset()
+    trace.take(h.RayNodes((head, old, new)), 14)
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+    trace.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+    assert trace.state.fleet.dead_node_ids == frozenset()
 
 
 def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
     """Its agent speaks again, and its Ray never died."""
-    story = Story(goal(1), [*PAIR, (9, SILENT), (10, nodes(2)), (12, word(2)), (13, nodes(2))])
-    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, nodes(2)), (12, reported(2)), (13, nodes(2))])
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
 
 
 def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
     """The job goes on there: nothing is short."""
-    story = Story(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
-    assert "its Ray answers still" in story.said
-    assert (story.state.below_required_since, story.ends) == (None, [])
+    trace = Trace(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
+    assert "its Ray answers still" in trace.log
+    assert (trace.state.below_required_since, trace.outcomes) == (None, [])
 
 
 def test_a_worker_that_stays_away_costs_the_attempt() -> None:
     """After AGENT_NODE_GRACE from its silence the job is stopped, with the node's name."""
-    story = Story(goal(1), [*PAIR, (9, SILENT), (69, TICK), (70, job("STOPPED"))])
-    (end,) = story.ends
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (69, TICK), (70, job("STOPPED"))])
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "node")
     assert "pod2" in end.reason
     assert "silent since: connection refused" in end.reason
@@ -109,50 +109,50 @@ def test_a_worker_that_stays_away_costs_the_attempt() -> None:
 
 def test_ray_and_an_agent_may_disagree() -> None:
     """Where GCS misses a node whose agent speaks, that is said."""
-    story = Story(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
-    assert "pod2 left Ray, though its agent answers: Ray does not know it any more" in story.said
+    trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
+    assert "pod2 left Ray, though its agent answers: Ray does not know it any more" in trace.log
 
 
 def test_a_spare_joins_the_next_attempt() -> None:
     """Who joins a running attempt stays unused, which is said, until the next."""
-    story = Story(goal(1, retries=1), [*PAIR, (8, word(3)), (8, nodes(2, 3))])
-    assert "pod3 is one more than the running attempt needs: unused until another" in story.said
-    story.take(SILENT, 9)
-    story.take(job("FAILED", 1), 10)
-    story.take(nodes(3), 19)
-    story.take(TICK, 20)
-    assert story.deeds[-1] == h.SubmitJob("run-2")
-    assert "pod2 was lost and is away; 2 of 2 node(s)" in story.said
+    trace = Trace(goal(1, retries=1), [*PAIR, (8, reported(3)), (8, nodes(2, 3))])
+    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
+    trace.take(SILENT, 9)
+    trace.take(job("FAILED", 1), 10)
+    trace.take(nodes(3), 19)
+    trace.take(TICK, 20)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert "pod2 was lost and is away; 2 of 2 node(s)" in trace.log
 
 
 @pytest.mark.parametrize("comes", [8, 12], ids=["late", "in its place"])
 def test_a_spare_does_not_stand_in(comes: int) -> None:
     """A job that hangs without one that it had is stopped, though as many are there as it needs."""
-    later: History = [(comes, word(3)), (comes, nodes(2, 3)), (20, nodes(3)), (68, nodes(3))]
+    later: History = [(comes, reported(3)), (comes, nodes(2, 3)), (20, nodes(3)), (68, nodes(3))]
     history = sorted([*PAIR, (9, SILENT), *later], key=lambda one: one[0])
-    story = Story(goal(1, retries=1), history)
-    story.take(TICK, 69)
-    assert "pod3 is one more than the running attempt needs: unused until another" in story.said
-    assert story.deeds[-1] == h.StopJob("run-1")
-    story.take(job("STOPPED"), 70)
-    assert "attempt 1 of 2 is lost: lost a needed node" in story.said
-    assert "pod2" in story.said.partition("attempt 1 of 2 is lost")[2]
+    trace = Trace(goal(1, retries=1), history)
+    trace.take(TICK, 69)
+    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
+    assert trace.effects[-1] == h.StopJob("run-1")
+    trace.take(job("STOPPED"), 70)
+    assert "attempt 1 of 2 is lost: lost a needed node" in trace.log
+    assert "pod2" in trace.log.partition("attempt 1 of 2 is lost")[2]
 
 
 STALLED = StalledSinceLoss(1, "30 min")
-BACK: History = [*PAIR, (9, SILENT), (30, word(2)), (31, job("RUNNING"))]
+BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 
 
 @pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.EndRun)])
 def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     """The node came back in time, and its actors did not: the attempt is lost."""
-    story = Story(goal(1, retries=retries), [*BACK, (130, STALLED)])
-    assert story.deeds[-1] == h.StopJob("run-1")
-    story.take(job("STOPPED"), 135)
-    assert isinstance(story.deeds[-1], last)
+    trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])
+    assert trace.effects[-1] == h.StopJob("run-1")
+    trace.take(job("STOPPED"), 135)
+    assert isinstance(trace.effects[-1], last)
     why = "the job shows no sign of work for 30 min since pod2 was lost (AGENT_STALL)"
-    assert f"{why}: stopping the job" in story.said
-    assert [(end.exit_code, end.culprit, end.reason) for end in story.ends] == [
+    assert f"{why}: stopping the job" in trace.log
+    assert [(end.exit_code, end.culprit, end.reason) for end in trace.outcomes] == [
         (75, "node", why)
     ] * (retries == 0)
 
@@ -162,8 +162,8 @@ def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
 )
 def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
     """Where no node was lost, or in another attempt."""
-    story = Story(goal(1), [*history, (40, job("RUNNING")), (41, event)])
-    assert story.state.phase is HeadPhase.RUNNING
+    trace = Trace(goal(1), [*history, (40, job("RUNNING")), (41, event)])
+    assert trace.state.phase is HeadPhase.RUNNING
 
 
 # --- how it is noticed -------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
     counter = Counter()
     watch, told = watched(counter, closed_port())
 
-    async def story() -> None:
+    async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
@@ -204,7 +204,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
             await until_told(told)
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(trace)
     assert [(one.key, one.ray_answers) for one in told] == [("agent1", False)]
     assert "refused" in told[0].evidence
 
@@ -214,7 +214,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
     counter = Counter()
     watch, told = watched(counter, closed_port())
 
-    async def story() -> None:
+    async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             with anyio.move_on_after(0.1):
@@ -224,7 +224,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
                 await counter.reports.handle(replace(WAITS, hello=None))
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(trace)
     assert told == []
 
 
@@ -240,7 +240,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
             await anyio.sleep_forever()
         return web.Response()
 
-    async def story() -> None:
+    async def trace() -> None:
         app = web.Application()
         app.add_routes([web.get("/livez", livez)])
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -261,7 +261,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
         await runner.cleanup()
         assert told == []
 
-    anyio.run(story)
+    anyio.run(trace)
     assert calls == 2
 
 
@@ -311,7 +311,7 @@ def test_the_kernel_asks_on_a_workers_side_too() -> None:
         await anyio.sleep_forever()
         return answer
 
-    async def story() -> tuple[list[int], int]:
+    async def trace() -> tuple[list[int], int]:
         app = web.Application()
         app.add_routes([web.get("/", begin)])
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -329,7 +329,7 @@ def test_the_kernel_asks_on_a_workers_side_too() -> None:
         await runner.cleanup()
         return found
 
-    assert anyio.run(story) == ([1, 1, 2], 3000)
+    assert anyio.run(trace) == ([1, 1, 2], 3000)
 
 
 def test_what_is_no_tcp_is_left_alone() -> None:

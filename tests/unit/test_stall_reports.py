@@ -26,7 +26,7 @@ from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
 from agent.work.services import Placeholders
 from unit.free_ports import free_port
-from unit.heads import goal, word
+from unit.heads import goal, reported
 from unit.test_orders import OneWorker, head_at
 from unit.worlds import SECRET, plan_of
 
@@ -215,7 +215,7 @@ class OneHead:
             monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
         monkeypatch.setattr(looks_module, "request_log", self._sent)
         state = head.first_state(goal(1))
-        fleet = state.fleet.with_report(word(2).worker)
+        fleet = state.fleet.with_report(reported(2).worker)
         self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
         shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
         self.told: list[h.HeadEvent] = []

@@ -14,7 +14,7 @@ from agent.boot.run_keeper import RunKeeper, on_recalled_run
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
-from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
+from unit.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,23 +36,23 @@ FAILED = (10, job("FAILED", 1))
 )
 def test_a_head_makes_room(of: h.HeadGoal, history: History, deeds: list[h.HeadAction]) -> None:
     """Its job is stopped, never made again; one on a Ray of others' is the later head's now."""
-    story = Story(of, [*history, (11, LATER), (12, LATER)])
-    assert story.finish()
-    assert story.deeds[:-1] == deeds
-    (end,) = story.ends
+    trace = Trace(of, [*history, (11, LATER), (12, LATER)])
+    assert trace.finish()
+    assert trace.effects[:-1] == deeds
+    (end,) = trace.outcomes
     assert (end.kind, end.exit_code, end.is_superseded) == (Kind.LOST, 75, True)
     assert "superseded: a later head of run run has taken over (pod2 follows it)" in end.reason
     assert not end.holds_pod
-    assert story.state.verdict_for_workers is None
+    assert trace.state.verdict_for_workers is None
 
 
 def test_a_job_that_stops_already_is_not_made_again() -> None:
     """An end that stands, stands; an attempt that would have followed does not."""
     lost: History = [*PAIR, (9, h.WorkerSilent("agent2", "no answer")), (70, TICK)]
-    story = Story(goal(1, retries=3), [*lost, (71, LATER), (72, job("STOPPED"))])
-    assert [end.is_superseded for end in story.ends] == [True]
-    asked = Story(goal(1, retries=3), [*PAIR, (9, TERM), (10, LATER), (11, job("STOPPED"))])
-    assert [(end.exit_code, end.is_superseded) for end in asked.ends] == [(143, False)]
+    trace = Trace(goal(1, retries=3), [*lost, (71, LATER), (72, job("STOPPED"))])
+    assert [end.is_superseded for end in trace.outcomes] == [True]
+    asked = Trace(goal(1, retries=3), [*PAIR, (9, TERM), (10, LATER), (11, job("STOPPED"))])
+    assert [(end.exit_code, end.is_superseded) for end in asked.outcomes] == [(143, False)]
 
 
 def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     assert recalled(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
     told = recalled(keeper, of_run("old", 0, before), before)
     assert told == h.RunRemembered("old", 0, before)
-    story = Story(goal(1), [(1, told)])
-    assert story.deeds == [h.AdoptRun("old", 0, before)]
+    trace = Trace(goal(1), [(1, told)])
+    assert trace.effects == [h.AdoptRun("old", 0, before)]
     keeper.adopt_run("old", 0, before)
     assert keeper.record.epoch == before + 1
     keeper.record_submission(1, "old-1")
@@ -130,7 +130,7 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     reply = anyio.run(first_reply, keeper, 1, 6379)
     own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
     assert recalled(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
-    assert Story(goal(1), [(1, h.RunRemembered("run", 0))]).deeds == []
+    assert Trace(goal(1), [(1, h.RunRemembered("run", 0))]).effects == []
     for evil, epoch in (
         (replace(own, run_id="evil"), reply.epoch),
         (replace(own, attempt=10**15), reply.epoch),

@@ -20,13 +20,13 @@ from agent.decisions.values import (
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import StartRay, StopRay, WorkerPhase
 from unit.heads import RETRIEVER
-from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
+from unit.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied
 
 GOAL = goal()
 PREPARING = goal(prepare=True)
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
-JOINED: History = [(2.0, spoke()), (8.0, w.RayUp())]
-BARE: History = [(2.0, spoke(epoch=None, phase="")), (8.0, w.RayUp())]
+JOINED: History = [(2.0, replied()), (8.0, w.RayUp())]
+BARE: History = [(2.0, replied(epoch=None, phase="")), (8.0, w.RayUp())]
 DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 START = StartRay("10.0.0.1")
@@ -36,92 +36,92 @@ PREPARED = StepOver("AGENT_PREPARE_EACH")
 UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerAction]]] = {
     "nothing yet": (GOAL, [(1, TICK)], WorkerPhase.FINDING, []),
     "no head yet": (GOAL, [(1, SILENT), (99, SILENT)], WorkerPhase.FINDING, []),
-    "a head whose Ray is not up": (GOAL, [(2, spoke(ready=False))], WorkerPhase.FINDING, []),
+    "a head whose Ray is not up": (GOAL, [(2, replied(ready=False))], WorkerPhase.FINDING, []),
     "a head that keeps speaking is waited for": (
         GOAL,
-        [(2, spoke(ready=False)), (90, spoke(ready=False)), (149, TICK)],
+        [(2, replied(ready=False)), (90, replied(ready=False)), (149, TICK)],
         WorkerPhase.FINDING,
         [],
     ),
-    "a head": (GOAL, [(2, spoke())], WorkerPhase.JOINING, [START]),
+    "a head": (GOAL, [(2, replied())], WorkerPhase.JOINING, [START]),
     "a head of a plain Ray": (
         GOAL,
-        [(2, spoke(epoch=None, phase=""))],
+        [(2, replied(epoch=None, phase=""))],
         WorkerPhase.JOINING,
         [START],
     ),
-    "data first": (PREPARING, [(2, spoke())], WorkerPhase.FINDING, []),
+    "data first": (PREPARING, [(2, replied())], WorkerPhase.FINDING, []),
     "data is there": (
         PREPARING,
-        [(2, spoke()), (9, PREPARED)],
+        [(2, replied()), (9, PREPARED)],
         WorkerPhase.JOINING,
         [START],
     ),
     "data was there first": (
         PREPARING,
-        [(1, PREPARED), (2, spoke())],
+        [(1, PREPARED), (2, replied())],
         WorkerPhase.JOINING,
         [START],
     ),
     "data longer than the head's deadline": (
         PREPARING,
-        [(2, spoke()), (101, TICK), (500, spoke())],
+        [(2, replied()), (101, TICK), (500, replied())],
         WorkerPhase.FINDING,
         [],
     ),
     "its Ray is up": (GOAL, JOINED, WorkerPhase.FOLLOWING, [START]),
     "its Ray did not join": (
         GOAL,
-        [(2, spoke()), (4, DOWN), (4.4, TICK)],
+        [(2, replied()), (4, DOWN), (4.4, TICK)],
         WorkerPhase.JOINING,
         [START],
     ),
     "it tries again": (
         GOAL,
-        [(2, spoke()), (4, DOWN), (4.5, TICK)],
+        [(2, replied()), (4, DOWN), (4.5, TICK)],
         WorkerPhase.JOINING,
         [START, START],
     ),
     "not while the head is silent": (
         GOAL,
-        [(2, spoke()), (4, DOWN), (4.2, SILENT), (4.5, TICK)],
+        [(2, replied()), (4, DOWN), (4.2, SILENT), (4.5, TICK)],
         WorkerPhase.JOINING,
         [START],
     ),
     "but when it speaks again, at its new address": (
         GOAL,
-        [(2, spoke()), (4, DOWN), (4.2, SILENT), (9, spoke(ip="10.0.0.9"))],
+        [(2, replied()), (4, DOWN), (4.2, SILENT), (9, replied(ip="10.0.0.9"))],
         WorkerPhase.JOINING,
         [START, StartRay("10.0.0.9")],
     ),
-    "it follows": (GOAL, [*JOINED, (30, spoke()), (80, TICK)], WorkerPhase.FOLLOWING, [START]),
+    "it follows": (GOAL, [*JOINED, (30, replied()), (80, TICK)], WorkerPhase.FOLLOWING, [START]),
     "a short silence": (
         GOAL,
-        [*JOINED, (29, spoke()), (30, SILENT), (59, TICK)],
+        [*JOINED, (29, replied()), (30, SILENT), (59, TICK)],
         WorkerPhase.FOLLOWING,
         [START],
     ),
     "the head was started anew": (
         GOAL,
-        [*JOINED, (30, spoke(epoch=2))],
+        [*JOINED, (30, replied(epoch=2))],
         WorkerPhase.JOINING,
         [START, StopRay()],
     ),
     "and joined anew": (
         GOAL,
-        [*JOINED, (30, spoke(epoch=2)), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
+        [*JOINED, (30, replied(epoch=2)), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
         WorkerPhase.FOLLOWING,
         [START, StopRay(), START],
     ),
     "anew while its Ray was starting": (
         GOAL,
-        [(2, spoke()), (3, spoke(epoch=2))],
+        [(2, replied()), (3, replied(epoch=2))],
         WorkerPhase.JOINING,
         [START, StopRay()],
     ),
     "anew while its Ray was down": (
         GOAL,
-        [(2, spoke()), (3, DOWN), (3.1, spoke(epoch=2)), (3.1, TICK)],
+        [(2, replied()), (3, DOWN), (3.1, replied(epoch=2)), (3.1, TICK)],
         WorkerPhase.JOINING,
         [START, START],
     ),
@@ -142,10 +142,10 @@ def test_under_way(
     of: w.WorkerGoal, history: History, phase: WorkerPhase, deeds: list[w.WorkerAction]
 ) -> None:
     """A history leads to a phase, by these deeds and no others."""
-    story = Story(of, history)
-    assert story.state.phase is phase
-    assert story.deeds == deeds
-    assert story.state.joined is (phase is WorkerPhase.FOLLOWING)
+    trace = WorkerTrace(of, history)
+    assert trace.state.phase is phase
+    assert trace.effects == deeds
+    assert trace.state.joined is (phase is WorkerPhase.FOLLOWING)
 
 
 ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
@@ -159,28 +159,28 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     "the head is never asked": (GOAL, [(100, TICK)], 69, "the head pod0", ["not asked yet"]),
     "the head goes before its Ray is up": (
         GOAL,
-        [(2, spoke(ready=False)), (90, spoke(ready=False)), (91, SILENT), (150, TICK)],
+        [(2, replied(ready=False)), (90, replied(ready=False)), (91, SILENT), (150, TICK)],
         69,
         "the head pod0",
         ["connection refused"],
     ),
     "data fails": (
         PREPARING,
-        [(2, spoke()), (3, StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
+        [(2, replied()), (3, StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
         69,
         "AGENT_PREPARE_EACH",
         ["failed: exit code 3"],
     ),
     "data takes too long": (
         PREPARING,
-        [(2, spoke()), (7200, TICK)],
+        [(2, replied()), (7200, TICK)],
         69,
         "AGENT_PREPARE_EACH",
         ["not ready in time"],
     ),
     "refused": (
         GOAL,
-        [(2, spoke(refusal="version mismatch: Ray 2.50 here"))],
+        [(2, replied(refusal="version mismatch: Ray 2.50 here"))],
         78,
         "this node",
         ["refused by the head: version mismatch: Ray 2.50 here"],
@@ -194,22 +194,26 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     ),
     "its Ray never joins": (
         GOAL,
-        [(2, spoke()), (3, DOWN), (122, TICK)],
+        [(2, replied()), (3, DOWN), (122, TICK)],
         69,
         "ray",
         ["could not join: exit code 1"],
     ),
     "its raylet never listens": (
         GOAL,
-        [(2, spoke()), (3, w.WorkerRaySilent("connection refused by 10.0.0.2:8268")), (122, TICK)],
+        [
+            (2, replied()),
+            (3, w.WorkerRaySilent("connection refused by 10.0.0.2:8268")),
+            (122, TICK),
+        ],
         69,
         "ray",
         ["could not join: connection refused by 10.0.0.2:8268"],
     ),
-    "its Ray says nothing": (GOAL, [(2, spoke()), (122, TICK)], 69, "ray", ["no output"]),
-    "the verdict": (GOAL, [*JOINED, (30, spoke(verdict=VERDICT))], 7, "job", ["the job failed"]),
-    "the verdict before it joined": (GOAL, [(2, spoke(verdict=VERDICT))], 7, "job", []),
-    "the verdict under preparation": (PREPARING, [(2, spoke(verdict=VERDICT))], 7, "job", []),
+    "its Ray says nothing": (GOAL, [(2, replied()), (122, TICK)], 69, "ray", ["no output"]),
+    "the verdict": (GOAL, [*JOINED, (30, replied(verdict=VERDICT))], 7, "job", ["the job failed"]),
+    "the verdict before it joined": (GOAL, [(2, replied(verdict=VERDICT))], 7, "job", []),
+    "the verdict under preparation": (PREPARING, [(2, replied(verdict=VERDICT))], 7, "job", []),
     "the head falls silent": (
         GOAL,
         [*JOINED, (30, SILENT), (68, TICK)],
@@ -219,7 +223,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     ),
     "the head's agent dies, its Ray lives": (
         GOAL,
-        [*JOINED, (30, spoke(epoch=None)), (60, spoke(epoch=None)), (68, TICK)],
+        [*JOINED, (30, replied(epoch=None)), (60, replied(epoch=None)), (68, TICK)],
         75,
         "head",
         ["its agent is gone, though Ray's GCS still answers"],
@@ -227,7 +231,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     "a plain Ray ends": (GOAL, [*BARE, (30, DOWN)], 75, "ray", ["Ray was lost: exit code 1"]),
     "a plain Ray falls silent": (GOAL, [*BARE, (30, SILENT), (68, TICK)], 75, "head", ["silent"]),
     "stopped while finding": (GOAL, [(1, TERM)], 143, "SIGTERM", ["SIGTERM"]),
-    "stopped while joining": (GOAL, [(2, spoke()), (3, TERM)], 143, "SIGTERM", ["SIGTERM"]),
+    "stopped while joining": (GOAL, [(2, replied()), (3, TERM)], 143, "SIGTERM", ["SIGTERM"]),
     "stopped where staying was the task": (
         goal(stays=True),
         [*JOINED, (30, TERM)],
@@ -246,31 +250,31 @@ def test_ends(
     of: w.WorkerGoal, history: History, code: int, culprit: str, words: list[str]
 ) -> None:
     """A history ends with its last message, with this code, for this reason."""
-    assert Story(of, history[:-1]).ends == []
-    story = Story(of, history)
-    (end,) = story.ends
+    assert WorkerTrace(of, history[:-1]).outcomes == []
+    trace = WorkerTrace(of, history)
+    (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (code, culprit)
     assert [word for word in words if word not in end.reason] == []
     assert end.phase
-    assert story.state.phase is WorkerPhase.LEAVING
-    assert story.state.verdict == end
+    assert trace.state.phase is WorkerPhase.LEAVING
+    assert trace.state.verdict == end
 
 
 def test_the_heads_verdict_is_taken_word_for_word() -> None:
     """A worker leaves with the head's outcome, so that all nodes tell the same end."""
-    assert Story(GOAL, [*JOINED, (30, spoke(verdict=VERDICT))]).ends == [VERDICT]
+    assert WorkerTrace(GOAL, [*JOINED, (30, replied(verdict=VERDICT))]).outcomes == [VERDICT]
 
 
 def test_what_is_said_on_the_way() -> None:
-    """Every turn of the story is one sentence that a person can grep."""
-    story = Story(
+    """Every turn of the trace is one sentence that a person can grep."""
+    trace = WorkerTrace(
         GOAL,
         [
-            (2, spoke()),
+            (2, replied()),
             (4, DOWN),
             (4.5, TICK),
             (8, w.RayUp()),
-            (30, spoke(epoch=2)),
+            (30, replied(epoch=2)),
             (31, DOWN),
             (31.5, TICK),
             (35, w.RayUp()),
@@ -285,20 +289,20 @@ def test_what_is_said_on_the_way() -> None:
         "the head's Ray was restarted: leaving the old and joining the new",
         "Ray was lost here (exit code 1): joining again",
     ]
-    assert [s for s in sentences if s not in story.said] == []
-    assert "joining Ray at a plain Ray head pod0" in Story(GOAL, BARE).said
+    assert [s for s in sentences if s not in trace.log] == []
+    assert "joining Ray at a plain Ray head pod0" in WorkerTrace(GOAL, BARE).log
 
 
 @pytest.mark.parametrize(
     ("history", "waits"),
     [
         ([], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
-        ([(2, spoke())], {"AGENT_PREPARE_EACH": 7200}),
-        ([(2, spoke(ready=False))], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
-        ([(2, PREPARED), (90, spoke(ready=False))], {"the head pod0": 150}),
-        ([(2, PREPARED), (3, spoke())], {"Ray on this node to join": 123}),
+        ([(2, replied())], {"AGENT_PREPARE_EACH": 7200}),
+        ([(2, replied(ready=False))], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
+        ([(2, PREPARED), (90, replied(ready=False))], {"the head pod0": 150}),
+        ([(2, PREPARED), (3, replied())], {"Ray on this node to join": 123}),
         (
-            [(2, PREPARED), (3, spoke()), (9, w.RayUp())],
+            [(2, PREPARED), (3, replied()), (9, w.RayUp())],
             {"a reply from the head pod0": 69},
         ),
         ([(2, StopAsked(15))], {}),
@@ -306,7 +310,7 @@ def test_what_is_said_on_the_way() -> None:
 )
 def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -> None:
     """Each phase waits for its own things, each until its own time."""
-    state = Story(PREPARING, history).state
+    state = WorkerTrace(PREPARING, history).state
     assert {wait.what: wait.deadline for wait in worker.pending_waits(state)} == waits
     assert worker.deadline(state) == min(waits.values(), default=None)
 
@@ -314,8 +318,8 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
 def test_a_second_join_has_no_evidence_of_the_first() -> None:
     """What was known of a raylet that came up says nothing of the next."""
     refused = w.WorkerRaySilent("connection refused by 10.0.0.2:8268")
-    history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch=2))]
-    (wait,) = worker.pending_waits(Story(GOAL, history).state)
+    history: History = [(2, replied()), (3, refused), (8, w.RayUp()), (30, replied(epoch=2))]
+    (wait,) = worker.pending_waits(WorkerTrace(GOAL, history).state)
     assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
 
 
@@ -324,7 +328,7 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
     [
         (Refused(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
         (StepOver("AGENT_PREPARE_EACH", "exit code 3"), True),
-        (spoke(verdict=VERDICT), False),
+        (replied(verdict=VERDICT), False),
         (TERM, False),
     ],
 )
@@ -337,10 +341,10 @@ def test_the_head_must_hear_of_a_workers_own_failure(event: w.WorkerEvent, must:
 
 def test_a_tick_is_nothing_by_itself() -> None:
     """Between messages time alone changes nothing."""
-    story = Story(GOAL, JOINED)
-    before = story.state
-    story.take(Tick(), 20.0)
-    assert story.state == before
+    trace = WorkerTrace(GOAL, JOINED)
+    before = trace.state
+    trace.take(Tick(), 20.0)
+    assert trace.state == before
 
 
 def order(number: int, kind: OrderKind, name: str = "", by: str = "head1") -> w.Ordered:
@@ -367,62 +371,62 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
         (7, ServiceGone(RETRIEVER, "exit code 1")),
         (8, again),
     ]
-    story = Story(PREPARING, history)
-    assert story.deeds == [
+    trace = WorkerTrace(PREPARING, history)
+    assert trace.effects == [
         w.StartOwnService(RETRIEVER, 1),
         w.RunOwnStep("AGENT_PREPARE_EACH"),
         w.SendLog("x"),
         w.StartOwnService(RETRIEVER, 1),
     ]
-    assert "this node's plan has no 'rm -rf /' to run" in story.said
+    assert "this node's plan has no 'rm -rf /' to run" in trace.log
 
 
 def test_a_service_that_was_ordered_is_told_of() -> None:
     """How it stands is what the next report says; word of an earlier start is none."""
     start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
     gone = ServiceGone(RETRIEVER, "exit code 1", generation=1)
-    story = Story(GOAL, [(2, start), (3, ServiceReady(RETRIEVER, generation=2)), (4, gone)])
-    assert story.state.services[RETRIEVER].step is Step.READY
-    story.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
-    item = story.state.services[RETRIEVER]
+    trace = WorkerTrace(GOAL, [(2, start), (3, ServiceReady(RETRIEVER, generation=2)), (4, gone)])
+    assert trace.state.services[RETRIEVER].step is Step.READY
+    trace.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
+    item = trace.state.services[RETRIEVER]
     assert (item.step, item.evidence) == (Step.LOST, "exit code 1")
 
 
 def test_a_step_by_order_has_its_deadline() -> None:
     """A step that is run again mid-run ends the worker if it hangs, and spins nobody until then."""
-    story = Story(PREPARING, [(1, PREPARED), *JOINED, (7000, spoke())])
-    story.take(order(1, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"), 7010)
-    assert worker.deadline(story.state) == 7060  # the head's silence comes first
-    story.take(spoke(), 14_200)
-    assert story.ends == []
-    story.take(TICK, 7010 + 7200)
-    assert story.ends[0].exit_code == 69
+    trace = WorkerTrace(PREPARING, [(1, PREPARED), *JOINED, (7000, replied())])
+    trace.take(order(1, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"), 7010)
+    assert worker.deadline(trace.state) == 7060  # the head's silence comes first
+    trace.take(replied(), 14_200)
+    assert trace.outcomes == []
+    trace.take(TICK, 7010 + 7200)
+    assert trace.outcomes[0].exit_code == 69
 
 
 def test_the_head_may_have_a_worker_leave() -> None:
     """Asked to stop by its head, it ends as asked from outside."""
-    (end,) = Story(GOAL, [*JOINED, (9, order(1, OrderKind.STOP))]).ends
+    (end,) = WorkerTrace(GOAL, [*JOINED, (9, order(1, OrderKind.STOP))]).outcomes
     assert (end.exit_code, end.kind) == (143, Kind.STOPPED)
 
 
 def test_a_held_verdict_is_not_for_a_newcomer() -> None:
     """A head that only holds an earlier run's verdict is waited for until it is started again."""
-    held = spoke(epoch=1, phase="held", ready=False, held=True)
-    story = Story(GOAL, [(1, held), (50, held), (60, spoke(epoch=2))])
-    assert story.deeds == [START]
-    story = Story(GOAL, [(1, held), (100, held)])
-    assert story.ends[0].exit_code == 69
-    assert "holds the verdict of an earlier run" in story.ends[0].reason
+    held = replied(epoch=1, phase="held", ready=False, held=True)
+    trace = WorkerTrace(GOAL, [(1, held), (50, held), (60, replied(epoch=2))])
+    assert trace.effects == [START]
+    trace = WorkerTrace(GOAL, [(1, held), (100, held)])
+    assert trace.outcomes[0].exit_code == 69
+    assert "holds the verdict of an earlier run" in trace.outcomes[0].reason
 
 
 def test_a_silent_head_is_told_of_once() -> None:
     """One call that fails is no news; a head that stays silent is, and that it speaks again."""
-    story = Story(GOAL, [*JOINED, (20, SILENT), (20.5, spoke())])
-    assert "silent" not in story.said
+    trace = WorkerTrace(GOAL, [*JOINED, (20, SILENT), (20.5, replied())])
+    assert "silent" not in trace.log
     for at in (30.0, 33.0, 34.0):
-        story.take(SILENT, at)
-    assert story.said.count("the head pod0 is silent (connection refused by 10.0.0.1:8266") == 1
-    assert "leaves unless it answers within 48 s (AGENT_HEAD_GRACE)" in story.said
-    story.take(spoke(), 40.0)
-    story.take(spoke(), 41.0)
-    assert story.said.count("the head pod0 answers again") == 1
+        trace.take(SILENT, at)
+    assert trace.log.count("the head pod0 is silent (connection refused by 10.0.0.1:8266") == 1
+    assert "leaves unless it answers within 48 s (AGENT_HEAD_GRACE)" in trace.log
+    trace.take(replied(), 40.0)
+    trace.take(replied(), 41.0)
+    assert trace.log.count("the head pod0 answers again") == 1

@@ -21,7 +21,7 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import ItemReport, Step
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
-from unit.heads import goal, word
+from unit.heads import goal, reported
 from unit.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
+def trace(tmp_path: Path) -> Iterator[Story]:
     """Return a head that has heard of two workers."""
     made = Story(tmp_path)
     for n in (2, 3):
@@ -99,9 +99,9 @@ def names(orders: tuple[Order, ...]) -> list[str]:
     return [order.name for order in orders]
 
 
-def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
+def test_a_complaint_has_the_logs_sent_once(trace: Story) -> None:
     """What a worker says of its Ray or a service is asked about, and not at every beat."""
-    said = word(2)
+    said = reported(2)
     gone = h.WorkerReported(replace(said.worker, error="exit code 1; pid 17"))
     for event in (
         said,
@@ -109,27 +109,27 @@ def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
         gone,
         h.WorkerReported(replace(said.worker, error="exit code 1; pid 18")),
     ):
-        story.note(event)
-    assert names(story.say(2, hello=None)) == ["agent", "ray"]
+        trace.note(event)
+    assert names(trace.say(2, hello=None)) == ["agent", "ray"]
     lost = ItemReport("retriever", Step.LOST, "exit code 2")
-    story.note(word(3, items=(lost,)))
-    assert names(story.say(3, hello=None)) == ["agent", "retriever"]
+    trace.note(reported(3, items=(lost,)))
+    assert names(trace.say(3, hello=None)) == ["agent", "retriever"]
 
 
-def test_complaints_of_an_agent_that_is_no_more(story: Story) -> None:
+def test_complaints_of_an_agent_that_is_no_more(trace: Story) -> None:
     """They are forgotten with it: names that come and go take no memory."""
     for n in range(100):
-        told = word(n, items=(ItemReport("retriever", Step.LOST, "exit code 1"),))
-        story.note(told)
-        story.note(h.WorkerReplaced(told.worker.key))
-    assert story.heard._complaints == {}  # noqa: SLF001 - what must not grow
+        told = reported(n, items=(ItemReport("retriever", Step.LOST, "exit code 1"),))
+        trace.note(told)
+        trace.note(h.WorkerReplaced(told.worker.key))
+    assert trace.heard._complaints == {}  # noqa: SLF001 - what must not grow
 
 
-def test_a_worker_that_always_complains_is_not_always_asked(story: Story) -> None:
+def test_a_worker_that_always_complains_is_not_always_asked(trace: Story) -> None:
     """Words that are new each time have an end."""
     for letter in "abcdefghijklmnop":
-        story.note(h.WorkerReported(replace(word(2).worker, error=f"no {letter}")))
-    assert len(story.say(2, hello=None)) == 2 * 8
+        trace.note(h.WorkerReported(replace(reported(2).worker, error=f"no {letter}")))
+    assert len(trace.say(2, hello=None)) == 2 * 8
 
 
 @pytest.mark.parametrize(
@@ -137,26 +137,26 @@ def test_a_worker_that_always_complains_is_not_always_asked(story: Story) -> Non
     [(LOST, ["agent", "ray"]), (Outcome(Kind.STOPPED, 143, "asked to stop"), []), (None, [])],
 )
 def test_who_is_there_when_the_job_is_stopped(
-    verdict: Outcome | None, asked: list[str], story: Story
+    verdict: Outcome | None, asked: list[str], trace: Story
 ) -> None:
     """A job that is stopped for a failure has all asked, who may be killed before a goodbye."""
-    story.note(word(2))
-    story.note(word(3, gone=True))
-    story.state = replace(story.state, phase=HeadPhase.STOPPING, verdict=verdict)
-    story.note(h.RayGone("exit code 1"))
-    story.note(h.RayGone("exit code 1"), before=HeadPhase.STOPPING)
-    assert names(story.say(2, hello=None)) == asked
-    assert story.say(3, hello=None) == ()
+    trace.note(reported(2))
+    trace.note(reported(3, gone=True))
+    trace.state = replace(trace.state, phase=HeadPhase.STOPPING, verdict=verdict)
+    trace.note(h.RayGone("exit code 1"))
+    trace.note(h.RayGone("exit code 1"), before=HeadPhase.STOPPING)
+    assert names(trace.say(2, hello=None)) == asked
+    assert trace.say(3, hello=None) == ()
 
 
-def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
+def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
     """Who left has sent all; who died without a word has what was heard last, first of all."""
-    story.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
-    story.note(word(3))
-    story.note(word(2, detail="all is well", heard=-12.0))
-    silent = story.state.fleet.mark_silent("agent2", "connection refused", 0.0, is_lost=True)
-    story.state = replace(story.state, fleet=silent.with_facts("agent2", MACHINE))
-    parts = story.parts()
+    trace.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
+    trace.note(reported(3))
+    trace.note(reported(2, detail="all is well", heard=-12.0))
+    silent = trace.state.fleet.mark_silent("agent2", "connection refused", 0.0, is_lost=True)
+    trace.state = replace(trace.state, fleet=silent.with_facts("agent2", MACHINE))
+    parts = trace.parts()
     assert [*parts][:4] == [
         "status.json",
         "findings.json",
@@ -171,12 +171,12 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
     assert "state: left\ngoodbye: done\n" in parts["pod3/last-report.txt"]
 
 
-def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
+def test_nodes_of_one_name_are_kept_apart(trace: Story) -> None:
     """Also from the head itself."""
     for key in ("a", "b"):
         worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
-        story.note(h.WorkerReported(worker))
-    told = [name for name in story.parts() if name.endswith("last-report.txt")]
+        trace.note(h.WorkerReported(worker))
+    told = [name for name in trace.parts() if name.endswith("last-report.txt")]
     assert told == ["node-a-2/last-report.txt", "node-a-3/last-report.txt"]
 
 

@@ -18,7 +18,7 @@ from agent.decisions.worker import state as w
 from agent.decisions.worker.state import RunOwnStep, StartRay, StopRay, WorkerPhase
 from agent.work.services import ON_EVERY, PrepareStep
 from unit.heads import RETRIEVER, RETRIEVER_SPEC
-from unit.workers import LIMITS, TERM, TICK, History, Story, spoke
+from unit.workers import LIMITS, TERM, TICK, History, WorkerTrace, replied
 
 if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
@@ -36,32 +36,32 @@ def order(number: int, name: str = "data") -> w.Ordered:
 
 def told(rank: int, epoch: int = 1) -> w.HeadSpoke:
     """Return the head's word that also gives this node its rank."""
-    return replace(spoke(epoch), rank=rank)
+    return replace(replied(epoch), rank=rank)
 
 
-def deeds(story: Story) -> list[str]:
+def deeds(trace: WorkerTrace) -> list[str]:
     """Name what was done."""
-    return [type(deed).__name__ for deed in story.deeds]
+    return [type(deed).__name__ for deed in trace.effects]
 
 
 STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
-    "its turn is waited for": (OF_STEPS, [(1, StepOver(EACH.name)), (2, spoke())], []),
+    "its turn is waited for": (OF_STEPS, [(1, StepOver(EACH.name)), (2, replied())], []),
     "its turn": (
         OF_STEPS,
-        [(1, StepOver(EACH.name)), (2, spoke()), (3, order(1)), (4, order(1))],
+        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (4, order(1))],
         ["RunOwnStep"],
     ),
     "then it joins": (
         OF_STEPS,
-        [(1, StepOver(EACH.name)), (2, spoke()), (3, order(1)), (9, StepOver("data"))],
+        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (9, StepOver("data"))],
         ["RunOwnStep", "StartRay"],
     ),
     "what is under way is not begun twice": (
         OF_STEPS,
-        [(2, spoke()), (3, order(1)), (4, order(2))],
+        [(2, replied()), (3, order(1)), (4, order(2))],
         ["RunOwnStep"],
     ),
-    "a plain Ray head gives no orders": (OF_STEPS, [(2, spoke(epoch=None))], ["RunOwnStep"]),
+    "a plain Ray head gives no orders": (OF_STEPS, [(2, replied(epoch=None))], ["RunOwnStep"]),
     "a node of its own joins no Ray": (OF_ALONE, [(1, told(2)), (2, told(2))], []),
     "another rank does": (OF_ALONE, [(1, told(1))], ["StartRay"]),
     "it follows a head that was started anew": (
@@ -76,42 +76,42 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
 @pytest.mark.parametrize(("of", "history", "expected"), STORIES.values(), ids=STORIES.keys())
 def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
     """What happens decides what is done, and nothing else."""
-    assert deeds(Story(of, history)) == expected
+    assert deeds(WorkerTrace(of, history)) == expected
 
 
 def test_a_step_has_its_time_from_its_order() -> None:
     """The limit of a step counts from its turn; the turn itself has the limit of all of them."""
-    begun: History = [(1, StepOver(EACH.name)), (2, spoke())]
-    story = Story(OF_STEPS, [*begun, (200, spoke()), (210, order(1)), (255, spoke())])
-    assert story.ends == []
-    story.take(spoke(), 261)
-    assert "data not ready in time: it still runs" in story.ends[0].reason
-    kept = [(at, spoke()) for at in range(10, 7200, 50)]
-    story = Story(OF_STEPS, [*begun, *kept, (7200, TICK)])
-    assert "data not ready in time: the head last reported" in story.ends[0].reason
-    assert story.ends[0].exit_code == 69
+    begun: History = [(1, StepOver(EACH.name)), (2, replied())]
+    trace = WorkerTrace(OF_STEPS, [*begun, (200, replied()), (210, order(1)), (255, replied())])
+    assert trace.outcomes == []
+    trace.take(replied(), 261)
+    assert "data not ready in time: it still runs" in trace.outcomes[0].reason
+    kept = [(at, replied()) for at in range(10, 7200, 50)]
+    trace = WorkerTrace(OF_STEPS, [*begun, *kept, (7200, TICK)])
+    assert "data not ready in time: the head last reported" in trace.outcomes[0].reason
+    assert trace.outcomes[0].exit_code == 69
 
 
 def test_steps_run_side_by_side() -> None:
     """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
-    story = Story(OF_STEPS, [(2, spoke()), (3, order(1))])
-    assert deeds(story) == ["RunOwnStep"]
-    assert story.state.running_steps == (EACH.name, "data")
-    assert story.state.steps["data"].deadline == 53.0
+    trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, order(1))])
+    assert deeds(trace) == ["RunOwnStep"]
+    assert trace.state.running_steps == (EACH.name, "data")
+    assert trace.state.steps["data"].deadline == 53.0
 
 
 def test_the_head_hears_how_it_stands() -> None:
     """What is run by order is told; AGENT_PREPARE_EACH is this node's own affair."""
-    story = Story(OF_STEPS, [(1, spoke())])
-    assert [(word.name, word.step) for word in worker.item_reports(story.state)] == [
+    trace = WorkerTrace(OF_STEPS, [(1, replied())])
+    assert [(word.name, word.step) for word in worker.item_reports(trace.state)] == [
         ("data", Step.PENDING)
     ]
-    (turn,) = (wait for wait in worker.pending_waits(story.state) if "data" in wait.what)
+    (turn,) = (wait for wait in worker.pending_waits(trace.state) if "data" in wait.what)
     assert turn.what == "the head to have data run here"
-    story.take(order(1), 2)
-    assert isinstance(story.deeds[-1], RunOwnStep)
-    story.take(StepOver("data"), 3)
-    assert [word.step for word in worker.item_reports(story.state)] == [Step.READY]
+    trace.take(order(1), 2)
+    assert isinstance(trace.effects[-1], RunOwnStep)
+    trace.take(StepOver("data"), 3)
+    assert [word.step for word in worker.item_reports(trace.state)] == [Step.READY]
 
 
 def test_what_lives_goes_on_under_another_head() -> None:
@@ -121,45 +121,45 @@ def test_what_lives_goes_on_under_another_head() -> None:
     def start(by: str, number: int, generation: int) -> w.Ordered:
         return w.Ordered(Order(by, number, OrderKind.START_SERVICE, RETRIEVER, generation))
 
-    story = Story(of, [(1, start("head1", 7, 2)), (2, ServiceReady(RETRIEVER, generation=2))])
-    story.take(start("head2", 1, 1), 3)
-    assert [type(deed).__name__ for deed in story.deeds] == ["StartOwnService"]
-    (said,) = worker.item_reports(story.state)
+    trace = WorkerTrace(of, [(1, start("head1", 7, 2)), (2, ServiceReady(RETRIEVER, generation=2))])
+    trace.take(start("head2", 1, 1), 3)
+    assert [type(deed).__name__ for deed in trace.effects] == ["StartOwnService"]
+    (said,) = worker.item_reports(trace.state)
     assert (said.step, said.generation) == (Step.READY, 2)
-    story.take(start("head2", 2, 2), 4)
-    assert len(story.deeds) == 2
-    story.take(ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
-    story.take(start("head3", 1, 1), 6)
-    assert len(story.deeds) == 3
+    trace.take(start("head2", 2, 2), 4)
+    assert len(trace.effects) == 2
+    trace.take(ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
+    trace.take(start("head3", 1, 1), 6)
+    assert len(trace.effects) == 3
 
 
 def test_a_node_of_its_own_follows() -> None:
     """It is heard of as there for a service only, and never as joined."""
-    state = Story(OF_ALONE, [(1, told(2))]).state
+    state = WorkerTrace(OF_ALONE, [(1, told(2))]).state
     assert (state.phase, state.service_only, state.joined, state.rank) == (
         WorkerPhase.FOLLOWING,
         True,
         False,
         2,
     )
-    bare = Story(replace(OF_ALONE, rank=2), [(1, spoke(epoch=None)), (100, TICK)])
-    assert bare.ends[0].exit_code == 69
+    bare = WorkerTrace(replace(OF_ALONE, rank=2), [(1, replied(epoch=None)), (100, TICK)])
+    assert bare.outcomes[0].exit_code == 69
 
 
 EVENTS = st.sampled_from(
-    [TICK, told(2), told(2, epoch=2), spoke(epoch=None), w.HeadSilent("x"), order(1), TERM]
+    [TICK, told(2), told(2, epoch=2), replied(epoch=None), w.HeadSilent("x"), order(1), TERM]
 )
 
 
 @given(st.lists(st.tuples(EVENTS, st.sampled_from([0.1, 5.0, 61.0]))))
 def test_a_node_of_its_own_never_starts_ray(events: list[tuple[w.WorkerEvent, float]]) -> None:
     """Whatever happens, it starts no Ray; left alone, it ends, once."""
-    story = Story(replace(OF_ALONE, rank=2), [])
+    trace = WorkerTrace(replace(OF_ALONE, rank=2), [])
     for event, pause in events:
-        story.take(event, story.now + pause)
-    assert story.finish()
-    assert len(story.ends) == 1
-    assert not any(isinstance(deed, StartRay | StopRay) for deed in story.deeds)
+        trace.take(event, trace.now + pause)
+    assert trace.finish()
+    assert len(trace.outcomes) == 1
+    assert not any(isinstance(deed, StartRay | StopRay) for deed in trace.effects)
 
 
 def test_ranks_come_with_the_reply() -> None:

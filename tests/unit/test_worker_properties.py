@@ -11,7 +11,7 @@ from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, 
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import RayStep, StartRay, StopRay, WorkerPhase
 from unit.heads import RETRIEVER
-from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
+from unit.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied
 
 OURS = {69, 75, 78, 130, 143}
 PREPARED = StepOver("AGENT_PREPARE_EACH")
@@ -31,20 +31,20 @@ def times(number: int, *events: w.WorkerEvent) -> list[w.WorkerEvent]:
 
 EVENTS = [
     *times(4, TICK),
-    *times(8, spoke()),
-    *times(2, spoke(ready=False), spoke(ip="10.0.0.9"), spoke(epoch=2), spoke(epoch=None)),
+    *times(8, replied()),
+    *times(2, replied(ready=False), replied(ip="10.0.0.9"), replied(epoch=2), replied(epoch=None)),
     *times(3, w.HeadSilent("refused"), PREPARED),
     *times(6, w.RayUp(), w.RayExited("exit 1")),
     *times(2, w.WorkerRaySilent("refused")),
     *times(
         1,
         FAILED,
-        spoke(refusal="version mismatch"),
-        spoke(verdict=VERDICT),
+        replied(refusal="version mismatch"),
+        replied(verdict=VERDICT),
     ),
     *times(1, TERM, INT),
     *times(1, *ORDERS, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1")),
-    *times(1, spoke(phase="held", ready=False, held=True)),
+    *times(1, replied(phase="held", ready=False, held=True)),
 ]
 """What can happen, in the proportions that let many histories get far."""
 PAUSES = [0.0, 0.1, 0.5, 0.5, 1.0, 1.0, 10.0, 10.0, 61.0, 119.0, 1000.0]
@@ -57,15 +57,15 @@ def histories(draw: st.DrawFn) -> tuple[w.WorkerGoal, History]:
     Only a Ray that was started can come up, and only one that lives can end.
     """
     of = goal(prepare=draw(st.booleans()))
-    story, history = Story(of, []), []
+    trace, history = WorkerTrace(of, []), []
     for _ in range(draw(st.integers(0, 25))):
-        event, ray = draw(st.sampled_from(EVENTS)), story.state.ray
+        event, ray = draw(st.sampled_from(EVENTS)), trace.state.ray
         if isinstance(event, w.RayUp) and ray not in {RayStep.STARTING, RayStep.STOPPING}:
             continue
         if isinstance(event, w.RayExited) and ray is RayStep.DOWN:
             continue
-        story.take(event, story.now + draw(st.sampled_from(PAUSES)))
-        history.append((story.now, event))
+        trace.take(event, trace.now + draw(st.sampled_from(PAUSES)))
+        history.append((trace.now, event))
     return of, history
 
 
@@ -73,26 +73,26 @@ def histories(draw: st.DrawFn) -> tuple[w.WorkerGoal, History]:
 def test_no_history_breaks_the_rules(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Every state but the last has a deadline, and the end comes once."""
     of, history = drawn
-    story = Story(of, [])
+    trace = WorkerTrace(of, [])
     for at, event in history:
-        left = story.state.phase is WorkerPhase.LEAVING
-        story.take(event, at)
-        leaves = story.state.phase is WorkerPhase.LEAVING
+        left = trace.state.phase is WorkerPhase.LEAVING
+        trace.take(event, at)
+        leaves = trace.state.phase is WorkerPhase.LEAVING
         assert leaves or not left
-        assert leaves or worker.deadline(story.state) is not None
-    assert len(story.ends) == (story.state.phase is WorkerPhase.LEAVING)
-    assert not story.ends or isinstance(story.deeds[-1], w.EndWorker)
+        assert leaves or worker.deadline(trace.state) is not None
+    assert len(trace.outcomes) == (trace.state.phase is WorkerPhase.LEAVING)
+    assert not trace.outcomes or isinstance(trace.effects[-1], w.EndWorker)
 
 
 @given(histories())
 def test_no_deadline_survives_a_tick(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Once the worker has looked at the time, the next look is later: it never spins."""
     of, history = drawn
-    story = Story(of, [])
+    trace = WorkerTrace(of, [])
     for at, event in history:
-        story.take(event, at)
-        story.take(TICK, at)
-        then = worker.deadline(story.state)
+        trace.take(event, at)
+        trace.take(TICK, at)
+        then = worker.deadline(trace.state)
         assert then is None or then > at
 
 
@@ -100,28 +100,28 @@ def test_no_deadline_survives_a_tick(drawn: tuple[w.WorkerGoal, History]) -> Non
 def test_never_two_rays_at_once(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Ray is started only where none of ours runs, and stopped or called joined where one does."""
     of, history = drawn
-    story, running = Story(of, []), False
+    trace, running = WorkerTrace(of, []), False
     for at, event in history:
         if isinstance(event, w.RayExited):
             running = False
-        done = len(story.deeds)
-        story.take(event, at)
-        for deed in story.deeds[done:]:
+        done = len(trace.effects)
+        trace.take(event, at)
+        for deed in trace.effects[done:]:
             if isinstance(deed, StartRay):
                 assert not running
                 running = True
             if isinstance(deed, StopRay):
                 assert running
-        assert running or not story.state.joined
+        assert running or not trace.state.joined
 
 
 @given(histories())
 def test_every_story_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
     """If nothing more happens but time, the worker leaves, once, with a code of the contract."""
     of, history = drawn
-    story = Story(of, history)
-    assert story.finish()
-    (end,) = story.ends
+    trace = WorkerTrace(of, history)
+    assert trace.finish()
+    (end,) = trace.outcomes
     heard = {e.verdict.exit_code for _, e in history if isinstance(e, w.HeadSpoke) and e.verdict}
     assert end.exit_code in OURS | heard
     assert end.reason
@@ -132,9 +132,9 @@ def test_every_story_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
 def test_leaving_is_final(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Once it leaves, nothing changes its end and nothing more is done."""
     of, history = drawn
-    story = Story(of, [(0.0, TERM)])
-    state, deeds = story.state, story.actions.copy()
+    trace = WorkerTrace(of, [(0.0, TERM)])
+    state, deeds = trace.state, trace.actions.copy()
     for at, event in history:
-        story.take(event, at)
-    assert story.state == state
-    assert story.actions == deeds
+        trace.take(event, at)
+    assert trace.state == state
+    assert trace.actions == deeds

@@ -15,7 +15,7 @@ from agent.control.protocol import Report, WorkerStats, read
 from agent.decisions.values import HERE, Item, Known, Step
 from agent.work.services import LATENCY_BOUNDS, Latency
 from unit.fake_runs import status_of
-from unit.heads import REWARD, Story, goal, word
+from unit.heads import REWARD, Trace, goal, reported
 from unit.worlds import plan_of
 
 times = st.lists(st.floats(0, 1e3), max_size=20)
@@ -123,14 +123,14 @@ def test_a_share_s_known_lines_are_told() -> None:
 
 def test_the_status_has_it() -> None:
     """Latencies beside their services, steps beside their nodes; of log text nothing."""
-    story = Story(goal(1, services=(REWARD,)), ())
-    story.take(word(2), 1.0)
-    story.take(replace(word(3)), 1.0)
+    trace = Trace(goal(1, services=(REWARD,)), ())
+    trace.take(reported(2), 1.0)
+    trace.take(replace(reported(3)), 1.0)
     asides = {
         HERE: WorkerStats({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
         "agent2": WorkerStats({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
     }
-    found: Any = status_of(story.state, plan_of({}), stats=asides).status()
+    found: Any = status_of(trace.state, plan_of({}), stats=asides).status()
     (reward,) = found["services"]
     assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
     steps = {node["name"]: node["steps"] for node in found["nodes"]}

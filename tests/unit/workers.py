@@ -1,4 +1,4 @@
-"""Histories of events for the tests of the worker's decisions."""
+"""Histories of events, and their traces, for tests of the worker's decisions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ History = list[tuple[float, w.WorkerEvent]]
 
 
 def goal(*, prepare: bool = False, stays: bool = False) -> w.WorkerGoal:
-    """Return a goal with times that are easy to tell apart."""
+    """Return a goal with distinct timeouts."""
     return w.WorkerGoal("pod0", LIMITS, (STEP,) if prepare else (), (RETRIEVER_SPEC,), stays)
 
 
-def spoke(  # noqa: PLR0913 - what a head may say
+def replied(  # noqa: PLR0913 - what a head may say
     epoch: int | None = 1,
     phase: str = "booting",
     *,
@@ -46,12 +46,12 @@ def spoke(  # noqa: PLR0913 - what a head may say
     held: bool = False,
     run: str = "run",
 ) -> w.HeadSpoke:
-    """Return the head's word; without an epoch it is its GCS that answers."""
+    """Return the event of a head's reply; without an epoch, of its GCS."""
     return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal, held, run_id=run)
 
 
-class Story:
-    """A worker to which a history happened, and all that it did."""
+class WorkerTrace:
+    """The state of a worker after a history of events, and all its actions."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class Story:
             self.take(event, at)
 
     def take(self, event: w.WorkerEvent, at: float) -> None:
-        """Let one event happen."""
+        """Apply one event."""
         self.now = at
         self.state, actions = worker.decide(self.state, event, at)
         self.actions += actions
-        if isinstance(event, Tick):  # else the worker would go on looking at the time
+        if isinstance(event, Tick):  # otherwise the worker would tick without end
             then = worker.deadline(self.state)
             assert then is None or then > at, f"{worker.pending_waits(self.state)}: {then} at {at}"
 
     def finish(self, steps: int = 50) -> bool:
-        """Let only time pass, from deadline to deadline; say whether the story comes to rest."""
+        """Let only time pass, from deadline to deadline; say whether the trace comes to rest."""
         for _ in range(steps):
             then = worker.deadline(self.state)
             if then is None or self.state.phase is WorkerPhase.LEAVING:
@@ -84,16 +84,16 @@ class Story:
         return False
 
     @property
-    def deeds(self) -> list[w.WorkerAction]:
-        """All actions but sentences."""
+    def effects(self) -> list[w.WorkerAction]:
+        """All actions except log lines."""
         return [action for action in self.actions if not isinstance(action, LogLine)]
 
     @property
-    def said(self) -> str:
-        """All sentences."""
+    def log(self) -> str:
+        """All log lines."""
         return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
 
     @property
-    def ends(self) -> list[Outcome]:
-        """The outcomes with which it left; more than one is a fault."""
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes; more than one is an error."""
         return [action.outcome for action in self.actions if isinstance(action, w.EndWorker)]
