@@ -88,7 +88,7 @@ def _print_settings_error(error: SettingsError) -> None:
     for problem in error.problems:
         print(_clean(f"  {problem.sentence()}"), file=sys.stderr)
     for hint in error.hints:
-        print(_clean(f"  perhaps: {hint}"), file=sys.stderr)
+        print(_clean(f"  {hint}"), file=sys.stderr)
     count = len(error.problems)
     print(
         f"refused: {count} problem{'s' if count > 1 else ''} in the settings (exit code 78). "

@@ -71,7 +71,7 @@ class SettingsError(AgentError):
         many = f"{len(problems)} problems in the settings ({names})"
         super().__init__(
             problems[0].sentence() if len(problems) == 1 else many,
-            remedy="Fix and run again; `python -m agent env` shows every variable",
+            remedy="Fix and run again; `pod-agent env` shows every variable",
             culprit=problems[0].variable,
         )
         self.problems = problems

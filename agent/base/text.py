@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import re
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -141,6 +142,18 @@ def own_command(python: str, *arguments: str) -> list[str]:
     """
     options = ["-I"] if sys.flags.isolated and python == sys.executable else []
     return [python, *options, str(Path(__file__).parents[1] / "__main__.py"), *arguments]
+
+
+def shell_line(argv: Iterable[str]) -> str:
+    """Return a command as a shell reads it, with as few quotes as possible."""
+    return " ".join(_shell_word(word) for word in argv)
+
+
+def _shell_word(word: str) -> str:
+    # shlex writes a single quote within a word as five characters.
+    if "'" in word and not set(word) & set('"$`\\!\n'):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 def needs_shell_quoting(path: str) -> bool:

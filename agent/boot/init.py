@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ PLATFORMS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add = parser.add_argument
-    add("platform", metavar="PLATFORM", nargs="?", choices=tuple(PLATFORMS), help=_list(PLATFORMS))
+    add("platform", metavar="PLATFORM", nargs="?", type=_platform_name, help=_list(PLATFORMS))
     add("recipe", metavar="RECIPE", nargs="?", type=recipe_name, help="see `recipes`")
     add("--nodes", type=_number, metavar="N", help="nodes, the head among them")
     add("--gpus", type=_number, metavar="G", help="GPUs of each node")
@@ -75,6 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _list(names: Sequence[str] | dict[str, Platform]) -> str:
     return ", ".join(names)
+
+
+def _platform_name(text: str) -> str:
+    if text in PLATFORMS:
+        return text
+    close = difflib.get_close_matches(text, PLATFORMS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {_list(PLATFORMS)}"
+    raise argparse.ArgumentTypeError(f"no platform {text!r}: {hint}")
 
 
 def _number(text: str) -> int:
@@ -102,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
         if file.is_program:
             target.chmod(0o755)
         print(f"wrote {target}")
-    print("change its three marked lines, then:")
+    lines = "first three lines" if targets[0].suffix == ".json" else "three lines marked `change`"
+    print(f"Check its {lines}, and the model and the data in it. Then:")
     print("\n".join(f"  {step}" for step in files[0].next_steps))
     return 0
 

@@ -22,6 +22,7 @@ from agent.node.read import (
     disk_of,
     free_at,
     gather,
+    is_missing,
     model_config,
     mount_of,
     read_folder,
@@ -259,10 +260,20 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     starts_in = settings.working_dir or "."
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
     columns = run_within(times.STALLED_DISK, lambda: (columns_of(settings.train_data or ""),))
+    inputs = {
+        "AGENT_MODEL": settings.model,
+        "AGENT_TRAIN_DATA": settings.train_data,
+        "AGENT_EVAL_DATA": settings.eval_data,
+    }
+    missing = run_within(
+        times.STALLED_DISK,
+        lambda: {name: path for name, path in inputs.items() if path and is_missing(path)},
+    )
     facts = replace(
         facts,
         framework=found,
         data_columns=None if columns is None else columns[0],
+        missing_inputs=missing or {},
     )
     folder = checkpoint_folder(settings, loaded.command)
     mount = run_within(times.STALLED_DISK, lambda: (mount_of(folder),))

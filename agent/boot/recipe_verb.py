@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError, Problem, SettingsError
-from agent.base.text import Line
+from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
 from agent.node import pythons
 from agent.node.data_columns import columns_of
@@ -51,7 +50,7 @@ def command_json(made: Command) -> str:
 
 def command_text(made: Command) -> str:
     """Return a command, which can be pasted after `--`, and the reason for each argument."""
-    lines = [" \\\n    ".join(shlex.join(words) for words in split_lines(made.argv))]
+    lines = [" \\\n    ".join(shell_line(words) for words in split_lines(made.argv))]
     lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
     lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
     return "\n".join([*lines, *(f"# {note}" for note in made.notes)])

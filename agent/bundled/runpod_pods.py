@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Make the pods of template.json: the head, and the workers with its id.
 
-    RUNPOD_API_KEY=… python3 examples/runpod/pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 \
-        --center EU-RO-1
+    RUNPOD_API_KEY=… python3 pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 --center EU-RO-1
 
-Image, job and the number of workers stand on the first lines of template.json. A pod's id exists
-only once the pod does: the head knows itself by having no HEAD_POD_ID, the workers get the head's.
-Where one pod cannot be had, those made so far are terminated, as an incomplete cluster only bills.
+Image, job and the number of workers stand on the first lines of template.json. A pod's
+id exists only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id.
+If a pod cannot be had, those made so far are terminated: an incomplete cluster only bills.
 
 At its end a pod is held, with all else stopped, since RunPod starts a container again whose command
 ends. Held pods bill: stop or terminate them when you have what you need.
@@ -32,9 +31,15 @@ ABOUT_TEMPLATES = ("category", "public", "serverless")
 def main() -> int:
     """Make all pods, or none."""
     parser = argparse.ArgumentParser(description="Make the pods of template.json.")
-    parser.add_argument("--gpu", required=True, help="kind of GPU, as RunPod's catalogue names it")
+    parser.add_argument(
+        "--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'"
+    )
     parser.add_argument("--gpus", type=int, required=True, help="GPUs on each pod")
-    parser.add_argument("--center", required=True, help="a data center with Global Networking")
+    parser.add_argument(
+        "--center",
+        required=True,
+        help="data center with Global Networking, of the network volume if there is one",
+    )
     options = parser.parse_args()
     if not os.environ.get("RUNPOD_API_KEY"):
         parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")

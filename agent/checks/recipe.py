@@ -26,13 +26,15 @@ CHECKPOINTS = "checkpoints"
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7
 """Size of a checkpoint relative to its weights: 2 bytes, plus 12 of the optimizer."""
-RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS)
+INPUTS = "inputs"
+RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
 
 
 def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, and the disk of its checkpoints."""
     found = _framework(known, node)
     if known.needs:
+        found += _inputs(node)
         found += _checkpoints_on_volume(node.facts, folder) + checkpoint_space(node.facts, folder)
     return found
 
@@ -76,6 +78,18 @@ def _missing(known: KnownJob, node: CheckedNode) -> Finding:
     which = f" ({version_list(versions)})" if versions else ""
     remedy = f"Install it there{which}, or start the agent in its checkout"
     return Finding(FRAMEWORK, Level.FAIL, what, remedy)
+
+
+def _inputs(node: CheckedNode) -> tuple[Finding, ...]:
+    """A wrong path fails only after the boot. Data may be on the head alone, the model may not."""
+    if _may_be_installed_later(node.settings) or node.topology.given_ray is not None:
+        return ()
+    remedy = "Correct the path, mount its disk, or create it by AGENT_PREPARE"
+    return tuple(
+        Finding(INPUTS, Level.WARN, f"{name}: {path} does not exist on this node", remedy)
+        for name, path in node.facts.missing_inputs.items()
+        if node.topology.is_head or name == "AGENT_MODEL"
+    )
 
 
 def _checkpoints_on_volume(facts: Facts, folder: str) -> tuple[Finding, ...]:

@@ -216,9 +216,11 @@ def _find_head_or_past(environ: Mapping[str, str], log_root: Path) -> FoundHead 
     if status is not None:
         return FoundHead(status, where, settings)
     print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
-    past = None if evidence.endswith(_REFUSAL) else find_past_run(log_root)
-    if past is not None:
-        print(f"pod-agent: {past.sentence()}:", file=sys.stderr)
+    if evidence.endswith(_REFUSAL):
+        return None
+    past = find_past_run(log_root)
+    here = f"{log_root} (AGENT_LOG_DIR) holds no run" if past is None else f"{past.sentence()}:"
+    print(f"pod-agent: {here}", file=sys.stderr)
     return past
 
 

@@ -278,6 +278,8 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """The mount of the checkpoint folder, if the job has one."""
     checkpoints_free: Bytes | None = None
     """Free bytes there; None if not read."""
+    missing_inputs: ByName[str] = field(default_factory=dict)
+    """Absolute paths of model and data that do not exist here, by their variables."""
     data_columns: ByName[bool] | None = None
     """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
     rdma: Items[RdmaDevice] = ()

@@ -188,7 +188,7 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         is_first_process=is_first_process,
         uid=os.getuid(),
         default_source=source_towards("192.0.2.1"),  # a test network; no packet is sent
-        program_fault=_program_fault(command, environ.get("PATH")),
+        program_fault=command_fault(command, environ.get("PATH")),
         wandb_login=has_login(environ),
         rdma=rdma_devices(),
         rdma_is_open=_may_open_rdma(),
@@ -197,12 +197,20 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
     )
 
 
-def _program_fault(command: Sequence[str] | None, path: str | None) -> str:
-    """Return why the job's program cannot start, or ''; one with a placeholder is not checked."""
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+
+
+def command_fault(command: Sequence[str] | None, path: str | None) -> str:
+    """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
     if not command or "{" in command[0]:
         return ""
-    fault = program_fault(command[0], path)
-    return f"{command[0]!r} {fault}" if fault else ""
+    if fault := program_fault(command[0], path):
+        return f"{command[0]!r} {fault}"
+    script = command[1] if len(command) > 1 else ""
+    is_script = _INTERPRETER.fullmatch(Path(command[0]).name) and script.endswith((".py", ".sh"))
+    if not is_script or "{" in script or Path(script).exists():
+        return ""
+    return f"{script!r} does not exist" + ("" if script.startswith("/") else f" in {Path.cwd()}")
 
 
 def read_folder(path: str) -> Folder | None:
@@ -318,6 +326,17 @@ def free_at(folder: str) -> int | None:
     with suppress(OSError):
         return shutil.disk_usage(_existing_parent(Path(folder))).free
     return None
+
+
+def is_missing(path: str) -> bool:
+    """Return whether nothing has this absolute path; False if it cannot be known."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path.startswith("/") and not set(path) & set("*?[,")
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def weights_in(model: str | None) -> int:

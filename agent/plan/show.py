@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from agent.base.text import Line, first_names, listed, mib
+from agent.base.text import Line, first_names, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, finding_line, problem_lines
 from agent.plan import environment
@@ -148,7 +147,7 @@ def commands_of(plan: Plan) -> Iterator[str]:
     for process in plan.processes:
         if process.name == BRIDGE:
             yield from _services(plan, place)
-        yield f"{process.label + ':':<8}{shlex.join(process.command(place))}"
+        yield f"{process.label + ':':<8}{shell_line(process.command(place))}"
     if plan.torchrun is not None:
         yield from _services(plan, place)
         yield from _by_torchrun(plan, plan.torchrun)
@@ -166,7 +165,7 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
             if plan.topology.is_head:
                 yield f"{spec.name}: on {where}"
             continue
-        own = shlex.join(spec.command(place)) if spec.argv else "external, only probed"
+        own = shell_line(spec.command(place)) if spec.argv else "external, only probed"
         if spec not in plan.services:
             own = f"{own} (if the head makes this node {where})"
         elif spec.where.kind != "head":
@@ -229,7 +228,7 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
     if recipe is not None and made is None:
         yield f"job:    {_misfit(job.name, recipe, workers)}"
     else:
-        yield f"job:    {shlex.join(job.argv)}"
+        yield f"job:    {shell_line(job.argv)}"
     if recipe is not None and recipe.known.framework:
         if made is not None:
             measured = workers > 0 and is_sized_by_links(job)
@@ -371,7 +370,7 @@ def _job_line(plan: Plan) -> str:
 def _command(job: Job, workers: int) -> str:
     recipe = job.recipe
     if recipe is None:
-        text = shlex.join(job.argv)
+        text = shell_line(job.argv)
         return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
     if recipe.expected_command is None:
         return _misfit(job.name, recipe, workers)

@@ -81,7 +81,7 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
             "AGENT_JOB",
             repr(settings.job),
             f"{hint}{', '.join((*BY_NAME, NO_JOB))} (a command of your own goes after --: "
-            "python -m agent run -- CMD ARG…)",
+            "pod-agent run -- CMD ARG…)",
         )
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
         try:

@@ -67,7 +67,7 @@ def _numbers(ranges: str, entry: str) -> list[str]:
 
 JOB = "SLURM_JOB_ID"
 PORT_VARIABLES = "AGENT_RAY_PORT, AGENT_DASHBOARD_PORT and AGENT_PORT override them"
-START_EXAMPLE = "`srun --ntasks-per-node=1 python -m agent`"
+START_EXAMPLE = "`srun --ntasks-per-node=1 pod-agent`"
 _ONE_STEP = (
     f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
     "AGENT_HEAD on every node, or EXPECTED_WORKERS=0 for this node alone"

@@ -163,7 +163,12 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     printed = init(*words).stdout
     file = tmp_path / "verl-grpo.dstack.yml"
     assert f"wrote {file}" in printed
-    assert "dstack apply -f verl-grpo.dstack.yml" in printed
+    steps = (
+        "cp dist/pod-agent pod-agent",
+        "dstack secret set",
+        "dstack apply -f verl-grpo.dstack.yml",
+    )
+    assert sorted(steps, key=printed.index) == list(steps)
     file.write_text("mine", encoding="utf-8")
     assert "--force" in init(*words, code=2).stderr
     assert file.read_text(encoding="utf-8") == "mine"
@@ -191,6 +196,7 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
         (("slurm", "--nodes", "0"), "a run has a node at least"),
         (("slurm", "--nodes", "many"), "'many' is not a whole number"),
         (("slurm", "verl-gpro"), "verl-grpo"),
+        (("slrum",), "no platform 'slrum': did you mean slurm?"),
     ],
 )
 def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:

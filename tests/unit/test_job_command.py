@@ -14,12 +14,14 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.boot.head_job import Submission, make_submission
 from agent.boot.plan_input import add_job_facts, check_checkpoints
-from agent.checks.finding import Level
+from agent.checks.finding import CheckedNode, Level
+from agent.checks.recipe import INPUTS, recipe_findings
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
 from agent.node.facts import Facts, Framework, Mount
 from agent.record.run_folder import write_mark
 from agent.settings import load
+from agent.settings.jobs import BY_NAME
 from agent.topology.resolve import resolve
 from agent.work.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
 from agent.work.recipes.recipe import JobBasis
@@ -250,6 +252,30 @@ def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
     assert facts.checkpoints is not None
     command = load({}, ["train"])
     assert add_job_facts(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ["AGENT_MODEL", "AGENT_TRAIN_DATA"]),
+        ({"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.1"}, ["AGENT_MODEL"]),
+        ({"AGENT_PREPARE": "make data"}, []),
+        ({"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/*.parquet"}, []),
+        ({"AGENT_MODEL": "{here}", "AGENT_TRAIN_DATA": "{here}/a.parquet"}, ["AGENT_TRAIN_DATA"]),
+    ],
+)
+def test_missing_paths(changes: dict[str, str], said: list[str], tmp_path: Path) -> None:
+    """A path of model or data that is not there is warned of before the boot."""
+    paths = {"AGENT_MODEL": "/no/model", "AGENT_TRAIN_DATA": "/no/train.parquet"}
+    environ = {**NEEDED, **paths, "RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path)}
+    environ |= {name: text.format(here=tmp_path) for name, text in changes.items()}
+    loaded = load(environ)
+    topology = resolve(environ, loaded.settings, MACHINE)
+    facts = add_job_facts(MACHINE, loaded, topology)
+    node = CheckedNode(facts, loaded.settings, topology)
+    found = recipe_findings(BY_NAME[environ["AGENT_JOB"]], node, "/c")
+    warned = [one.what for one in found if one.check == INPUTS]
+    assert [text.split(":")[0] for text in warned] == said
 
 
 def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:

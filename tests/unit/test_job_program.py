@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks.finding import Level
-from agent.node.read import program_fault
+from agent.node.read import command_fault, program_fault
 from unit.captured import read
 from unit.worlds import MACHINE, plan_of
 
@@ -86,6 +86,28 @@ def test_an_unset_path_is_the_shells_own() -> None:
     """Without PATH a shell has one of its own; an empty entry means the current folder."""
     assert program_fault("sh", None) == ""
     assert program_fault("sh", "/nowhere") == "is not on PATH"
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("python3 train.py", "'train.py' does not exist in"),
+        ("python3 /no/train.py --lr 1", "'/no/train.py' does not exist"),
+        ("bash run.sh", "'run.sh' does not exist in"),
+        ("bash plain.sh", ""),
+        ("python3 -m train.py", ""),
+        ("python3 {log_dir}/train.py", ""),
+        ("sh -c train.sh", ""),
+        ("env train.py", ""),
+        ("nosuch train.py", "'nosuch' is not on PATH"),
+    ],
+)
+def test_a_script_is_looked_up_too(here: Path, command: str, fault: str) -> None:
+    """An interpreter without its script would end at once, after the boot of all nodes."""
+    (here / "plain.sh").touch()
+    found = command_fault(command.split(), f"{here}/bin:/usr/bin:/bin")
+    assert fault in found
+    assert bool(found) == bool(fault)
 
 
 MISSING = replace(MACHINE, program_fault="'nosuch' is not on PATH")

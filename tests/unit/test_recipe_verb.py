@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.base.errors import AgentError, PreflightError
+from agent.base.text import shell_line
 from agent.boot.recipe_verb import (
     command_json,
     command_text,
@@ -123,6 +124,7 @@ def test_the_output() -> None:
     text = command_text(made).splitlines()
     pasted = [line for line in text if not line.startswith("#")]
     assert shlex.split(" ".join(line.rstrip("\\") for line in pasted)) == list(made.argv)
+    assert """    "+c.url='{reward_url}'" \\""" in pasted
     assert text[len(pasted) :] == [
         "# in the environment: MODE=fast",
         "# a.b=1: one",
@@ -133,6 +135,14 @@ def test_the_output() -> None:
     ]
     data = json.loads(command_json(made))
     assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
+
+
+@pytest.mark.parametrize("word", ["it's", "it's $HOME", "it's `x`", "it's \\n", 'it\'s "x"', "a b"])
+def test_a_shell_reads_the_words_back(word: str) -> None:
+    """Whatever quotes a printed word has, a shell gets the word itself."""
+    script = f"printf %s {shell_line([word])}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == word
 
 
 def test_a_recipe_for_torchrun_is_marked() -> None:

@@ -108,7 +108,7 @@ def groups_of(
     """Divide the nodes into equal groups; `count` and `gpus` of the user are checked."""
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
-        raise MisfitError(f"it trains on GPUs, and none of {len(nodes)} nodes has one")
+        raise MisfitError("it trains on GPUs, and no node has one")
     if tensor_parallel > sum(sizes):
         raise MisfitError(
             f"AGENT_TENSOR_PARALLEL={tensor_parallel} is more than the {sum(sizes)} GPUs"

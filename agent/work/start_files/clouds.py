@@ -94,11 +94,20 @@ def dstack(request: Request) -> list[StartFile]:
         files=files,
         commands="\n".join(f"  - {_scalar(command)}" for command in commands),
     )
-    return [StartFile(name, text, (f"dstack apply -f {name}",))]
+    steps = (
+        'dstack secret set ray_auth_token "$(openssl rand -hex 32)"',
+        f"dstack apply -f {name}",
+    )
+    return [StartFile(name, text, (*_copied(request), *steps))]
 
 
 def _into(folder: str) -> tuple[str, ...]:
     return (f"cd {folder}",) if folder else ()
+
+
+def _copied(request: Request) -> tuple[str, ...]:
+    """Return the step that puts the one file beside the start file, where it is sent along."""
+    return () if request.url or request.agent else ("cp dist/pod-agent pod-agent",)
 
 
 def _scalar(command: str) -> str:
@@ -170,8 +179,11 @@ def skypilot(request: Request) -> list[StartFile]:
         setup="setup: |\n  set -e\n" + indented("\n".join(setup), 2) + "\n\n" if setup else "",
         run=indented("\n".join([*_into(preset.code), *start]), 2),
     )
-    command = f"sky launch -c {request.recipe} --secret RAY_AUTH_TOKEN {name}"
-    return [StartFile(name, text, ("export RAY_AUTH_TOKEN=$(openssl rand -hex 32)", command))]
+    steps = (
+        "export RAY_AUTH_TOKEN=$(openssl rand -hex 32)",
+        f"sky launch -c {request.recipe} --secret RAY_AUTH_TOKEN {name}",
+    )
+    return [StartFile(name, text, (*_copied(request), *steps))]
 
 
 _SEARCH_INDEX = """\
@@ -184,9 +196,12 @@ if [ ! -e /root/data/wiki-18.jsonl ]; then
 fi"""
 
 
+_IN_CONSOLE = "# in RunPod's console: make the secret ray_auth_token (openssl rand -hex 32)"
+
+
 def runpod(request: Request) -> list[StartFile]:
     """Return the request for an Instant Cluster, or the template of pods."""
-    preset = preset_of(request)
+    preset, gpu = preset_of(request), "NVIDIA H100 80GB HBM3"
     shared = bool(request.volume)
     folders = Folders(
         *("/workspace/data", "/workspace" if shared else "/opt", "/workspace/checkpoints"),
@@ -217,7 +232,7 @@ def runpod(request: Request) -> list[StartFile]:
         body: dict[str, object] = {
             "image": image_of(request),
             "compute": {
-                "gpuTypeId": "NVIDIA H100 80GB HBM3",
+                "gpuTypeId": gpu,
                 "gpuCountPerPod": request.gpus,
                 "podCount": request.nodes,
             },
@@ -229,8 +244,8 @@ def runpod(request: Request) -> list[StartFile]:
         }
         name = "instant-cluster.json"
         following: tuple[str, ...] = (
-            "set the secret ray_auth_token in your account",
-            f"POST {name} to https://api.runpod.io/v2/clusters",
+            _IN_CONSOLE,
+            f"# POST {name} to https://api.runpod.io/v2/clusters",
         )
     else:
         body = {
@@ -242,12 +257,11 @@ def runpod(request: Request) -> list[StartFile]:
             **rest,
         }
         name = "template.json"
-        following = (
-            "set the secret ray_auth_token in your account",
-            f"RUNPOD_API_KEY=… python3 pods.py --gpu … --gpus {request.gpus} --center EU-RO-1",
-        )
+        where = f"--gpus {request.gpus} --center EU-RO-1"
+        following = (_IN_CONSOLE, f"RUNPOD_API_KEY=… python3 pods.py --gpu {gpu!r} {where}")
     if shared and not request.url:
-        following = ("copy dist/pod-agent to the network volume, as pod-agent", *following)
+        target = f"s3://{request.volume}/pod-agent --endpoint-url https://s3api-eu-ro-1.runpod.io"
+        following = (f"aws s3 cp dist/pod-agent {target} --region eu-ro-1", *following)
     return [StartFile(name, _json(body), following)]
 
 
@@ -343,5 +357,5 @@ def ssh(request: Request) -> list[StartFile]:
         words=f"-c {script} bash " if setup else "",
         name="loop.sh",
     )
-    following = ("export RAY_AUTH_TOKEN=$(openssl rand -hex 32)", "bash loop.sh")
-    return [StartFile("loop.sh", text, following, is_program=True)]
+    steps = ("export RAY_AUTH_TOKEN=$(openssl rand -hex 32)", "bash loop.sh")
+    return [StartFile("loop.sh", text, (*_copied(request), *steps), is_program=True)]

@@ -30,7 +30,7 @@ def kubernetes(request: Request) -> list[StartFile]:
     literal = '--from-literal=ray-auth-token="$(openssl rand -hex 32)"'
     steps = [f"kubectl create secret generic pod-agent {literal}", f"kubectl apply -f {name}"]
     if not request.url:
-        steps.insert(0, "make the claim rl-workspace, and copy dist/pod-agent into its root")
+        steps.insert(0, "# make the claim rl-workspace, and copy dist/pod-agent into its root")
     return [StartFile(name, text, tuple(steps))]
 
 
@@ -399,5 +399,5 @@ def kuberay(request: Request) -> list[StartFile]:
         env=yaml_env(variables, 12),
         command=indented(command_lines(request, folders, agent), 10).rstrip(),
     )
-    steps = ("make the claim rl-workspace, and copy dist/pod-agent into its root",)
+    steps = ("# make the claim rl-workspace, and copy dist/pod-agent into its root",)
     return [StartFile("rayjob.yaml", text, (*steps, "kubectl create -f rayjob.yaml"))]

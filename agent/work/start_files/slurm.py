@@ -184,7 +184,13 @@ def render(request: Request) -> list[StartFile]:
     )
     text = head + _PARTS[variant].format(common=_common(request), command=_command(request))
     text += _TAIL.format(recipe_line=recipe_line(request))
-    return [StartFile(name, text, (f"cp dist/pod-agent {agent}", f"sbatch {name}"))]
+    steps = (
+        "mkdir -p -m 700 ~/.config/pod-agent",
+        "(umask 077 && openssl rand -hex 32 > ~/.config/pod-agent/token)",
+        f"cp dist/pod-agent {agent}",
+        f"sbatch {name}",
+    )
+    return [StartFile(name, text, steps)]
 
 
 def _common(request: Request) -> str:
