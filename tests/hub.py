@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMIT = "c0ffee" * 6 + "c0ff"
+COMMIT, OLDER = "c0ffee" * 6 + "c0ff", "0dd" * 13 + "0"
 MODEL = "acme/tiny-2b"
 FILES = {
     "config.json": b'{"model_type": "tiny"}',
@@ -28,6 +28,11 @@ FILES = {
     "original/consolidated.00.pth": b"and once more",
     "README.md": b"# tiny",
 }
+REVISIONS = {
+    "main": (COMMIT, FILES),
+    "v1": (OLDER, {"config.json": b'{"model_type": "old"}', "pytorch_model.bin": b"a pickle"}),
+}
+"""Branches and tags of the model: commit and files. A commit is a revision, too."""
 
 
 class Hub(ThreadingHTTPServer):
@@ -78,27 +83,39 @@ class Handler(BaseHTTPRequestHandler):
             gated = found is not None and found[2] == "acme/gated"
             header = {"X-Error-Code": "GatedRepo" if gated else "RepoNotFound"}
             self._send(403 if gated else 404, b"{}", header, with_body=with_body)
-        elif found[1] and (found[3] or "").startswith("tree/"):
-            tree = [
+            return
+        verb, _, rest = (found[3] or "revision/main").partition("/")
+        revision, _, name = rest.partition("/")
+        both = REVISIONS.get(revision) or next(
+            (one for one in REVISIONS.values() if one[0] == revision), None
+        )
+        if both is None:
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body=with_body)
+            return
+        commit, files = both
+        if not found[1]:
+            self._file(commit, files.get(name), name, with_body=with_body)
+            return
+        answer: object = {
+            "id": MODEL,
+            "modelId": MODEL,
+            "sha": commit,
+            "siblings": [{"rfilename": name} for name in files],
+        }
+        if verb == "tree":
+            answer = [
                 {"type": "file", "path": name, "size": len(body), "oid": _oid(body)}
-                for name, body in FILES.items()
+                for name, body in files.items()
             ]
-            self._send(200, json.dumps(tree).encode(), {}, with_body=with_body)
-        elif found[1]:
-            siblings = [{"rfilename": name} for name in FILES]
-            info = {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "siblings": siblings}
-            self._send(200, json.dumps(info).encode(), {}, with_body=with_body)
-        else:
-            self._file((found[3] or "").removeprefix(f"resolve/{COMMIT}/"), with_body=with_body)
+        self._send(200, json.dumps(answer).encode(), {}, with_body=with_body)
 
-    def _file(self, name: str, *, with_body: bool) -> None:
-        body = FILES.get(name)
+    def _file(self, commit: str, body: bytes | None, name: str, *, with_body: bool) -> None:
         if body is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body=with_body)
             return
         headers = {
             "ETag": f'"{_oid(body)}"',
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "Accept-Ranges": "bytes",
         }
         start = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))

@@ -210,6 +210,14 @@ RECIPE_DOES_NOT_FIT = End(
     remedy="Change its arguments, or use other nodes",
     phase=_SUBMITTING,
 )
+REVISION_NOT_FETCHED = End(
+    78,
+    Kind.REFUSED,
+    "revision {revision} of {model} is not in the cache of the hub on the head",
+    culprit="AGENT_MODEL_REVISION",
+    remedy="Install huggingface_hub for Ray's Python, which fetches it, with one HF_HOME for all",
+    phase=_SUBMITTING,
+)
 CHECKPOINTS_REFUSED = End(
     78,
     Kind.REFUSED,

@@ -16,7 +16,7 @@ from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.head.state import CheckpointSeen, SaveOver
 from agent.decisions.values import LogLine
-from agent.node.read import model_config
+from agent.node.read import cached_model, model_config
 from agent.record import run_folder
 from agent.record.files import safe_name
 from agent.record.log import say
@@ -187,8 +187,14 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     if recipe is None or not recipe.input.model:
         return JobBasis()
     basis, model = recipe.input.basis, recipe.input.model
+    revision, environ = recipe.input.revision or None, plan.environ
+    if not plan.facts.model_is_here:
+        folder = await in_thread(lambda: cached_model(model, environ, revision))
+        if folder is not None:
+            pinned = str(folder) if revision else ""
+            basis = replace(basis, commit=folder.name, folder=pinned)
     if basis.model is None or basis.model.source != CONFIG:
-        config = await in_thread(lambda: model_config(model, plan.environ))
+        config = await in_thread(lambda: model_config(model, environ, revision))
         basis = replace(basis, model=shape_of(model, config) or basis.model)
     return replace(basis, link=slowest_link(state)) if is_sized_by_links(plan.job) else basis
 
@@ -231,7 +237,9 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         shown = _shown_secrets(line, clean)
         return Submission(line, job.runtime_env, shown, upload=_upload(job))
     held: checkpoints.FolderContents | None = None
-    framework = job.recipe.known.framework
+    framework, given = job.recipe.known.framework, job.recipe.input
+    if framework and given.revision and not (basis.folder or plan.facts.model_is_here):
+        return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
     if framework and not is_followed:
         held = await _read_checkpoints(job.checkpoints)
         kept = {} if held is None else checkpoints.kept_settings(held, framework)
@@ -243,6 +251,8 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         return _misfit(end, state.attempt.number)
     messages = [LogLine(text, "warning") for text in command.warnings]
     messages += [LogLine(note) for note in command.notes]
+    if basis.commit:
+        messages.append(LogLine(f"{given.model} is commit {basis.commit}"))
     if framework and not is_followed:
         ours = checkpoint_owner(job.recipe, world_size(nodes), command.format)
         found = await _take_checkpoints(job.checkpoints, held, ours, state.attempt.number)

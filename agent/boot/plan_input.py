@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,11 +288,13 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     return facts
 
 
-def read_shape(model: str | None, environ: Mapping[str, str]) -> ModelShape | None:
+def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | None:
     """Return the shape of a model from its `config.json` here, else from its name."""
+    model, revision = settings.model, settings.model_revision
     if not model:
         return None
-    return shape_of(model, run_within(times.STALLED_DISK, lambda: model_config(model, environ)))
+    read = partial(model_config, model, environ, revision)
+    return shape_of(model, run_within(times.STALLED_DISK, read))
 
 
 def read_kept(loaded: Loaded) -> Mapping[str, str]:
@@ -364,7 +367,7 @@ def plan_from_environment(
         model_is_here=Path(loaded.settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    basis = JobBasis(read_shape(loaded.settings.model, environ), kept=read_kept(loaded))
+    basis = JobBasis(read_shape(loaded.settings, environ), kept=read_kept(loaded))
     plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
     return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
 

@@ -108,7 +108,7 @@ def recipe_command(
     asked = replace(
         given,
         columns=columns_of(settings.train_data or ""),
-        basis=JobBasis(model or read_shape(settings.model, environ)),
+        basis=JobBasis(model or read_shape(settings, environ)),
     )
     try:
         made = command_of(known, asked)

@@ -2,7 +2,8 @@
 
 `huggingface_hub` shows the progress, resumes partial downloads and reads HF_HOME, HF_ENDPOINT,
 HF_TOKEN and HF_HUB_OFFLINE. If weights exist in several formats, only safetensors are fetched, as
-vLLM and transformers do.
+vLLM and transformers do: other formats are pickles, which run code when they are loaded. The last
+line names the commit.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import importlib
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,22 +24,29 @@ _FOR_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot", "ori
 """Files that no supported framework reads: weights for other libraries, and second copies."""
 _PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds between retries of errors that may pass."""
-_FINAL = {"RevisionNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError"}
+_FINAL = {"OfflineModeIsEnabled", "EntryNotFoundError"}
 """Errors by class name, since their modules differ between versions."""
 _BUGS = (TypeError, ValueError, AttributeError, LookupError)
 
 
-def fetch(model: str) -> str:
-    """Download a model into the cache; return its folder."""
+def fetch(model: str, revision: str | None) -> str:
+    """Download a model into the cache; return its folder, whose name is the commit."""
     hub = importlib.import_module("huggingface_hub")
     if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
         # The list of files is unknown offline, so missing .bin files are no error.
         unread = [*_FOR_OTHERS, *_OTHER_WEIGHTS]
-        return str(hub.snapshot_download(model, local_files_only=True, ignore_patterns=unread))
-    siblings = hub.HfApi().model_info(model).siblings or []
+        return str(
+            hub.snapshot_download(
+                model, revision=revision, local_files_only=True, ignore_patterns=unread
+            )
+        )
+    siblings = hub.HfApi().model_info(model, revision=revision).siblings or []
     names = [file.rfilename for file in siblings]
-    others = _OTHER_WEIGHTS if any(name.endswith(".safetensors") for name in names) else ()
-    return str(hub.snapshot_download(model, ignore_patterns=[*_FOR_OTHERS, *others]))
+    is_safe = any(name.endswith(".safetensors") for name in names)
+    if not is_safe:
+        print(f"{model} has no safetensors: its weights run code when they are loaded", flush=True)
+    unread = [*_FOR_OTHERS, *(_OTHER_WEIGHTS if is_safe else ())]
+    return str(hub.snapshot_download(model, revision=revision, ignore_patterns=unread))
 
 
 def explain(error: Exception) -> tuple[str, bool]:
@@ -47,10 +56,15 @@ def explain(error: Exception) -> tuple[str, bool]:
     constants = importlib.import_module("huggingface_hub.constants")
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "GatedRepoError" in kinds:
-        return f"the model is gated: accept its terms on {where}, and set HF_TOKEN", True
-    if "RepositoryNotFoundError" in kinds:
-        return f"{where} has no such model, or HF_TOKEN is unset or lacks access", True
+    answers = {
+        "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
+        "RepositoryNotFoundError": f"{where} has no such model, or HF_TOKEN is unset or lacks "
+        "access",
+        "RevisionNotFoundError": f"{where} has no such revision of it: check AGENT_MODEL_REVISION",
+    }
+    for kind, answer in answers.items():
+        if kind in kinds:
+            return answer, True
     if constants.HF_HUB_OFFLINE:
         return f"it is not complete in {cache}, and HF_HUB_OFFLINE prevents the download", True
     if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
@@ -63,10 +77,13 @@ def main(argv: Sequence[str]) -> int:
     """Fetch one model: return 0, or 1 with the reason as the last line."""
     parser = argparse.ArgumentParser(prog="pod-agent fetch-model", description=__doc__)
     parser.add_argument("model", help="id on the hub, such as Qwen/Qwen2.5-7B")
-    model = parser.parse_args(argv).model
+    parser.add_argument("--revision", help="branch, tag or commit; default: the newest")
+    asked = parser.parse_args(argv)
+    model = asked.model
     for pause in (*_PAUSES, None):
         try:
-            print(f"{model} is in {fetch(model)}", flush=True)
+            folder = fetch(model, asked.revision)
+            print(f"{model} is in {folder}: commit {Path(folder).name}", flush=True)
         except Exception as problem:  # noqa: BLE001, PERF203 - each version of the hub raises others
             why, is_final = explain(problem)
             print(f"{model}: {why}", file=sys.stderr, flush=True)

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 FRAMEWORK = "framework"
 PLACEHOLDERS_CHECK = "placeholders"
+REVISION = "model revision"
 CHECKPOINTS = "checkpoints"
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7
 """Size of a checkpoint relative to its weights: 2 bytes, plus 12 of the optimizer."""
 INPUTS = "inputs"
-RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
+RECIPE_CHECKS = (FRAMEWORK, REVISION, CHECKPOINTS, INPUTS)
 
 
 def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, and the disk of its checkpoints."""
-    found = _framework(known, node)
+    found = _framework(known, node) + _revision(known, node)
     if known.needs:
         found += _inputs(node)
         found += _checkpoints_on_volume(node.facts, folder) + checkpoint_space(node.facts, folder)
@@ -58,6 +59,20 @@ def _framework(known: KnownJob, node: CheckedNode) -> tuple[Finding, ...]:
         return (Finding(FRAMEWORK, Level.WARN, what, remedy),)
     name = f"{known.framework} {found.version}".strip()
     return (Finding(FRAMEWORK, Level.OK, f"{name} in {found.folder}"),)
+
+
+def _revision(known: KnownJob, node: CheckedNode) -> tuple[Finding, ...]:
+    """A pinned model that is not fetched here is the newest one, if the framework fetches it."""
+    facts, settings = node.facts, node.settings
+    if settings.model_revision is None or not known.framework:
+        return ()
+    if facts.model_is_here:
+        what = f"AGENT_MODEL_REVISION has no effect: {settings.model} is a folder here"
+        return (Finding(REVISION, Level.WARN, what, "Unset it, or name the model of the hub"),)
+    if facts.ray.hub is None and not _may_be_installed_later(settings):
+        what = f"AGENT_MODEL_REVISION needs huggingface_hub for {facts.ray.executable}"
+        return (Finding(REVISION, Level.FAIL, what, "Install it, or unset AGENT_MODEL_REVISION"),)
+    return ()
 
 
 def _may_be_installed_later(settings: Settings) -> bool:

@@ -351,23 +351,35 @@ def weights_in(model: str | None) -> int:
     return 0
 
 
-def model_config(model: str, environ: Mapping[str, str]) -> Mapping[str, object] | None:
+def model_config(
+    model: str, environ: Mapping[str, str], revision: str | None = None
+) -> Mapping[str, object] | None:
     """Return the `config.json` of a model, a local folder or in the hub's cache; None without."""
-    for folder in (Path(model), *_cached(model, environ)):
+    for folder in filter(None, (Path(model), cached_model(model, environ, revision))):
         with suppress(OSError, ValueError):  # ValueError: not JSON, or a zero byte in the path
             found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else None
     return None
 
 
-def _cached(model: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the folder of a model's newest revision in the cache of huggingface_hub."""
+def cached_model(
+    model: str, environ: Mapping[str, str], revision: str | None = None
+) -> Path | None:
+    """Return the folder of a model's revision in the cache of huggingface_hub; None without.
+
+    Its name is the commit. Without a revision it is the newest that was fetched.
+    """
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
     home = environ.get("HF_HOME") or f"{home}/huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
     folder = Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+    commit = revision or "main"
+    with suppress(OSError, ValueError):  # ValueError: not ASCII, or a zero byte in the path
+        commit = (folder / "refs" / commit).read_text(encoding="ascii").strip()
     with suppress(OSError, ValueError):
-        yield folder / "snapshots" / (folder / "refs/main").read_text(encoding="ascii").strip()
+        snapshot = folder / "snapshots" / commit
+        return snapshot if snapshot.is_dir() else None
+    return None
 
 
 def _existing_parent(folder: Path) -> Path:

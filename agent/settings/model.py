@@ -105,6 +105,12 @@ class Settings(Value, kw_only=True):
         "`ray`, or `torchrun`: one on each node, without Ray",
         default_text="the recipe's, else ray",
     )
+    model_revision: str | None = var(
+        "AGENT_MODEL_REVISION",
+        v.nonempty_text,
+        "branch, tag or commit of AGENT_MODEL on the hub",
+        default_text="newest",
+    )
     run_name: str | None = var(
         "AGENT_RUN_NAME",
         v.nonempty_text,

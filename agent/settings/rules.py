@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -38,6 +39,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     return [
         *_check_job(settings, command),
         *_check_recipe(settings, command),
+        *_check_revision(settings),
         *_check_reward(settings, command),
         *_check_token(settings),
         *_check_ports(settings, command),
@@ -46,6 +48,14 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_launcher(settings),
         *_check_on_done(settings),
     ]
+
+
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
+
+
+def is_hub_id(model: str) -> bool:
+    """Return whether a model may be a hub id such as `org/name`, rather than a path."""
+    return _HUB_ID.fullmatch(model) is not None
 
 
 def is_url(reward: str) -> bool:
@@ -88,6 +98,21 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
             json.loads(settings.runtime_env)
         except (ValueError, RecursionError) as error:
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
+
+
+_REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
+
+
+def _check_revision(settings: Settings) -> Iterator[Problem]:
+    revision = settings.model_revision
+    if revision is None:
+        return
+    if not _REVISION.fullmatch(revision):
+        expected = "a branch, a tag or a commit of the model on the hub"
+        yield Problem("AGENT_MODEL_REVISION", repr(revision), expected)
+    if settings.model is None or not is_hub_id(settings.model):
+        got = f"{revision} of {settings.model or 'no model'}"
+        yield Problem("AGENT_MODEL_REVISION", got, "a model on the hub in AGENT_MODEL, or unset")
 
 
 def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:

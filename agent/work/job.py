@@ -161,6 +161,8 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
         "version": version_text(given.version),
         "checkpoints": given.checkpoints,
     }
+    if given.revision:
+        settings["model_revision"] = given.revision
     if given.reward_model:
         settings["reward_model"] = given.reward_model
     return (job.name, *given.args), settings
@@ -257,6 +259,7 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
         nodes=nodes,
         version=version,
         model=settings.model or "",
+        revision=settings.model_revision or "",
         train_data=settings.train_data or "",
         eval_data=settings.eval_data or "",
         checkpoints=checkpoints,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
 from agent.settings.jobs import DEFAULT_DIALECT, known_job
-from agent.settings.rules import is_url, reward_choice
+from agent.settings.rules import is_hub_id, is_url, reward_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -168,14 +168,6 @@ def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
         own = left
 
 
-_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
-
-
-def is_hub_id(model: str) -> bool:
-    """Return whether a model may be a hub id such as `org/name`, rather than a path."""
-    return _HUB_ID.fullmatch(model) is not None
-
-
 def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:
     """Return the step that fetches the model, if it is a hub id and can be fetched.
 
@@ -184,7 +176,8 @@ def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[P
     model = settings.model
     if model is None or is_here or not is_hub_id(model) or ray.hub is None:
         return ()
-    command = shlex.join(own_command(ray.executable, "fetch-model", model))
+    pinned = () if settings.model_revision is None else ("--revision", settings.model_revision)
+    command = shlex.join(own_command(ray.executable, "fetch-model", model, *pinned))
     within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
     return (PrepareStep(MODEL, command, ON_EVERY, within, variable, after=(PREPARE_EACH,)),)
 

@@ -15,7 +15,8 @@ import pytest
 import hub
 from agent.base.text import own_command
 from agent.bundled import fetch_model
-from agent.work.services import fetch_note, fetch_steps, is_hub_id
+from agent.settings.rules import is_hub_id
+from agent.work.services import fetch_note, fetch_steps
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_an_unreachable_hub_ends_the_step(
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)
     monkeypatch.setattr(fetch_model, "_PAUSES", (0.01,))
 
-    def fails(_model: str) -> str:
+    def fails(_model: str, _revision: str | None) -> str:
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(fetch_model, "fetch", fails)
@@ -79,6 +80,8 @@ def test_the_step_and_the_note() -> None:
         step = plan_of(environ, WITH_HUB).steps[-1]
         assert (step.name, step.within, step.log) == ("AGENT_MODEL", 3 * 3600.0, "model.log")
         assert step.command.endswith(f"fetch-model {hub.MODEL}")
+        pinned = plan_of({**environ, "AGENT_MODEL_REVISION": "v1"}, WITH_HUB).steps[-1]
+        assert pinned.command == f"{step.command} --revision v1"
     assert fetch_steps(settings, WITH_HUB.ray, is_here=True) == ()
     assert fetch_steps(settings, MACHINE.ray, is_here=False) == ()
     assert fetch_steps(settings_of({}), WITH_HUB.ray, is_here=False) == ()

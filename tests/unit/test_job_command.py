@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.boot.head_job import Submission, make_submission
+from agent.boot.head_job import Submission, make_submission, read_basis
 from agent.boot.plan_input import add_job_facts, check_checkpoints
 from agent.checks.finding import CheckedNode, Level
 from agent.checks.recipe import INPUTS, recipe_findings
@@ -57,20 +57,21 @@ def plan(folder: Path, facts: Facts = WITH, **environ: str) -> Plan:
     return plan_of({**own, **NEEDED, **environ}, facts)
 
 
-def made(
+def made(  # noqa: PLR0913 - all that it rests on
     of: Plan,
     events: tuple[h.HeadEvent, ...] = TWO,
     env: dict[str, str] | None = None,
     *,
     is_followed: bool = False,
     attempt: int = 1,
+    basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Submission | Outcome:
     """Return what is submitted once these have joined."""
     trace = Trace(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(trace.state, attempt=replace(trace.state.attempt, number=attempt))
     given = (of, state, PLACE, URL, found, "run")
-    ask = partial(make_submission, *given, basis=JobBasis(), is_followed=is_followed)
+    ask = partial(make_submission, *given, basis=basis, is_followed=is_followed)
     return anyio.run(ask)
 
 
@@ -252,6 +253,26 @@ def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
     assert facts.checkpoints is not None
     command = load({}, ["train"])
     assert add_job_facts(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE
+
+
+def test_a_pinned_revision_is_a_folder_of_the_cache(tmp_path: Path) -> None:
+    """The framework loads that commit, the run keeps it, and a revision that is missing is 78."""
+    pinned = {"AGENT_JOB": "verl-grpo", "AGENT_REWARD": "off", "AGENT_MODEL_REVISION": "v1"}
+    of = replace(plan(tmp_path / "c", WITH, **pinned), environ={"HF_HOME": str(tmp_path)})
+    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
+    refused = made(of, many)
+    assert isinstance(refused, Outcome)
+    assert (refused.exit_code, refused.culprit) == (78, "AGENT_MODEL_REVISION")
+    cache = tmp_path / "hub/models--org--model"
+    snapshot = cache / "snapshots" / ("0dd" * 13 + "0")
+    for folder in (snapshot, cache / "refs"):
+        folder.mkdir(parents=True)
+    (cache / "refs/v1").write_text(snapshot.name)
+    basis = anyio.run(read_basis, of, Trace(goal(1), [(3.0, event) for event in many]).state)
+    assert (basis.commit, basis.folder) == (snapshot.name, str(snapshot))
+    submitted = made(of, many, basis=basis)
+    assert f"actor_rollout_ref.model.path={snapshot}" in words(submitted)
+    assert f"org/model is commit {snapshot.name}" in heard(submitted)
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,12 @@ RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "org/data"}
 PPO = {**RECIPE, "AGENT_JOB": "openrlhf-ppo"}
 
 
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "0dd" * 13 + "0"])
+def test_a_revision_of_a_model(revision: str) -> None:
+    """A branch, a tag, a ref and a commit are taken."""
+    assert load({**RECIPE, "AGENT_MODEL_REVISION": revision}).settings.model_revision == revision
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
@@ -316,12 +322,18 @@ def test_a_named_reward_model_replaces_the_default_server(
             {**PPO, "AGENT_REWARD": "builtin", "AGENT_JOB_ARGS": "--reward_pretrain org/rm"},
             "AGENT_JOB_ARGS: got a reward model beside AGENT_REWARD=builtin",
         ),
+        ({"AGENT_MODEL_REVISION": "v1"}, "got v1 of no model"),
+        ({"AGENT_MODEL_REVISION": "v1", "AGENT_MODEL": "/m"}, "AGENT_MODEL_REVISION: got v1 of /m"),
+        *(
+            ({**RECIPE, "AGENT_MODEL_REVISION": bad}, "a branch, a tag or a commit")
+            for bad in ("../x", "/x", "a b", "a//b", "x/", "$(x)")
+        ),
         (
             {**RECIPE, "AGENT_JOB": "openrlhf-sft", "AGENT_REWARD_MODEL": "org/rm"},
             "expected unset: openrlhf-sft loads no reward model",
         ),
     ],
 )
-def test_two_sources_of_rewards(changes: dict[str, str], named: str) -> None:
-    """A model and a server together are refused with the remedy; so is none of them."""
+def test_models_that_do_not_go_together(changes: dict[str, str], named: str) -> None:
+    """A reward model beside a server, neither of them, or a revision of no model of the hub."""
     assert named in told(changes)

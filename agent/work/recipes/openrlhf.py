@@ -145,7 +145,7 @@ def make(asked: RecipeInput) -> Command:
     groups, placement = place(arguments, asked, sizing, critic=not grpo)
     batches = batches_of(arguments, groups.total, 8 if grpo else 1)
     add_batches(arguments, batches)
-    arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
+    arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     _add_data(arguments, asked)
     add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_ALGORITHM[asked.recipe])

@@ -56,7 +56,7 @@ def make(asked: RecipeInput) -> Command:
         arguments, groups.total, 4, prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
     )
     openrlhf.add_batches(arguments, batches)
-    arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
+    arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
     openrlhf.check_keys(arguments, asked, "data.input_key", "data.label_key")

@@ -60,7 +60,7 @@ def make(asked: RecipeInput) -> Command:
     if not world:
         raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
     batch = openrlhf.train_batch(arguments, world, 256)
-    arguments.add("model.model_name_or_path", asked.model, why="AGENT_MODEL")
+    arguments.add("model.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     _add_columns(arguments, asked)
     arguments.add("data.max_samples", _ALL_ROWS, why="the default drops what follows 1,000,000")

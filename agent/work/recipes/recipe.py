@@ -42,6 +42,10 @@ class JobBasis(Value):
     """Bits per second between the nodes, by the slowest link; None if that does not matter."""
     kept: ByName[str] = field(default_factory=dict)
     """The settings on which the format of existing checkpoints depends, by name."""
+    commit: str = ""
+    """The commit of the model in the hub's cache, '' if not known."""
+    folder: str = ""
+    """The folder of that commit, if AGENT_MODEL_REVISION names it."""
 
 
 class RecipeInput(Value):
@@ -53,6 +57,7 @@ class RecipeInput(Value):
     version: Version
     """The framework's version, one of the recipe's VERSIONS or an older patch."""
     model: str
+    """AGENT_MODEL."""
     train_data: str
     eval_data: str = ""
     checkpoints: str = ""
@@ -61,6 +66,8 @@ class RecipeInput(Value):
     """AGENT_TENSOR_PARALLEL."""
     basis: JobBasis = JobBasis()
     """What sizes it besides the nodes."""
+    revision: str = ""
+    """AGENT_MODEL_REVISION, or ''."""
     args: tuple[str, ...] = ()
     """The user's own arguments, which replace the recipe's."""
     scores: bool = False
@@ -79,6 +86,11 @@ class RecipeInput(Value):
     run_id: str = RUN_ID
     python: str = "python3"
     """The Python that has the framework."""
+
+    @property
+    def model_path(self) -> str:
+        """Return what the framework loads: the model, or the folder of its pinned revision."""
+        return self.basis.folder or self.model
 
     @property
     def gpu_nodes(self) -> tuple[NodeSize, ...]:

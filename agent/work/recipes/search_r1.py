@@ -257,7 +257,7 @@ def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
 
 def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
     """Return the settings of model and data."""
-    model = quoted(asked.model)
+    model = quoted(asked.model_path)
     yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
     if asked.eval_data:
         yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"

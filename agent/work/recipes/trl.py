@@ -80,7 +80,7 @@ def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
     arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
     world = gpu_processes(asked.nodes)
-    arguments.add("model", asked.model, why="AGENT_MODEL")
+    arguments.add("model", asked.model_path, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("prompt-key", "input", why="column of the prompt")
     label = "label" if asked.has_column("label") or asked.needs_labels else ""

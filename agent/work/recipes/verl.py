@@ -458,7 +458,7 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
     grpo = asked.recipe == "verl-grpo"
     prompts = {"data.prompt_key": given.get("data.prompt_key", "prompt")}
     check_columns(asked, prompts, "name it by this key in AGENT_JOB_ARGS")
-    model = quoted(asked.model)
+    model = quoted(asked.model_path)
     yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
     yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
     if asked.eval_data:
