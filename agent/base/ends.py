@@ -10,6 +10,7 @@ import signal
 from enum import Enum
 
 from msgspec import convert, to_builtins
+from msgspec.structs import asdict
 
 from agent.base.value import ExitCode, Value
 
@@ -103,8 +104,8 @@ def name_of_signal(signum: int) -> str:
 class End(Value):
     """One way in which a run can end; the texts are templates for `str.format`."""
 
-    code: int | None
-    """The exit code; None where the code is the job's own or depends on a signal."""
+    exit_code: int | None
+    """None where the code is the job's own or depends on a signal: then `outcome` gets it."""
     kind: Kind
     reason: str
     culprit: str = ""
@@ -117,19 +118,12 @@ class End(Value):
 
     def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
         """Return the outcome; `words` fill the templates."""
-        exit_code = self.code if code is None else code
-        assert exit_code is not None  # noqa: S101 - a test checks the arguments of every call
-        return Outcome(
-            self.kind,
-            exit_code,
-            self.reason.format(**words),
-            self.phase,
-            self.culprit.format(**words),
-            self.remedy.format(**words),
-            is_jobs_verdict=self.is_jobs_verdict,
-            attempts_are_used_up=self.attempts_are_used_up,
-            is_superseded=self.is_superseded,
-        )
+        fields = asdict(self)
+        for name in ("reason", "culprit", "remedy"):
+            fields[name] = fields[name].format(**words)
+        if code is not None:
+            fields["exit_code"] = code
+        return Outcome(**fields)
 
 
 _SUBMITTING = "submitting"

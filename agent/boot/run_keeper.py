@@ -290,7 +290,12 @@ class RunKeeper:
         now, former = iso_time(time.time()), self.record.run_id
         lost = tuple(
             AttemptRecord(
-                number, f"{run_id}-{number}", now, now, ends.HEAD_LOST.reason, ends.HEAD_LOST.code
+                number,
+                f"{run_id}-{number}",
+                now,
+                now,
+                ends.HEAD_LOST.reason,
+                ends.HEAD_LOST.exit_code,
             )
             for number in range(1, attempts + 1)
         )

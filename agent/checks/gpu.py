@@ -33,7 +33,7 @@ def gpus(node: CheckedNode) -> Result:
 
 
 def driver_access(node: CheckedNode) -> Result:
-    """A container that lost its GPUs says 'Failed to initialize NVML: Unknown Error'."""
+    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
     count, fault = node.facts.gpus, node.facts.gpu_fault
     if not fault:
         return ok("accessible" if count else "no GPUs here")

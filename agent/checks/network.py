@@ -111,8 +111,7 @@ def nccl_selection(present: Sequence[str], value: str) -> list[str]:
 
 def proxies(node: CheckedNode) -> Result:
     """A proxy between the nodes breaks gRPC and the dashboard."""
-    known = {word for name in PROXIES for word in (name, name.upper())}
-    named = [name for name in node.facts.variables if name in known]
+    named = [name for name in node.facts.variables if name in PROXIES]
     if not named:
         return ok("none")
     which, given = f"{', '.join(named)} set", node.topology.given_ray

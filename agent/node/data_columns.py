@@ -21,7 +21,7 @@ _COLUMNS, _NAME, _CHILDREN, _CONVERTED = 2, 4, 5, 6
 """Ids of fields in parquet's FileMetaData and SchemaElement."""
 _LIST_TYPE = 3
 _BROKEN = (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError)
-"""What a file raises that is not what its name says."""
+"""Raised for a file whose content does not match its suffix."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 

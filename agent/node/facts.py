@@ -396,8 +396,11 @@ INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Names of interfaces: in NCCL's syntax, and plain lists for the others."""
 STALE_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Addresses of another Ray, to which child processes would connect."""
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-"""Proxies, in lower or upper case; their values may hold passwords."""
+PROXIES = (
+    *("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY"),
+)
+"""Proxies; their values may hold passwords."""
 DEBUGGER = "DEBUG_RAY"
 _PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, "CUDA_VISIBLE_DEVICES", "WANDB_MODE")
 _COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
@@ -412,7 +415,7 @@ def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
     plain = {name: environ[name] for name in _PLAIN if name in environ} | _collective_variables(
         environ
     )
-    proxies = {name for small in PROXIES for name in (small, small.upper()) if environ.get(name)}
+    proxies = {name for name in PROXIES if environ.get(name)}
     return {**plain, **dict.fromkeys(sorted(proxies), _SET)}
 
 

@@ -121,7 +121,6 @@ _ULIMIT = "`ulimit -u`"
 
 
 def _process_limits(proc: Path = PROC, base: Path = BASE) -> list[Room]:
-    """Return every limit of processes and threads."""
     found = [
         Room(most - now, f"pids.max is {most}, {now} in use") for now, most in pids(proc, base)
     ]

@@ -9,7 +9,7 @@ from agent.settings.model import TOKEN_MODE
 from agent.settings.redact import SHORTEST, secrets_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from agent.node.facts import Facts
     from agent.settings.model import Settings
@@ -26,16 +26,9 @@ _WANDB = "WANDB_API_KEY"
 _CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)
 """The token, and the mode that makes Ray require it."""
 _SEARCH_PATHS = (
-    "PATH",
-    "PYTHONPATH",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "HOME",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
+    *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"),
 )
 """Variables by which programs find files; they are never treated as secrets."""
-_PROXIES = tuple(word for name in PROXIES for word in (name, name.upper()))
 
 
 def for_node(
@@ -83,8 +76,7 @@ def for_torchrun(
     """
     found = for_node(environ, settings, facts, node_ip, head_ip)
     of_ray = {*_CLUSTER_AUTH, *(_OWN_RAY.keys() - environ.keys())}
-    kept = {name: text for name, text in found.items() if name not in of_ray}
-    return _without(kept, settings.ray_auth_token)
+    return _without(of_ray, found, settings.ray_auth_token)
 
 
 def for_given_ray(
@@ -103,36 +95,32 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     RAY_JOB_HEADERS may hold the credentials of the dashboard of a platform's Ray.
     """
     own = {name: full[name] for name in (*_CLUSTER_AUTH, "RAY_JOB_HEADERS") if name in full}
-    others = {name: text for name, text in full.items() if name not in own}
-    harmless = {
-        name: text
-        for name, text in others.items()
-        if name in _SEARCH_PATHS or not secrets_in(name, text)
-    }
-    return {**_without(harmless, settings.wandb_api_key, settings.ray_auth_token), **own}
+    secret = {n for n, text in full.items() if n not in _SEARCH_PATHS and secrets_in(n, text)}
+    return {**_without(secret, full, settings.wandb_api_key, settings.ray_auth_token), **own}
 
 
 def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return a service's environment: without W&B's key and the cluster's token."""
-    left = {name: text for name, text in full.items() if name not in (*_CLUSTER_AUTH, _WANDB)}
-    return _without(left, settings.wandb_api_key, settings.ray_auth_token)
+    dropped = (*_CLUSTER_AUTH, _WANDB)
+    return _without(dropped, full, settings.wandb_api_key, settings.ray_auth_token)
 
 
 def for_prepare(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return a prepare step's environment: without the cluster's token."""
-    left = {name: text for name, text in full.items() if name not in _CLUSTER_AUTH}
-    return _without(left, settings.ray_auth_token)
+    return _without(_CLUSTER_AUTH, full, settings.ray_auth_token)
 
 
-def _without(environ: Mapping[str, str], *secrets: Secret | None) -> dict[str, str]:
-    """Drop every variable that contains one of these secrets."""
+def _without(
+    names: Collection[str], environ: Mapping[str, str], *secrets: Secret | None
+) -> dict[str, str]:
+    """Drop the variables of these names, and every one that contains one of these secrets."""
     texts = [secret.reveal() for secret in secrets if secret is not None]
     long = [text for text in texts if len(text) >= SHORTEST]  # a short one is part of many words
     return {
         name: text
         for name, text in environ.items()
         if name in _SEARCH_PATHS
-        or (text not in texts and not any(secret in text for secret in long))
+        or not (name in names or text in texts or any(secret in text for secret in long))
     }
 
 
@@ -177,7 +165,7 @@ def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
 
 def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) -> dict[str, str]:
     """Return no_proxy for traffic between nodes: a proxy breaks gRPC and the dashboard."""
-    if not any(environ.get(name) for name in _PROXIES):
+    if not any(environ.get(name) for name in PROXIES):
         return {}
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     own = ["localhost", "127.0.0.1", node_ip, head_ip]

@@ -79,7 +79,6 @@ GPUS = "{gpus}"
 
 
 def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
-    """Return the resources of this node."""
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     return NodeSize(gpus, cpus, topology.platform.memory or facts.memory, facts.gpu_memory)
@@ -127,7 +126,6 @@ def _planned_job(
 
 
 def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> Iterator[str]:
-    """Yield notes on the recipe for the user."""
     given = topology.given_ray
     if known.reward == "unused" and settings.reward not in {None, "off"}:
         yield f"{known.name} calls no reward server; yours runs beside it"
@@ -255,7 +253,6 @@ def _texts_with_placeholders(
 def _torchrun(
     settings: Settings, facts: Facts, ports: Ports, environ: Mapping[str, str]
 ) -> Torchrun | None:
-    """Return the torchrun of this node, if it starts the job."""
     if launcher(settings, None) != TORCHRUN:
         return None
     count = processes(gpus_of(settings, facts.gpus, environ), settings)
@@ -357,7 +354,6 @@ def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | No
 def _notes(
     settings: Settings, topology: Topology, facts: Facts, environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield notes on this node for the user."""
     given = topology.given_ray
     if topology.is_idle:
         return

@@ -158,7 +158,6 @@ def commands_of(plan: Plan) -> Iterator[str]:
 
 
 def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
-    """Show the services that this node runs or may run, and on the head all others."""
     for spec in plan.all_services:
         where = f"{spec.where.sentence()}{', which joins no Ray' if spec.alone else ''}"
         if spec not in plan.possible_services:
@@ -177,7 +176,6 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
 
 
 def _ready_when(ready: Readiness, place: Placeholders) -> str:
-    """Return when a service counts as ready."""
     if isinstance(ready, TcpProbe):
         return f"ready when port {ready.port} takes connections"
     if isinstance(ready, LogPattern):
@@ -200,7 +198,6 @@ def names_in_order(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
-    """Show the steps and services that something waits for."""
     names = plan.names_in_this_run(after)
     if names:
         yield f"  starts after {listed(names)}"
@@ -326,7 +323,6 @@ def _rows(plan: Plan) -> Iterator[Line]:
 
 
 def _price(plan: Plan) -> str:
-    """Return the price of a pod that is held."""
     if plan.on_done != "hold":
         return ""
     price = plan.settings.price_per_hour
@@ -334,7 +330,7 @@ def _price(plan: Plan) -> str:
 
 
 def _nodes(plan: Plan) -> str:
-    """Return how many nodes of which size, and what says so."""
+    """Return how many nodes of which size, and by which setting or platform."""
     topology, settings = plan.topology, plan.settings
     gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
     models = listed(plan.facts.node_versions.gpu_models)

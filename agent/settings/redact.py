@@ -41,24 +41,14 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound=Value)
 MASK = "********"
 
-KNOWN_SECRETS = {
-    *SECRETS,
-    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HUGGINGFACE_TOKEN"),
-    *("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "NGC_API_KEY"),
-    *("RUNPOD_API_KEY", "VAST_API_KEY", "LAMBDA_API_KEY", "COMET_API_KEY", "NEPTUNE_API_TOKEN"),
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GITHUB_TOKEN"),
-    *("GITHUB_PAT", "GH_TOKEN", "GITLAB_TOKEN", "AZURE_DEVOPS_EXT_PAT", "AZURE_CLIENT_SECRET"),
-    *("AZURE_STORAGE_KEY", "PGPASSWORD", "MYSQL_PWD", "MYSQL_ROOT_PASSWORD", "REDISCLI_AUTH"),
-    *("SSHPASS", "DBPASS", "USERPASS", "SLURM_JWT", "DOCKER_AUTH_CONFIG", "RAY_JOB_HEADERS"),
-    *("HF_TOKENS", "KAGGLE_KEY", "VOLC_SK", "VOLC_SECRETKEY", "VOLC_ACCESSKEY"),
+_KNOWN_SECRETS = {
+    *(*SECRETS, "DBPASS", "SSHPASS", "USERPASS", "HF_TOKENS", "KAGGLE_KEY", "VOLC_SK"),
+    "RAY_JOB_HEADERS",
 }
-"""Names that hold a secret, whatever the pattern matches."""
+"""Names that hold a secret, though the pattern does not match."""
 
-NO_SECRETS = {
-    *("TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK", "INPUT_KEY", "LABEL_KEY", "PUBLIC_KEY"),
-    *("GOOGLE_APPLICATION_CREDENTIALS", "PWD", "OLDPWD"),
-}
-"""Names that hold none, whatever the pattern matches."""
+_NO_SECRETS = {"GOOGLE_APPLICATION_CREDENTIALS"}
+"""Names that hold none, though the pattern matches."""
 
 _SECRET = re.compile(
     r"""(?:^|_)(?:
@@ -131,9 +121,9 @@ _TOKEN = re.compile(
 def looks_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret."""
     word = _CAMEL_CASE.sub("_", name).upper().replace("-", "_").replace(".", "_")
-    if word in KNOWN_SECRETS or _WEBHOOK.search(word):
+    if word in _KNOWN_SECRETS or _WEBHOOK.search(word):
         return True
-    if word in NO_SECRETS or _NAMES_NO_SECRET.search(word):
+    if word in _NO_SECRETS or _NAMES_NO_SECRET.search(word):
         return False
     return bool(_SECRET.search(word))
 

@@ -55,12 +55,12 @@ def words_of(row: End) -> set[str]:
 def test_the_code_of_each_row_belongs_to_its_kind(name: str) -> None:
     """A kind has the exit codes that docs/reference/exit-codes.md lists."""
     row = ENDS[name]
-    assert row.code in CODES[row.kind]
+    assert row.exit_code in CODES[row.kind]
 
 
 def test_all_codes_are_documented() -> None:
     """The table has every fixed exit code, and the docs explain each of them."""
-    codes = {row.code for row in ENDS.values()} - {None, 0}
+    codes = {row.exit_code for row in ENDS.values()} - {None, 0}
     assert codes == {69, 70, 75, 78, 143}
     page = (ROOT / "docs/reference/exit-codes.md").read_text()
     assert not [code for code in codes if f"| {code}" not in page]
@@ -89,7 +89,7 @@ def test_each_call_fills_the_templates_of_its_row() -> None:
             continue
         used.add(name)
         given = {keyword.arg for keyword in call.keywords}
-        expected = words_of(row) | ({"code"} if row.code is None else set())
+        expected = words_of(row) | ({"code"} if row.exit_code is None else set())
         if given != expected:
             wrong.append(f"{place}: {name} has {sorted(map(str, given))}, not {sorted(expected)}")
     assert wrong == []
@@ -103,8 +103,8 @@ def test_each_call_fills_the_templates_of_its_row() -> None:
 
 def test_the_parents_codes_are_in_the_table() -> None:
     """The parent imports nothing of the agent, and has the codes of its rows itself."""
-    assert ends.AGENT_KILLED.code == parent.GAVE_UP
-    assert ends.NO_PROCESS.code == parent.NO_PROCESS
+    assert ends.AGENT_KILLED.exit_code == parent.GAVE_UP
+    assert ends.NO_PROCESS.exit_code == parent.NO_PROCESS
 
 
 def test_no_code_is_written_elsewhere() -> None:

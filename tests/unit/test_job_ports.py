@@ -1,4 +1,4 @@
-"""A job's own ports, where jobs share a host: clear of each other's and of the kernel's."""
+"""The ports of jobs that share a host differ from each other and from the kernel's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def workers(ports: Ports) -> range:
 
 
 @given(JOB)
-def test_a_jobs_ports_keep_clear_of_each_other_and_of_the_kernel(job: int) -> None:
+def test_the_ports_of_a_job_differ_and_are_not_the_kernels(job: int) -> None:
     """All ports of a job differ, and lie between the reserved and the ephemeral ones."""
     ports = ports_of(job)
     assert conflicts_in(ports, 5000) == []
@@ -47,7 +47,7 @@ def test_a_jobs_ports_keep_clear_of_each_other_and_of_the_kernel(job: int) -> No
 
 
 @given(JOB, st.integers(1, 999))
-def test_two_jobs_on_one_host_keep_clear(job: int, apart: int) -> None:
+def test_two_jobs_on_one_host_share_no_port(job: int, apart: int) -> None:
     """Ids less than 1000 apart share no port; if not a multiple of 10, no worker's either."""
     one, other = ports_of(job), ports_of(job + apart)
     assert not single(one) & single(other)
@@ -57,8 +57,8 @@ def test_two_jobs_on_one_host_keep_clear(job: int, apart: int) -> None:
 
 
 @given(JOB, JOB)
-def test_two_jobs_seldom_meet(one: int, other: int) -> None:
-    """Any two jobs share all of their ports or none, and all only if 1000 divides the distance."""
+def test_two_jobs_share_all_ports_or_none(one: int, other: int) -> None:
+    """They share all if 1000 divides the difference of their ids, else none."""
     met = single(ports_of(one)) & single(ports_of(other))
     assert len(met) == (10 if (one - other) % 1000 == 0 else 0)
 

@@ -48,14 +48,14 @@ def test_the_defaults_lie_below_the_kernels_own_range() -> None:
 def test_a_collision_names_both(
     gcs: int | None, dashboard: int | None, agent: int | None, reward: int | None, words: str
 ) -> None:
-    """Two listeners on one port, or one in Ray's range, are told with the port."""
-    told = conflicts_in(port_map(gcs, dashboard, agent), reward)
-    assert [line for line in told if line.startswith(words)]
+    """Two listeners on one port, or one in Ray's range, are named with the port."""
+    found = conflicts_in(port_map(gcs, dashboard, agent), reward)
+    assert [line for line in found if line.startswith(words)]
 
 
 @given(PORT, PORT, PORT, PORT)
 def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: int) -> None:
-    """Where nothing is told, all ports differ, exist, and keep out of the workers' range."""
+    """Without a conflict all ports differ, exist, and lie outside the range of the workers."""
     ports = port_map(gcs, dashboard, agent)
     numbers = [*asdict(ports).values(), reward]
     clear = [n for n in numbers if not ports.first_worker <= n <= ports.last_worker]
@@ -75,23 +75,23 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
     ],
 )
 def test_a_port_that_meets_a_default_is_refused(environ: dict[str, str], words: str) -> None:
-    """Where the platform shifts nothing, a port of the defaults' is told, by all the variables."""
+    """A port that is one of the defaults is reported under the names of all port variables."""
     with pytest.raises(SettingsError) as caught:
         plan_input.plan_from_environment(environ, None)
-    told = caught.value.problems
-    assert "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT" in told[0].variable
-    assert words in " ".join(problem.got for problem in told)
+    reported = caught.value.problems
+    assert "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT" in reported[0].variable
+    assert words in " ".join(problem.got for problem in reported)
 
 
 @pytest.mark.parametrize("name", ["AGENT_REWARD_PORT", "AGENT_DASHBOARD_PORT"])
-def test_under_slurm_the_defaults_are_nobodys(name: str) -> None:
-    """Where the job's id shifts the ports, nothing is on 6379, so anybody may have it."""
+def test_under_slurm_the_default_ports_are_free(name: str) -> None:
+    """The job's id shifts the ports, so 6379 may be set for another listener."""
     environ, facts = read("slurm-head")
     plan = plan_of({**environ, name: "6379"}, facts)
     assert 6379 in (plan.settings.reward_port, plan.settings.dashboard_port)
 
 
-def test_beside_a_ray_elsewhere_its_ports_are_nobodys() -> None:
+def test_beside_a_ray_elsewhere_its_ports_are_free() -> None:
     """In a RayJob's submitter only agent and reward server listen: those two must differ."""
     environ, facts = read("kuberay-submitter-head")
     given = detect_platform(environ, settings_of(environ)).given_ray
@@ -102,11 +102,11 @@ def test_beside_a_ray_elsewhere_its_ports_are_nobodys() -> None:
     assert problem.got == "agent and reward server on 8266"
 
 
-def test_ports_are_told_together_with_the_topology() -> None:
-    """Two heads and one port for two: both are told at once."""
+def test_ports_are_reported_together_with_the_topology() -> None:
+    """A contradiction of roles and a port conflict are reported at once."""
     environ = changed("dstack-head", {"RAY_WORKER": "1", "AGENT_REWARD_PORT": "6379"})
     with pytest.raises(SettingsError) as caught:
         plan_input.plan_from_environment(environ, None)
-    told = " ".join(problem.sentence() for problem in caught.value.problems)
-    assert "gcs and reward server on 6379" in told
-    assert "RAY_WORKER=1" in told
+    reported = " ".join(problem.sentence() for problem in caught.value.problems)
+    assert "gcs and reward server on 6379" in reported
+    assert "RAY_WORKER=1" in reported

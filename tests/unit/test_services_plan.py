@@ -264,7 +264,7 @@ env = {{ HF_TOKEN = "{SECRET}", A = "b" }}
 
 
 def test_ports_of_a_ray_that_is_not_there() -> None:
-    """Where no Ray runs, by torchrun or on a node alone, its ports are anybody's."""
+    """Where no Ray runs, by torchrun or on a node alone, its ports are free."""
     text = f"[services.a]\n{READY.replace('8000', '10500')}"
     assert problems({"AGENT_LAUNCHER": "torchrun"}, text) == []
     assert problems(HEAD, f'{text}where = "rank 3"\nalone = true') == []
