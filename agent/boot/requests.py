@@ -124,7 +124,8 @@ class Prober:
         if not url or spec is None:
             return Answer(SCORE, at, "this node's settings name no reward server")
         if isinstance(spec.ready, ScoringProbe):
-            evidence = await reward_answers(url, times.NODE_PROBE - 1)
+            token = self._plan.reward_token
+            evidence = await reward_answers(url, times.NODE_PROBE - 1, token)
         else:  # its request format is not known
             split = urlsplit(url)
             evidence = await port_answers(split.hostname or "", split.port or 80)

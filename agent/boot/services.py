@@ -168,7 +168,8 @@ class LocalWork:
         cpu: Callable[[], float],
     ) -> str:
         """Send an event when a service is ready; return why it is dead once it stops answering."""
-        probe = ReadinessProbe(spec.ready, placeholders, self._run.folder.file(spec.log))
+        log, token = self._run.folder.file(spec.log), self._run.plan.reward_token
+        probe = ReadinessProbe(spec.ready, placeholders, log, token)
 
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()

@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import hmac
 import json
 import logging
 import math
+import os
 import signal
 import socket
 import sys
@@ -219,11 +221,15 @@ def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
-def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) -> web.Application:
-    """Build the application: a path for scoring and one for health."""
+def make_app(
+    path: str, max_body: int, limit: float, dialect: str = OPENRLHF, token: str = ""
+) -> web.Application:
+    """Build the application: a path for scoring, with the token if any, and one for health."""
     scorer = Scorer(limit)
 
     async def score(request: web.Request) -> web.Response:
+        if token and not _shows(request, token):
+            return error(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
         try:
             items, is_single = await scorer.read(await request.read())
         except BadRequestError as problem:
@@ -243,6 +249,13 @@ def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) ->
     app.on_shutdown.append(scorer.close_pool)
     app.on_cleanup.append(scorer.close)
     return app
+
+
+def _shows(request: web.Request, token: str) -> bool:
+    """Return whether a request shows the token."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
+    return kind.lower() == "bearer" and known
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -352,7 +365,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         description="Score mathematical answers over HTTP.",
         epilog="Numbers and texts are compared by value. With math-verify installed, so are "
         "expressions, sets and intervals; `undecided` of the reply's extra_logs is 1 for an answer "
-        "that takes it too much CPU time and scores 0.",
+        "that takes it too much CPU time and scores 0. Where AGENT_REWARD_TOKEN is set, "
+        "requests need it as `Authorization: Bearer`.",
     )
     add = parser.add_argument
     add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
@@ -380,7 +394,8 @@ def main(argv: list[str]) -> int:
         options = _arguments(argv)
     except SystemExit as end:
         return int(end.code or 0)
-    app = make_app(options.path, options.max_body, options.limit, options.dialect)
+    token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
+    app = make_app(options.path, options.max_body, options.limit, options.dialect, token)
     return run(app, options.hosts, options.port, options.path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import random
 import time
 import urllib.error
@@ -47,6 +48,10 @@ class RewardClient:
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url
         self._seconds = seconds
+        token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
         # The server is within the cluster: an environment's proxy is not meant for it.
         proxies = urllib.request.ProxyHandler({})
         self._opener = urllib.request.build_opener(proxies, _NoRedirects)
@@ -77,7 +82,7 @@ class RewardClient:
         posted = urllib.request.Request(  # noqa: S310 - the reward server's own URL
             self._url,
             data=json.dumps(request, default=str).encode(),
-            headers={"Content-Type": "application/json"},
+            headers=self._headers,
         )
         try:
             with self._opener.open(posted, timeout=seconds) as reply:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import random
 from typing import Any
 from urllib.parse import urlsplit
@@ -87,7 +88,11 @@ class _Asker:
         self._within = within
         self._slots = asyncio.Semaphore(parallel)
         # The semaphore bounds requests; a second bound inside would make connecting time out.
-        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), headers=headers
+        )
 
     async def ask(self, request: dict[str, Any]) -> float:
         """Retry until there is a reward, or until the deadline."""

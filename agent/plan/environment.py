@@ -96,7 +96,8 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """
     own = {name: full[name] for name in (*_CLUSTER_AUTH, "RAY_JOB_HEADERS") if name in full}
     secret = {n for n, text in full.items() if n not in _SEARCH_PATHS and secrets_in(n, text)}
-    return {**_without(secret, full, settings.wandb_api_key, settings.ray_auth_token), **own}
+    texts = (settings.wandb_api_key, settings.ray_auth_token, settings.reward_token)
+    return {**_without(secret, full, *texts), **own}
 
 
 def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
@@ -138,6 +139,7 @@ def _secrets(settings: Settings) -> dict[str, str]:
     found = {
         "WANDB_API_KEY": settings.wandb_api_key,
         "RAY_AUTH_TOKEN": settings.ray_auth_token,
+        "AGENT_REWARD_TOKEN": settings.reward_token,
     }
     return {name: s.reveal() for name, s in found.items() if s is not None}
 

@@ -211,6 +211,12 @@ class Plan(Value):
         secret = self.settings.ray_auth_token
         return None if secret is None else secret.reveal()
 
+    @property
+    def reward_token(self) -> str | None:
+        """Return the reward server's secret."""
+        secret = self.settings.reward_token
+        return None if secret is None else secret.reveal()
+
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:
     """Return the versions that must be equal on all nodes: Ray and its Python, or torch."""

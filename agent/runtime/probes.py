@@ -124,9 +124,9 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-async def reward_answers(url: str, limit: float = 10.0) -> str:
+async def reward_answers(url: str, limit: float = 10.0, token: str | None = None) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
-    reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit)
+    reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit, token)
     return reply if isinstance(reply, str) else check_reward_reply(*reply)
 
 
@@ -144,9 +144,13 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
     return ""
 
 
-async def _send_request(url: str, body: str | None, limit: float) -> tuple[int, bytes] | str:
+async def _send_request(
+    url: str, body: str | None, limit: float, token: str | None = None
+) -> tuple[int, bytes] | str:
     """Send one request; return status and body of the reply, or why there is none."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     method = "GET" if body is None else "POST"
     text = b""
     try:
@@ -180,8 +184,12 @@ def names_an_address(url: str) -> bool:
 class ReadinessProbe:
     """Probes whether one service is ready."""
 
-    def __init__(self, ready: Readiness, place: Placeholders, log: Path) -> None:
+    def __init__(
+        self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
+    ) -> None:
+        """Send `token` to a reward server."""
         self._ready = ready
+        self._token = token
         self._placeholders = place
         self._log = _LogSearch(log)
 
@@ -189,7 +197,7 @@ class ReadinessProbe:
         """Return '' if it is ready, else why not."""
         match self._ready:
             case ScoringProbe(url):
-                return await reward_answers(self._placeholders.fill(url), limit)
+                return await reward_answers(self._placeholders.fill(url), limit, self._token)
             case HttpProbe(url, body, expect):
                 return await reply_evidence(self._placeholders.fill(url), body, expect, limit)
             case TcpProbe(port):

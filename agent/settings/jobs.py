@@ -41,6 +41,8 @@ class KnownJob(Value):
     """Variables that must be set."""
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT
     """The reply format that its reward client reads."""
+    sends_token: bool = False
+    """Whether its reward client sends AGENT_REWARD_TOKEN."""
     loads_reward_model: bool = False
     """Whether its framework can load AGENT_REWARD_MODEL on the training GPUs."""
     notice_signal: str = ""
@@ -48,9 +50,9 @@ class KnownJob(Value):
 
 
 JOBS = (
-    KnownJob(DEFAULT, reward="needed", needs=()),
-    KnownJob("verl-grpo", "verl", "verl", "possible", loads_reward_model=True),
-    KnownJob("verl-ppo", "verl", "verl", "possible", loads_reward_model=True),
+    KnownJob(DEFAULT, reward="needed", needs=(), sends_token=True),
+    KnownJob(*("verl-grpo", "verl", "verl", "possible"), sends_token=True, loads_reward_model=True),
+    KnownJob(*("verl-ppo", "verl", "verl", "possible"), sends_token=True, loads_reward_model=True),
     KnownJob("openrlhf-grpo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
     KnownJob("openrlhf-ppo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
     KnownJob(
@@ -63,7 +65,12 @@ JOBS = (
     KnownJob("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    KnownJob("trl-grpo", "trl", "trl", "needed", launcher="torchrun", notice_signal="SIGUSR1"),
+    KnownJob(
+        *("trl-grpo", "trl", "trl", "needed"),
+        launcher="torchrun",
+        sends_token=True,
+        notice_signal="SIGUSR1",
+    ),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 

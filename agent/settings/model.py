@@ -195,6 +195,11 @@ class Settings(Value, kw_only=True):
     )
     reward_port: int = var("AGENT_REWARD_PORT", v.port, "the reward server's port", default="5000")
     reward_path: str = var("AGENT_REWARD_PATH", v.url_path, "its path", default="/get_reward")
+    reward_token: v.Secret | None = var(
+        "AGENT_REWARD_TOKEN",
+        v.secret,
+        "a secret that the bundled reward server asks for (`Authorization: Bearer`)",
+    )
     services: str | None = var(
         "AGENT_SERVICES",
         v.nonempty_text,
@@ -331,7 +336,7 @@ class Settings(Value, kw_only=True):
     )
 
 
-SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY")
+SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN")
 """Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
 
 SET_BY_PLATFORM = ("RUNPOD_API_KEY",)

@@ -234,6 +234,9 @@ def redactor_for(
     everything = (*environ.items(), *more)
     found = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
-        ours = (settings.wandb_api_key, settings.ray_auth_token, settings.runpod_api_key)
+        ours = (
+            *(settings.wandb_api_key, settings.ray_auth_token),
+            *(settings.runpod_api_key, settings.reward_token),
+        )
         found |= {s.reveal() for s in ours if s is not None}
     return Redactor(found)

@@ -150,6 +150,7 @@ def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterat
         model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""
         yield Problem("AGENT_REWARD", f"'off' beside {who}", f"builtin, a URL or a command{model}")
     yield from _check_reward_model(settings, command)
+    yield from _check_reward_token(settings, command)
     if reward is not None and is_url(reward):
         try:
             parts = urlsplit(reward)
@@ -175,15 +176,28 @@ def _check_reward_model(settings: Settings, command: tuple[str, ...] | None) -> 
 
 
 def _check_token(settings: Settings) -> Iterator[Problem]:
-    if settings.ray_auth_token is None:
+    tokens = {
+        "RAY_AUTH_TOKEN": settings.ray_auth_token,
+        "AGENT_REWARD_TOKEN": settings.reward_token,
+    }
+    for name, secret in tokens.items():
+        token = "" if secret is None else secret.reveal()
+        if not token.isascii() or not token.isprintable() or " " in token:
+            yield Problem(
+                name,
+                "a secret that cannot travel in an HTTP header",
+                "printable ASCII without spaces, for example from `openssl rand -hex 32`",
+            )
+
+
+def _check_reward_token(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    """Refuse a token that the job's reward client does not send: no request would be scored."""
+    job = known_job(settings, command)
+    if settings.reward_token is None or job is None or job.reward == "unused" or job.sends_token:
         return
-    token = settings.ray_auth_token.reveal()
-    if not token.isascii() or not token.isprintable() or " " in token:
-        yield Problem(
-            "RAY_AUTH_TOKEN",
-            "a secret that cannot travel in an HTTP header",
-            "printable ASCII without spaces, for example from `openssl rand -hex 32`",
-        )
+    if reward_choice(settings, command) != "off":
+        expected = f"unset: the reward client of {job.framework} sends no token"
+        yield Problem("AGENT_REWARD_TOKEN", f"a token beside {job.name}", expected)
 
 
 def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:

@@ -14,10 +14,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from agent.bundled.reward_server import main
+from agent.bundled.scoring import RewardClient, RewardError
+from agent.runtime.probes import reward_answers
 from reward_process import NOTICE, PROGRAM, ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
+from unit.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +147,23 @@ def test_path_and_body_limit() -> None:
         reply = ask(server.url, batch(100))
         assert reply.status == 413
         assert "2000 bytes" in reply.body["error"]
+
+
+def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without it are refused before they are read; probe and client send it."""
+    with reward_server(env={"AGENT_REWARD_TOKEN": SECRET}) as server:
+        assert ask(server.url, b"no json").status == 401
+        assert "AGENT_REWARD_TOKEN" in str(ask(server.url, b"{}").body)
+        assert ask(server.at("/healthz")).status == 200
+        for token, wanted in ((SECRET, ""), ("another", "401"), (None, "401")):
+            evidence = anyio.run(reward_answers, server.url, SECONDS, token)
+            assert wanted in evidence
+            assert bool(wanted) == bool(evidence)
+        monkeypatch.setenv("AGENT_REWARD_TOKEN", SECRET)
+        assert RewardClient(server.url, SECONDS).rewards(batch(2)) == [1.0, 1.0]
+        monkeypatch.delenv("AGENT_REWARD_TOKEN")
+        with pytest.raises(RewardError, match="401"):
+            RewardClient(server.url, SECONDS).rewards(batch(2))
 
 
 def test_bad_requests_are_not_logged() -> None:

@@ -18,7 +18,8 @@ CONTRACT = [
     *("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "DEBUG_RAY", "WANDB_API_KEY"),
     *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "AGENT_JOB", "AGENT_JOB_ARGS"),
     *("AGENT_JOB_RETRIES", "AGENT_LAUNCHER", "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"),
-    *("AGENT_REWARD", "AGENT_REWARD_PORT", "AGENT_REWARD_PATH", "AGENT_SERVICES"),
+    *("AGENT_REWARD", "AGENT_REWARD_PORT", "AGENT_REWARD_PATH", "AGENT_REWARD_TOKEN"),
+    *("AGENT_SERVICES",),
     *("AGENT_PREPARE", "AGENT_PREPARE_EACH", "AGENT_HEAD", "AGENT_NODE_IP", "AGENT_RESOURCES"),
     *("AGENT_NUM_GPUS", "AGENT_NUM_CPUS", "AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"),
     *("AGENT_DASHBOARD_HOST", "AGENT_WAIT_HEAD", "AGENT_WAIT_WORKERS", "AGENT_WAIT_REWARD"),
@@ -158,6 +159,7 @@ BAD = {
     "EXPECTED_WORKERS": ["-1", "1.5", "99999", "two", "", "１２"],  # noqa: RUF001 - no ASCII digits
     "DEBUG_RAY": ["2", "legacy", ""],
     "RAY_AUTH_TOKEN": ["", "  ", "two words", "naïve", "line\nbreak", "nul\0byte"],
+    "AGENT_REWARD_TOKEN": ["", "  ", "two words", "naïve", "nul\0byte"],
     "AGENT_JOB": ["", "rehersal", "python train.py", "no\udcfftext"],
     "AGENT_JOB_ARGS": ["'open"],
     "AGENT_JOB_RETRIES": ["many", "-1", ""],

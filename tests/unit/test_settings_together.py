@@ -134,6 +134,7 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     held = {"WANDB_API_KEY": loaded.settings.wandb_api_key}
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
     held["RUNPOD_API_KEY"] = loaded.settings.runpod_api_key
+    held["AGENT_REWARD_TOKEN"] = loaded.settings.reward_token
     secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None
     assert secret.reveal() == SECRET
@@ -322,6 +323,8 @@ def test_a_named_reward_model_replaces_the_default_server(
             {**PPO, "AGENT_REWARD": "builtin", "AGENT_JOB_ARGS": "--reward_pretrain org/rm"},
             "AGENT_JOB_ARGS: got a reward model beside AGENT_REWARD=builtin",
         ),
+        ({**PPO, "AGENT_REWARD_TOKEN": SECRET}, "the reward client of openrlhf sends no token"),
+        ({"AGENT_REWARD_TOKEN": "two words"}, "AGENT_REWARD_TOKEN: got a secret that cannot"),
         ({"AGENT_MODEL_REVISION": "v1"}, "got v1 of no model"),
         ({"AGENT_MODEL_REVISION": "v1", "AGENT_MODEL": "/m"}, "AGENT_MODEL_REVISION: got v1 of /m"),
         *(

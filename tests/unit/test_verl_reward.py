@@ -20,11 +20,15 @@ from aiohttp import web
 from agent.bundled import verl_reward
 from agent.work.recipes.verl import reward_function
 from reward_process import ROOT, reward_server
+from unit.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
+
+
+TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
 
 
 async def close_sessions() -> None:
@@ -105,6 +109,22 @@ def test_the_bundled_server_scores() -> None:
 
     with reward_server() as server:
         run(story(server.url))
+
+
+def test_the_token_of_the_server_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the job's environment; without it, or with another, the refusal is the reason."""
+    with reward_server(env={TOKEN: SECRET}) as server:
+        monkeypatch.setenv(TOKEN, SECRET)
+        run(accepted(server.url))
+        for wrong in ("", "another"):
+            monkeypatch.setenv(TOKEN, wrong)
+            with pytest.raises(RuntimeError, match=r"refuses the request with 401: .*AGENT_REWARD"):
+                run(accepted(server.url))
+
+
+async def accepted(url: str) -> None:
+    """Get a reward."""
+    assert await score(url) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""An impostor at the head's name, and replayed reports: neither gets anything."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, await_true, ends
+
+if TYPE_CHECKING:
+    from podlab import Container
+
+TOKEN = "t0ken-0123456789abcdef0123456789"  # noqa: S105 - a secret to search for
+IMPOSTOR = r"""
+import http.server, json, os, socket, threading, time
+
+def record(data):
+    with open("/tmp/received", "ab") as file:
+        file.write(data + b"\n")
+
+def gcs():
+    with socket.create_server(("0.0.0.0", 6379)) as listener:
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(1)
+            try:
+                record(b"GCS " + connection.recv(65536))
+            except OSError:
+                pass
+            connection.close()
+
+class Port(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        record(f"{self.requestline} {self.headers.items()} ".encode() + body)
+        status = 200 if "Authorization" in self.headers else 401
+        outcome = {"kind": "done", "exit_code": 0, "phase": "job", "culprit": "", "reason": "over"}
+        reply = {
+            "protocol": 4, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
+            "ray_ready": True, "gcs_port": 6379, "news": 1, "verdict": {**outcome, "remedy": ""},
+            "refusal": "forged", "orders": [],
+        }
+        content = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Pod-Agent-Session", "00" * 16)
+        self.send_header("Pod-Agent-Proof", "00" * 32)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+threading.Thread(target=gcs, daemon=True).start()
+while not os.path.exists("/tmp/open"):
+    time.sleep(0.1)
+http.server.ThreadingHTTPServer(("0.0.0.0", 8266), Port).serve_forever()
+"""
+"""First plain Ray, as far as its open port goes; after `/tmp/open` an agent with a verdict."""
+
+REPLAY = """
+import sys, urllib.request, urllib.error
+from agent.control.proof import Prover
+from agent.control.protocol import Report
+import json
+
+url, token = sys.argv[1], sys.argv[2]
+prover, content = Prover(token), json.dumps(Report("a1", "", "x").to_dict()).encode()
+
+def send(signed):
+    headers = {"Content-Type": "application/json", **signed.headers}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, signed.body, headers)) as answer:
+            status, headers, body = answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        status, headers, body = error.code, error.headers, error.read()
+    return status, prover.check(signed, status, headers, body).name
+
+unsigned = send(prover.sign("POST", "/report", content))
+signed = prover.sign("POST", "/report", content)
+print(unsigned, send(signed), send(signed))
+"""
+
+
+@pytest.mark.pods(3)
+def test_an_impostor_at_the_head_s_name(cluster: Cluster) -> None:
+    """Its worker names it, sends it no token, and follows the head once that is there."""
+    cluster.env |= {"EXPECTED_WORKERS": "1", "RAY_AUTH_TOKEN": TOKEN}
+    false = cluster.pods[2]
+    cluster.lab.publish("poda", false.ip)
+    impostor = false.start([sys.executable, "-c", IMPOSTOR], env={})
+    worker = cluster.agent(1, "sh", "-c", "exit 7")
+    worker.wait_for("no agent that proves to hold RAY_AUTH_TOKEN", timeout=BOOT)
+    (false.tmp / "open").touch()
+    worker.wait_for(f"{false.ip}:8266 does not prove that it holds this node's", timeout=BOOT)
+    received = (false.tmp / "received").read_bytes()
+    assert b"GCS " in received
+    assert b"('Authorization', 'Pod-Agent 00" in received
+    assert TOKEN.encode() not in received
+    cluster.lab.publish("poda", cluster.pods[0].ip)
+    head = cluster.agent(0, "sh", "-c", JOB)
+    head.wait_for("^running$", stream="stdout", timeout=BOOT)
+    assert replayed(worker, cluster.pods[0].ip) == "(401, 'AGAIN') (200, 'PROVEN') (401, 'REFUSED')"
+    cluster.lab.publish("poda", false.ip)
+    cluster.pods[1].drop(cluster.pods[0])
+    worker.wait_for("does not prove.* for [1-9]", timeout=30)
+    assert worker.running
+    cluster.lab.publish("poda", cluster.pods[0].ip)
+    cluster.pods[1].heal()
+    await_true("worker and head are in touch", lambda: "following" in status(worker), 60)
+    (cluster.pods[0].tmp / "go").touch()
+    assert ends([head, worker]) == [7, 7], head.tail() + worker.tail()
+    assert impostor.running
+    assert TOKEN.encode() not in (false.tmp / "received").read_bytes()
+
+
+JOB = "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 7"
+
+
+def replayed(worker: Container, head: str) -> str:
+    """Send the head a signed report twice; return what came back."""
+    argv = [sys.executable, "-c", REPLAY, f"http://{head}:8266/report", TOKEN]
+    done = worker.exec(argv, timeout=30)
+    return done.stdout.strip() or done.stderr
+
+
+def status(worker: Container) -> str:
+    """Return what the worker's own port shows."""
+    url, bearer = "http://127.0.0.1:8266/status", f"Authorization: Bearer {TOKEN}"
+    return worker.exec(["curl", "-s", "-H", bearer, url], timeout=30).stdout
