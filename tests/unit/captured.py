@@ -1,4 +1,4 @@
-"""Captured environments: one file a platform and role, beside the plan that it leads to."""
+"""Captured environments: one file per platform and role, with the expected plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).with_name("platforms")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.env"))
 FIRST_PROCESS = "#! first process"
 WITHOUT = ""
-"""Takes a variable out of a captured environment."""
+"""Removes a variable from a captured environment."""
 
 ADDRESSES = {
     "lo": ("127.0.0.1", "::1"),
@@ -33,11 +33,11 @@ ADDRESSES = {
     "ens1": ("10.65.0.2",),
     "podnet1": ("10.1.0.10",),
 }
-"""Where every captured node stands: the default route leaves by eth0."""
+"""The network of every captured node: the default route uses eth0."""
 
 
 def read(name: str) -> tuple[dict[str, str], Facts]:
-    """Return a captured environment, and the machine that it was captured on."""
+    """Return a captured environment, and its machine."""
     lines = (FOLDER / f"{name}.env").read_text(encoding="utf-8").splitlines()
     pairs = (line.partition("=") for line in lines if not line.startswith("#"))
     environ = {key: json.loads(text) if text[:1] == '"' else text for key, _, text in pairs}
@@ -45,13 +45,13 @@ def read(name: str) -> tuple[dict[str, str], Facts]:
 
 
 def changed(name: str, changes: dict[str, str]) -> dict[str, str]:
-    """Return a captured environment with some variables set, and others taken out."""
+    """Return a captured environment with some variables set and others removed."""
     environ = {**read(name)[0], **changes}
     return {key: text for key, text in environ.items() if text or key not in changes}
 
 
 def machine(environ: dict[str, str], *, is_first_process: bool = False) -> Facts:
-    """Return a healthy machine with many interfaces, named as its environment says."""
+    """Return a healthy machine with many interfaces, with the name from its environment."""
     return Facts(
         hostname=environ.get("HOSTNAME", "node-a"),
         interfaces=ADDRESSES,
@@ -77,7 +77,7 @@ def plan_of(environ: dict[str, str], facts: Facts) -> Plan:
 
 
 def text_of(environ: dict[str, str], facts: Facts) -> str:
-    """Render a plan, or why there is none, without this machine's own paths."""
+    """Render a plan, or the error, without this machine's paths."""
     try:
         plan = plan_of(environ, facts)
     except SettingsError as error:

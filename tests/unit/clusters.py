@@ -1,4 +1,4 @@
-"""Clusters as values: each platform's variables for every node, and the roles that follow."""
+"""Clusters as values: each platform's variables for every node, and the resulting roles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address(rank: int) -> str:
 
 
 def node(rank: int, environ: dict[str, str], names: Mapping[str, tuple[str, ...]]) -> Node:
-    """Place a node: its own address, and the names that every node can resolve."""
+    """Make a node: its address, and the names that every node can resolve."""
     environ = {"HOSTNAME": f"node-{rank}", **environ}
     facts = replace(
         machine(environ),
@@ -72,7 +72,7 @@ def _slurm(rank: int, nodes: int) -> dict[str, str]:
         "SLURM_NODEID": str(rank),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": "0",
-        # what srun passed on from a login node in an Instant Cluster, the same on every node
+        # variables that srun passed on from a login node in an Instant Cluster, equal on all nodes
         "PRIMARY_ADDR": address(0),
         "NODE_RANK": "0",
         "NUM_NODES": str(nodes),
@@ -187,7 +187,7 @@ CLUSTERS: dict[str, Callable[[int, int], dict[str, str]]] = {
 
 
 def cluster(platform: str, nodes: int, more: Mapping[str, str] | None = None) -> list[Node]:
-    """Return every node of a cluster, with more variables that all of them share."""
+    """Return every node of a cluster, with additional variables for all."""
     names = {"head.rl.default": (address(0),), "pod0.runpod.internal": (address(0),)}
     names |= {f"algo-{rank + 1}": (address(rank),) for rank in range(nodes)}
     names |= {f"gpu-{rank:03d}": (address(rank),) for rank in range(nodes)}

@@ -1,4 +1,4 @@
-"""Disks of a few kilobytes, for the tests of what happens when they are full."""
+"""Disks of a few kilobytes, for tests with full disks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_mount = pytest.mark.skipif(not _may_mount(), reason="only root may mount a
 
 @contextmanager
 def full_disk(at: Path, options: str) -> Iterator[Path]:
-    """Mount a small disk in memory, to be filled up; it is gone afterwards."""
+    """Mount a small disk in memory, and unmount it afterwards."""
     at.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(at)], check=True)
     try:
@@ -36,7 +36,7 @@ def full_disk(at: Path, options: str) -> Iterator[Path]:
 
 
 def fill_up(folder: Path) -> Path:
-    """Write a file until its disk takes no more; return that file."""
+    """Write a file until its disk is full; return the file."""
     path = folder / "fill"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -45,7 +45,7 @@ def fill_up(folder: Path) -> Path:
 
 
 def fill_with_files(folder: Path) -> list[Path]:
-    """Make files until the disk takes no more; return them."""
+    """Make files until the disk has room for no more; return them."""
     made: list[Path] = []
     with suppress(OSError):
         while True:
@@ -57,7 +57,7 @@ def fill_with_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def read_only(at: Path) -> Iterator[None]:
-    """Make a folder read-only, as a disk with errors becomes: what is open stays so."""
+    """Make a folder read-only, like a disk with errors: open files stay writable."""
     subprocess.run(["mount", "--bind", str(at), str(at)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)

@@ -1,4 +1,4 @@
-"""The examples: how each is started, what must come of it, and the plan that does."""
+"""The examples: how each is started, the expected result, and its plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 VERL = "verl.trainer.main_ppo"
 OPENRLHF = "openrlhf.cli.train_ppo_ray"
 IN_THE_CONTAINER = {"/run/pod-agent/token": TOKEN}
-"""Files of secrets, where an example mounts them."""
+"""The secret files that an example mounts."""
 
 
 def make_pods() -> ModuleType:
@@ -71,7 +71,7 @@ def by_sbatch(path: str, folder: Path) -> list[Launch]:
 
 
 def by_ssh(folder: Path) -> list[Launch]:
-    """Return the agents that the loop starts over the machines that it names."""
+    """Return the agents that the loop starts on the machines that it names."""
     shell = Shell.make(folder)
     assert shell.run(["bash", str(EXAMPLES / "ssh/loop.sh")], {"RAY_AUTH_TOKEN": TOKEN}) == 0
     return [Launch(call.argv, call.environ, call.place) for call in shell.agents()]
@@ -85,7 +85,7 @@ def lws(folder: Path) -> list[Launch]:
 
 
 def trainjob(folder: Path) -> list[Launch]:
-    """Return the pods of a TrainJob, which takes everything from its runtime."""
+    """Return the pods of a TrainJob, which uses the settings of its runtime."""
     runtime, job = documents("kubernetes/kubeflow-trainjob.yaml")
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
@@ -110,7 +110,7 @@ def pytorchjob(folder: Path) -> list[Launch]:
 
 
 class Example(Value):
-    """What an example is, and what must come of it."""
+    """An example, and its expected result."""
 
     start: Callable[[Path], list[Launch]]
     cluster: str
@@ -118,12 +118,12 @@ class Example(Value):
     program: str | None
     """The module that the job runs; None for the rehearsal."""
     reward: str | None
-    """How the reward server is started; None where the framework scores by itself."""
+    """How the reward server is started; None if the framework scores by itself."""
     on_done: str = "exit"
     grace: float = 30.0
-    """What the platform allows between its request to stop and its kill."""
+    """The platform's time between its stop signal and its kill."""
     retries: int = 0
-    """Further attempts, where the platform starts a lost run or node again, and the job resumes."""
+    """Additional attempts, if the platform restarts a lost run or node, and the job resumes."""
 
 
 BUNDLED = "reward-server"

@@ -1,4 +1,4 @@
-"""Parts of a node's run for tests that need no other parts of it."""
+"""Parts of a node's run for tests that need only these parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     now: float = 9.0,
     clean: Callable[[str], str] = str,
 ) -> RunStatus:
-    """Return the status of a run that has no other parts."""
+    """Return the status of a run with only these parts."""
     by_agent = dict(stats or {})
     own = by_agent.pop(HERE, WorkerStats())
     run = run_of(plan, clean)
@@ -43,7 +43,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
 
 
 def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - stands for a NodeRun
-    """Return what stands for a node's run."""
+    """Return an object with the attributes of a node's run."""
     redactor = SimpleNamespace(clean=clean, clean_fields=lambda event: event)
     return SimpleNamespace(plan=plan, redactor=redactor, best_effort=BestEffort(), run_id="run-1")
 

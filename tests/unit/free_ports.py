@@ -1,4 +1,4 @@
-"""Ports of this machine that are free, for tests that listen."""
+"""Free ports of this machine, for tests that listen."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ PAIR: History = [
 ]
 SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
 LOST = ServiceGone(REWARD, "exit code 1")
-"""Well-known beginnings of a trace."""
+"""Common beginnings of histories."""
 
 
 class Trace:
@@ -166,7 +166,7 @@ class Trace:
                 self.take(h.Cleared(action.ended.number), at)
 
     def finish(self, steps: int = 50) -> bool:
-        """Let only time pass, from deadline to deadline; say whether the trace comes to rest."""
+        """Tick at each deadline; return whether none is left."""
         for _ in range(steps):
             then = head.deadline(self.state)
             if then is None:

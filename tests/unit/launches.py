@@ -1,7 +1,7 @@
-"""What each example starts on every node: the agent's arguments and environment.
+"""The agents that each example starts: their arguments and environment.
 
-Formats are read by their own parsers, and what a shell runs is run by a shell, with stand-ins for
-the programs that would reach out.
+Formats are parsed by their own parsers, and shell code is run by a shell, with stand-ins for
+programs that would use the network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROGRAMS = (
 CODE = ("/opt/Search-R1", "/opt/OpenRLHF-M")
 """Folders of images in which a job starts."""
 ONE_FILE = ("/opt/agent/pod-agent", "/opt/pod-agent", "/root/pod-agent", "/workspace/pod-agent")
-"""Where the examples have the one file, on the platforms' nodes."""
+"""The folders for the one file in the examples, on each platform's nodes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a program that a stand-in noted."""
+    """A call of a program, recorded by a stand-in."""
 
     program: str
     argv: tuple[str, ...]
@@ -71,14 +71,14 @@ def documents(path: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Shell:
-    """A shell on whose PATH the stand-ins are first."""
+    """A shell with the stand-ins first on PATH."""
 
     folder: Path
     environ: dict[str, str]
 
     @classmethod
     def make(cls, folder: Path, *missing: str) -> Shell:
-        """Lay out the stand-ins, but for those that this machine is to lack."""
+        """Install the stand-ins, except those that this machine is to lack."""
         for name in ("bin", "notes", "home"):
             (folder / name).mkdir(exist_ok=True)
         for name in set(PROGRAMS) - set(missing):
@@ -100,7 +100,7 @@ class Shell:
         return cls(folder, environ)
 
     def here(self, script: str) -> str:
-        """Return a script with the paths of a node as they are here."""
+        """Return a script with a node's paths replaced by local ones."""
         for path in CODE:
             script = script.replace(path, str(self.folder))
         for path in ONE_FILE:
@@ -108,14 +108,14 @@ class Shell:
         return script
 
     def run(self, words: list[str], environ: dict[str, str]) -> int:
-        """Run a command to its end; return its code."""
+        """Run a command; return its exit code."""
         given = {**self.environ, **environ}
         found = subprocess.run(words, env=given, cwd=self.folder / "home", check=False, timeout=60)
         return found.returncode
 
     @contextmanager
     def started(self, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a command that runs on, and must have ended by itself; else it is killed."""
+        """Start a command in the background, which must exit by itself; kill it otherwise."""
         where = self.folder / "home"
         with subprocess.Popen(words, env=self.environ, cwd=where, start_new_session=True) as found:
             try:
@@ -125,36 +125,36 @@ class Shell:
                     os.killpg(found.pid, signal.SIGKILL)
 
     def wait_for_agents(self, count: int) -> None:
-        """Wait until so many agents were started."""
+        """Wait until this many agents have started."""
         until = time.monotonic() + 60
         while len(self.agents()) < count:
             assert time.monotonic() < until, [call.program for call in self.calls()]
             time.sleep(0.05)
 
     def calls(self) -> list[Call]:
-        """Return every noted call."""
+        """Return every recorded call."""
         notes = (self.folder / "notes").glob("*.json")
         found = [json.loads(note.read_text(encoding="utf-8")) for note in notes]
         calls = [Call(n["program"], tuple(n["argv"]), n["environ"], n["place"]) for n in found]
         return sorted(calls, key=lambda call: call.place)
 
     def agents(self) -> list[Call]:
-        """Return the calls of the agent, in the order of their places."""
+        """Return the agent's calls, ordered by node."""
         return [call for call in self.calls() if call.program == "pod-agent"]
 
 
-# --- one reader for each platform's form --------------------------------------------------------
+# --- one reader per platform --------------------------------------------------------------------
 
 
 def runpod_pods(folder: Path, bodies: list[dict[str, Any]]) -> list[Launch]:
-    """Return the pods of some requests for pods."""
+    """Return the pods of requests for pods."""
     own = [{"RUNPOD_POD_ID": f"pod{rank}"} for rank in range(len(bodies))]
     envs = [{**mine, **from_secrets(body["env"])} for mine, body in zip(own, bodies, strict=True)]
     return by_words(folder, shlex.split(bodies[0]["args"]), envs)
 
 
 def by_words(folder: Path, words: list[str], envs: list[dict[str, str]]) -> list[Launch]:
-    """Run a container's command once for each node; return the agents that it started."""
+    """Run a container's command once per node; return the agents that it started."""
     shell = Shell.make(folder)
     for rank, env in enumerate(envs):
         node = {**env, "STAND_IN_PLACE": str(rank)}
@@ -171,16 +171,16 @@ def instant_cluster(folder: Path) -> list[Launch]:
 
 
 def dstack(folder: Path) -> list[Launch]:
-    """Return the nodes of a dstack task: its commands are joined and run by a shell."""
+    """Return the nodes of a dstack task: a shell runs its joined commands."""
     (task,) = documents("dstack/verl-grpo.dstack.yml")
     env = from_secrets(task["env"])
     return by_shell(folder, "dstack", task["nodes"], env, " && ".join(task["commands"]))
 
 
 def skypilot(folder: Path) -> list[Launch]:
-    """Return the nodes of a SkyPilot task: `run` is run by a shell on each."""
+    """Return the nodes of a SkyPilot task: a shell runs `run` on each."""
     (task,) = documents("skypilot/search-r1.yaml")
-    assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # to be given beside the file
+    assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # given on the command line
     env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
     return by_shell(folder, "skypilot", task["num_nodes"], env, task["run"])
 
@@ -188,7 +188,7 @@ def skypilot(folder: Path) -> list[Launch]:
 def by_shell(
     folder: Path, platform: str, nodes: int, env: dict[str, str], script: str
 ) -> list[Launch]:
-    """Run a script once for each node, and return the agents that it started."""
+    """Run a script once per node, and return the agents that it started."""
     shell = Shell.make(folder)
     for rank in range(nodes):
         node = {**env, **CLUSTERS[platform](rank, nodes), "STAND_IN_PLACE": str(rank)}
@@ -197,7 +197,7 @@ def by_shell(
 
 
 def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
-    """Return the agents that a shell's stand-ins noted."""
+    """Return the agents that a shell's stand-ins recorded."""
     return [
         Launch(call.argv, call.environ, address(rank), is_first_process)
         for rank, call in enumerate(shell.agents())
@@ -205,7 +205,7 @@ def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
 
 
 def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
-    """Run a batch script on the first of the nodes that its directives ask for."""
+    """Run a batch script on the first of the nodes that its directives request."""
     nodes = int(directives(path)["nodes"])
     given = [CLUSTERS["slurm"](rank, nodes) for rank in range(nodes)]
     steps = [{name: text for name, text in node.items() if "STEP" in name} for node in given]
@@ -223,7 +223,7 @@ def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
 
 
 def directives(path: str) -> dict[str, str]:
-    """Read the options of a batch script; sbatch reads them up to its first command."""
+    """Parse the options of a batch script, which end at its first command."""
     found = {}
     for line in (EXAMPLES / path).read_text(encoding="utf-8").splitlines():
         if line.startswith("#SBATCH "):
@@ -245,7 +245,7 @@ def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> l
 
 
 def value(item: dict[str, Any]) -> str | None:
-    """Return a container's variable; an optional secret is not there."""
+    """Return a container's variable; an optional secret is missing."""
     if "value" in item:
         return str(item["value"])
     secret = item["valueFrom"]["secretKeyRef"]
@@ -253,6 +253,6 @@ def value(item: dict[str, Any]) -> str | None:
 
 
 def from_secrets(env: dict[str, str]) -> dict[str, str]:
-    """Fill in what a platform's store of secrets holds."""
+    """Fill in the values from a platform's secrets."""
     form = re.compile(r"\$?\{\{ (RUNPOD_SECRET_|secrets\.)ray_auth_token \}\}")
     return {name: form.sub(TOKEN, text) for name, text in env.items()}

@@ -1,6 +1,6 @@
-"""Every field of a message and what it should not hold, made from the protocol's own types.
+"""Every field of a message with wrong values, made from the protocol's types.
 
-A field that is added to a message, or to anything inside one, is among them without a line here.
+A field that is added to a message, or to a type inside one, is included automatically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Path = tuple[str | int, ...]
 WORD = "10.0.0.2"
-"""A text that every field takes: a name, an address, a sentence."""
+"""A text that every field accepts: a name, an address, a sentence."""
 MISSING = object()
 DEEP: list[Any] = []
 for _ in range(200):
@@ -56,14 +56,14 @@ BAD: dict[str, object] = {
 
 
 class Field(NamedTuple):
-    """A place in a message: its path in JSON, and the path by which a refusal names it."""
+    """A place in a message: its path in JSON, and its path in an error message."""
 
     path: Path
     name: str
 
 
 def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one return
-    """Return JSON that a type takes, with each of its fields in it."""
+    """Return JSON that a type accepts, with each of its fields."""
     hint, marks = _bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -116,13 +116,13 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
 
 
 def named(error: str, name: str) -> bool:
-    """Say whether a refusal names a place, what is around it, or what is in it."""
+    """Return whether an error names a place, its parent, or its content."""
     told = error.partition(": ")[0].replace("[...]", "")
     return told != error and (told.startswith(name) or name.startswith(told))
 
 
 def body(message: object) -> bytes:
-    """Return a message as it goes over the wire."""
+    """Return a message in its serialized form."""
     return json.dumps(message).encode()
 
 
@@ -133,7 +133,7 @@ def _hints(kind: type[Value]) -> dict[str, Any]:
 
 
 def _bare(hint: Any) -> tuple[Any, list[Meta]]:  # noqa: ANN401 - any type
-    """Return a type without what is said of it, and without None."""
+    """Return a type without its annotations, and without None."""
     marks: list[Meta] = []
     while True:
         if get_origin(hint) is Annotated:

@@ -1,4 +1,4 @@
-"""Commands of recipes, taken apart for tests."""
+"""Commands of recipes, parsed for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def flags_of(command: Command, after: int = 3) -> dict[str, tuple[str, ...]]:
-    """Return a command's flags, each with its words; none may stand twice."""
+    """Return a command's flags, each with its values; no flag may occur twice."""
     found: dict[str, tuple[str, ...]] = {}
     flag = ""
     for word in command.argv[after:]:
@@ -23,7 +23,7 @@ def flags_of(command: Command, after: int = 3) -> dict[str, tuple[str, ...]]:
 
 
 def arguments(command: Command) -> dict[str, str]:
-    """Return the arguments of verl's command by key; none may stand twice."""
+    """Return the arguments of verl's command by key; no key may occur twice."""
     assert command.argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
     pairs = [argument.partition("=") for argument in command.argv[3:]]
     keys = [key.lstrip("+") for key, _, _ in pairs]

@@ -1,4 +1,4 @@
-"""A head's port, served in a thread, for the tests of what asks it."""
+"""A head's port, served in a thread, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOGS = {("head", "job"): ["step 1\n", "step 2\n"], ("pod1", "agent"): ["joined\n
 
 
 async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
-    """Give a log's parts one by one; a worker's comes as its end only."""
+    """Yield a log's parts one by one; of a worker's log, only the tail."""
     parts = LOGS.get((node, name))
     if parts is None:
         return f"{node} has no log {name!r}"
@@ -54,20 +54,20 @@ async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
 
 
 class Lives(Protocol):
-    """What lives in a thread of its own."""
+    """An object that runs in its own thread."""
 
     up: threading.Event
     over: threading.Event
 
     def live(self) -> None:
-        """Live until it is over."""
+        """Run until it is stopped."""
 
 
 _Head = TypeVar("_Head", bound=Lives)
 
 
 class Head:
-    """A head's port, which closes once it was told to stop."""
+    """A head's port, which closes on a stop request."""
 
     def __init__(self, token: str | None, key: str | None, log: Log, port: int) -> None:
         (self.socket,) = bind(["127.0.0.1"], port)
@@ -81,7 +81,7 @@ class Head:
         )
 
     def live(self) -> None:
-        """Serve until it is stopped, or the test is over."""
+        """Serve until it is stopped, or the test ends."""
         anyio.run(self._live)
 
     async def _live(self) -> None:
@@ -95,13 +95,13 @@ class Head:
 def a_head(
     token: str | None = None, key: str | None = KEY, log: Log = a_log, port: int = 0
 ) -> AbstractContextManager[Head]:
-    """Have a head's port served in a thread."""
+    """Serve a head's port in a thread."""
     return served(Head(token, key, log, port))
 
 
 @contextlib.contextmanager
 def served(head: _Head) -> Iterator[_Head]:
-    """Have something of a head's live in a thread until the test is over."""
+    """Run an object in a thread until the test ends."""
     thread = threading.Thread(target=head.live)
     thread.start()
     try:
@@ -114,7 +114,7 @@ def served(head: _Head) -> Iterator[_Head]:
 
 
 def leave_key(root: Path, key: str) -> None:
-    """Leave a key where the newest run's head does."""
+    """Write a key where the newest run's head does."""
     folder = root / "latest" / "pod0"
     folder.mkdir(parents=True)
     (folder / run_folder.KEY_FILE).write_text(key)

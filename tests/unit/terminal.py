@@ -1,4 +1,4 @@
-"""A real terminal (a pty) with a program on it, and an emulator that reads what it shows."""
+"""A real terminal (a pty) with a program, and an emulator that renders its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 
 class Terminal:
-    """What a program shows on a terminal of this size."""
+    """A program's output on a terminal of this size."""
 
     def __init__(self, pid: int, descriptor: int, rows: int, columns: int) -> None:
         self.pid = pid
@@ -32,21 +32,21 @@ class Terminal:
         self.code: int | None = None
 
     def resize(self, rows: int, columns: int) -> None:
-        """Make it another size."""
+        """Change its size."""
         size = struct.pack("HHHH", rows, columns, 0, 0)
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, size)
         self._screen.resize(rows, columns)
 
     def press_enter(self) -> None:
-        """Let the program read a line."""
+        """Send an empty line to the program."""
         os.write(self._descriptor, b"\n")
 
     def lines(self) -> list[str]:
-        """Return what is on the screen now."""
+        """Return the lines on the screen."""
         return [line.rstrip() for line in self._screen.display]
 
     def history(self) -> list[str]:
-        """Return what scrolled off at its top."""
+        """Return the scrollback."""
         columns = range(self._screen.columns)
         return [
             "".join(line[column].data for column in columns).rstrip()
@@ -54,14 +54,14 @@ class Terminal:
         ]
 
     def wait_for(self, what: str, check: Callable[[], bool], limit: float = SECONDS) -> None:
-        """Read until it shows something."""
+        """Read until a text appears."""
         until = time.monotonic() + limit
         while not check():
             assert time.monotonic() < until, f"{what}: not shown:\n" + "\n".join(self.lines())
             assert self._read(0.1), f"{what}: the program ended:\n" + "\n".join(self.lines())
 
     def to_the_end(self, limit: float = SECONDS) -> int:
-        """Read until the program ends; return its exit code."""
+        """Read until the program exits; return its exit code."""
         until = time.monotonic() + limit
         while self._read(0.1):
             assert time.monotonic() < until, "it has not ended:\n" + "\n".join(self.lines())
@@ -69,12 +69,12 @@ class Terminal:
         return self.code
 
     def _read(self, limit: float) -> bool:
-        """Read what comes; say whether the program may write more."""
+        """Read available output; return whether more may come."""
         if not select.select([self._descriptor], [], [], limit)[0]:
             return True
         try:
             data = os.read(self._descriptor, 1 << 16)
-        except OSError:  # its other end is closed
+        except OSError:  # the program's end is closed
             return False
         self.raw += data
         self._stream.feed(data)
@@ -85,7 +85,7 @@ class Terminal:
 def on_a_terminal(
     argv: list[str], env: Mapping[str, str], rows: int = 40, columns: int = 100
 ) -> Iterator[Terminal]:
-    """Run a program whose terminal this is."""
+    """Run a program on this terminal."""
     pid, descriptor = pty.fork()
     if pid == 0:
         os.execve(argv[0], argv, {"TERM": "xterm-256color", **env})  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""Processes that were left behind: adopted by pid and start time, stopped and missed."""
+"""Adoption of running processes, identified by PID and start time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = 20.0
 
 
 async def is_so(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
 
     async def check() -> bool | NotYet:
         return holds() or NotYet()
@@ -38,7 +38,7 @@ async def is_so(holds: Callable[[], bool]) -> None:
 
 
 def orphan(*argv: str) -> int:
-    """Start a session that is no child of ours; return its leader's pid."""
+    """Start a session that is not our child; return its leader's PID."""
     line = 'setsid "$@" >/dev/null 2>&1 & echo $!'
     told = subprocess.run(
         ["sh", "-c", line, "sh", *argv], capture_output=True, text=True, check=True
@@ -47,14 +47,14 @@ def orphan(*argv: str) -> int:
 
 
 def taken(pid: int) -> AdoptedChild:
-    """Take a process over."""
+    """Adopt a process."""
     child = adopt("sleep", pid, start_time(pid), lambda: LOG)
     assert child is not None
     return child
 
 
 def lives(pid: int) -> bool:
-    """Say whether a process is there, and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -62,7 +62,7 @@ def lives(pid: int) -> bool:
 
 
 def test_its_end_is_noticed_and_its_session_ended() -> None:
-    """As with a child of our own, nothing of it is left."""
+    """As with a child process, none of its session is left."""
     pid = orphan("sh", "-c", "sleep 60 & exec sleep 61")
 
     async def story() -> None:
@@ -79,7 +79,7 @@ def test_its_end_is_noticed_and_its_session_ended() -> None:
 
 
 def test_it_is_stopped() -> None:
-    """TERM, the grace, and KILL for who will not hear."""
+    """TERM, the grace, and KILL for a process that ignores TERM."""
     pid = orphan("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
 
     async def story() -> None:
@@ -92,7 +92,7 @@ def test_it_is_stopped() -> None:
 
 
 def test_another_process_of_that_pid_is_left_alone() -> None:
-    """A pid alone names nobody."""
+    """A PID without its start time identifies no process."""
     pid = orphan("sleep", "60")
 
     async def story() -> None:
@@ -105,7 +105,7 @@ def test_another_process_of_that_pid_is_left_alone() -> None:
 
 
 def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is in a session of its own, below our parent where the agent was killed with it."""
+    """Each rank has its own session below our parent; its torchrun was killed with the agent."""
     rank, other = (
         orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
     )
@@ -126,7 +126,7 @@ def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPa
 
 
 def record_with(**pids: int) -> NodeRecord:
-    """Return the record of an agent that is gone, and started these."""
+    """Return the record of an ended agent that started these."""
     own = own_record("pod0", "run-1")
     started = tuple(
         p for name, pid in pids.items() if (p := process_of(name.replace("_", " "), pid))
@@ -139,7 +139,7 @@ def record_with(**pids: int) -> NodeRecord:
     [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
 )
 def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
-    """Ray and services are adopted, once; a bridge is ended, and all of a node that lost Ray."""
+    """Ray and services are adopted once; a bridge is stopped, and everything of a lost Ray."""
     names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
     pids = {name: orphan("sleep", "60") for name in names}
     record = record_with(**pids)
@@ -164,7 +164,7 @@ def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
 
 
 def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
-    """What was passed on and done is not forgotten; the run is found by the killed agent's pid."""
+    """Adopted processes and finished steps are kept; the killed agent's PID identifies the run."""
     former = record_with()
     folder = tmp_path / "run-1" / "pod0"
     folder.mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
     assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
     killed = former.agent.pid
     assert folder_of(tmp_path, "pod0", (killed,)) == tmp_path / "run-1" / "pod0"
-    assert folder_of(tmp_path, "pod0", (killed + 1, killed))  # the last left no record
+    assert folder_of(tmp_path, "pod0", (killed + 1, killed))  # the last agent left no record
     assert folder_of(tmp_path, "pod0", (killed + 1,)) is None
     assert folder_of(tmp_path, "pod1", (killed,)) is None
 
@@ -183,7 +183,7 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
 def test_the_record_of_an_earlier_agent_tells_where_the_last_left_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, *, found: bool
 ) -> None:
-    """An agent that was killed while the disk was full could not write whose stead it was in."""
+    """An agent killed while the disk was full could not record which agent it replaced."""
     first = RunFolder(tmp_path, "run-1", "pod0", link=False)
     record = record_with()
     assert record.write(first.path / "node.json") is None
@@ -197,7 +197,7 @@ def test_the_record_of_an_earlier_agent_tells_where_the_last_left_none(
 
 
 def test_who_is_ended_holds_no_port_any_more() -> None:
-    """What dies lets go of its ports last, when nothing tells any more who it was."""
+    """A process releases its ports after the entries in /proc that identify it."""
     line = "import socket, time; kept = bytearray(400 << 20); own = socket.create_server(('', 0)); "
     line += "print(own.getsockname()[1], flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", line], stdout=subprocess.PIPE, text=True)

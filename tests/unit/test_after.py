@@ -1,4 +1,4 @@
-"""What waits for what: services and steps start after what they need, wherever that runs."""
+"""Dependencies: services and steps start after those that they need, on any node."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> h.HeadGoal:
 
 
 def begins(trace: Trace) -> list[str]:
-    """Name what the head starts as it begins, or has wait."""
+    """Name the steps and services that the head starts at once, or holds back."""
     return [
         action.sentence if isinstance(action, LogLine) else f"{type(action).__name__} {action.name}"
         for action in head.first_actions(trace.state)
@@ -79,13 +79,13 @@ def begins(trace: Trace) -> list[str]:
 
 
 def starts(trace: Trace) -> list[str]:
-    """Name what was started, on which node, and when it had to wait, after what."""
+    """Name the started items, their node, and the items that each waited for."""
     kinds = h.StartService | h.OrderStep
     return [f"{deed.name} {deed.node}" for deed in trace.effects if isinstance(deed, kinds)]
 
 
 def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = "") -> h.HeadEvent:
-    """Return a worker's word of its steps and services."""
+    """Return a worker's report about its steps and services."""
     items = tuple(ItemReport(name, Step.READY) for name in done)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending.split())
     return reported(
@@ -97,7 +97,7 @@ def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = 
 
 
 def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_start() -> None:
-    """Ray and what depends on nothing start at once; the data takes longer than its limit."""
+    """Items without dependencies start at once; the data takes longer than the server's limit."""
     trace = Trace(of(EACH, MAKE, ASKED), [])
     assert begins(trace) == [
         f"OrderStep {PREPARE_EACH}",
@@ -135,14 +135,14 @@ def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_star
     ],
 )
 def test_what_fails_ends_the_run_with_its_own_reason(history: History, reason: str) -> None:
-    """Nothing that waits for it is waited for any longer, or started."""
+    """Items that depend on it are neither started nor waited for."""
     trace = Trace(of(EACH, MAKE, ASKED), [(3, nodes()), *history])
     (end,) = trace.outcomes
     assert (end.exit_code, end.reason[: len(reason)]) == (69, reason)
 
 
 def test_an_agent_that_goes_on_knows_what_was_done() -> None:
-    """A step that a killed agent finished is not run again; what waits for others still does."""
+    """A step that a killed agent finished does not run again; others still wait for theirs."""
     made = of(EACH, MAKE, ASKED)
     trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH})), [])
     assert begins(trace) == [f"OrderStep {PREPARE}", f"{REWARD} waits for {PREPARE}"]
@@ -154,7 +154,7 @@ def test_an_agent_that_goes_on_knows_what_was_done() -> None:
 
 
 def test_a_restart_waits_for_what_is_gone_too() -> None:
-    """It is started again once that answers, and has its time from then on."""
+    """A service is restarted once its dependency answers; its own limit counts from then."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
     trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
     for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
@@ -170,7 +170,7 @@ def test_a_restart_waits_for_what_is_gone_too() -> None:
 
 
 def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
-    """What it waits for is lost for good; else its own last resort would be."""
+    """Its dependency is lost for good; otherwise its own limit would end the run."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, restarts=1)
     trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
     for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
@@ -183,7 +183,7 @@ def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
 
 
 def test_what_is_given_up_is_not_waited_for() -> None:
-    """The run goes on without it, and so does what would have come after it, here and elsewhere."""
+    """The run continues without it and without the items that depend on it, on all nodes."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, essential=False)
     server, cache = (replace(one, after=(RETRIEVER,)) for one in (REWARD_SPEC, ON_WORKERS))
     trace = Trace(of(first, server, cache, workers=1), [(3, nodes(2)), (4, says(2, at=4))])
@@ -202,7 +202,7 @@ def test_what_a_run_lacks_is_not_waited_for() -> None:
 
 
 def test_a_service_of_every_node_waits_for_its_own_node() -> None:
-    """The head's is started by the head's step, each worker's by that worker's."""
+    """The head's starts after the head's step, each worker's after that worker's."""
     trace = Trace(of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending=PREPARE_EACH, at=4), 4)
     trace.take(says(3, PREPARE_EACH, at=5), 5)
@@ -219,7 +219,7 @@ def test_a_service_of_every_node_waits_for_its_own_node() -> None:
 
 
 def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
-    """A step of the head's and a service of rank 1: whoever waits for them starts at once."""
+    """A step of the head and a service of rank 1: their dependents start at once."""
     cache = replace(ON_WORKERS, after=(PREPARE,))
     server = replace(REWARD_SPEC, after=("judge",))
     trace = Trace(of(EACH, MAKE, DATA, cache, ON_RANK, server, workers=2), [(3, nodes(2, 3))])
@@ -235,7 +235,7 @@ def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
 
 
 def test_a_step_by_order_waits_for_a_step_of_the_head() -> None:
-    """Every worker that has reported is ordered at once, and one that comes later then."""
+    """Every worker that has reported gets the order at once; a later one when it reports."""
     trace = Trace(of(replace(MAKE, after=()), DATA, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending="data", at=4), 4)
     assert starts(trace) == []
@@ -245,7 +245,7 @@ def test_a_step_by_order_waits_for_a_step_of_the_head() -> None:
 
 
 def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
-    """The worker itself should have ended long before; this is the last resort."""
+    """A last resort: the worker itself should have ended long before."""
     trace = Trace(of(replace(ON_WORKERS, after=(PREPARE_EACH,))), [])
     for at in range(4, 1004, 10):
         trace.take(says(2, pending=PREPARE_EACH, at=at), at)
@@ -258,7 +258,7 @@ def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
 
 
 def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
-    """It is ordered on every worker that has reported once rank 1 answers."""
+    """Every worker that has reported gets the order when rank 1 answers."""
     asks = replace(DATA, after=("judge",))
     trace = Trace(of(asks, ON_RANK, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending="data", rank=1, at=4), 4)
@@ -269,7 +269,7 @@ def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
 
 
 def test_the_services_of_all_workers_are_waited_for() -> None:
-    """For something on the head: of as many workers as the run needs."""
+    """An item on the head waits for as many workers as the run needs."""
     server = replace(REWARD_SPEC, after=("cache",))
     trace = Trace(of(ON_WORKERS, server, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, at=4), 4)
@@ -282,7 +282,7 @@ def test_the_services_of_all_workers_are_waited_for() -> None:
 
 
 def test_another_agent_of_a_node_is_waited_for_anew() -> None:
-    """A service that waits there ends with its node; the next agent's step counts."""
+    """A service that waits there ends with its node; only the next agent's step counts."""
     made = of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1)
     trace = Trace(made, [(2, StepOver(PREPARE_EACH)), (3, nodes(2))])
     trace.take(says(2, pending=PREPARE_EACH, at=4), 4)
@@ -295,7 +295,7 @@ def test_another_agent_of_a_node_is_waited_for_anew() -> None:
 
 
 def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
-    """It runs there already, whatever this head has to wait for."""
+    """It runs there already, independent of this head's waits."""
     made = of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1)
     trace = Trace(made, [(3, nodes(2)), (4, says(2, at=4)), (5, says(2, RETRIEVER, at=5))])
     trace.take(StepOver(PREPARE_EACH), 6)
@@ -304,7 +304,7 @@ def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
 
 
 def test_a_node_whose_step_fails_is_named() -> None:
-    """One that is there for a service only: its last word ends the wait for its rank."""
+    """A node with only a service: its last report ends the wait for its rank."""
     alone = replace(ON_RANK, where=Where("rank", 1), alone=True, after=(PREPARE_EACH,))
     trace = Trace(of(EACH, alone), [(2, StepOver(PREPARE_EACH)), (3, nodes())])
     trace.take(says(2, pending=PREPARE_EACH, rank=1, at=4), 4)
@@ -326,7 +326,7 @@ ON_EVERY_NODE = {row.name for row in ROWS if row.where.kind == "every"}
 def test_nothing_starts_too_early_and_nothing_waits_for_ever(
     choices: list[tuple[int, bool]],
 ) -> None:
-    """Whatever is done, ready or fails: a start has all that it needs; left alone, the run ends."""
+    """In any order of results, a start has its dependencies; without events the run ends."""
     trace = Trace(of(*ROWS, workers=2), [(1, nodes(2, 3))])
     for n in (2, 3):
         trace.take(says(n, rank=n - 1, pending=f"{PREPARE_EACH} data", at=1), 1)
@@ -363,7 +363,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
             trace.take(StepOver(name, failure), at)
         elif is_well:
             trace.take(ServiceReady(name), at)
-            runs.append((name, node, number))  # and may die later
+            runs.append((name, node, number))  # and may fail later
         else:
             trace.take(ServiceGone(name, failure), at)
     assert trace.finish(200)
@@ -377,7 +377,7 @@ GIVEN = replace(EACH, command="mount {head_ip}")
 
 
 def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
-    """Nobody has to tell: what it depends on is this node's own."""
+    """Its dependencies are on this node, so it needs no order."""
     trace = workers.WorkerTrace(OF_LOCAL, [])
     assert ordered_steps(OF_LOCAL.steps) == ()
     assert [said.sentence for said in worker.first_messages(trace.state)] == [
@@ -397,7 +397,7 @@ def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
 
 
 def test_a_workers_step_that_fails_ends_it() -> None:
-    """What waits for it is not run."""
+    """Steps that depend on it do not run."""
     trace = workers.WorkerTrace(OF_LOCAL, [(9, StepOver(PREPARE_EACH, "exit code 2"))])
     (end,) = trace.outcomes
     assert (end.exit_code, end.reason) == (69, f"{PREPARE_EACH} failed: exit code 2")
@@ -405,7 +405,7 @@ def test_a_workers_step_that_fails_ends_it() -> None:
 
 
 def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
-    """So is one that depends on another node; the wait says for what."""
+    """So does a step that depends on another node; the wait names the dependency."""
     assert ordered_steps((GIVEN, LAST)) == (GIVEN, LAST)
     assert ordered_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
     assert ordered_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
@@ -417,7 +417,7 @@ def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
 
 
 def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
-    """A worker gives its turn up only after all that may have to come first."""
+    """A worker gives up its turn only after the limits of all items before it."""
     limits = {**workers.LIMITS, planned.PREPARE: 100.0, planned.BEFORE: 7000.0}
     made = replace(OF_LOCAL, steps=(DATA,), limits=limits)
     kept: workers.History = [(at, workers.replied()) for at in range(10, 7100, 50)]
@@ -428,7 +428,7 @@ def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
 
 
 def test_a_plain_head_orders_nothing() -> None:
-    """This node's own order is kept; what runs elsewhere cannot be waited for."""
+    """The order on this node is kept; items on other nodes cannot be waited for."""
     made = replace(OF_LOCAL, steps=(GIVEN, LAST, DATA))
     trace = workers.WorkerTrace(made, [(2, workers.replied(epoch=None))])
     assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("data")]
@@ -438,7 +438,7 @@ def test_a_plain_head_orders_nothing() -> None:
 
 
 def test_what_waits_is_not_started_out_of_reach() -> None:
-    """What it waits for was stopped, and is run again first; even if it ended in that moment."""
+    """Its dependency was stopped and runs again first, even if it ended at that moment."""
     silent = w.HeadSilent("no answer")
     trace = workers.WorkerTrace(OF_LOCAL, [(2, workers.replied(ready=False)), (3, silent)])
     trace.take(workers.TICK, 51)
@@ -450,7 +450,7 @@ def test_what_waits_is_not_started_out_of_reach() -> None:
 
 
 def test_an_order_starts_a_step_once() -> None:
-    """Also where no agent was at the head before, and it waits for another of this node."""
+    """Also if the head had no agent before, and the step waits for another of this node."""
     ordered = w.Ordered(Order("head1", 1, OrderKind.RUN_STEP, "last"))
     made = replace(OF_LOCAL, steps=(GIVEN, LAST))
     trace = workers.WorkerTrace(made, [(1, workers.replied(epoch=None)), (2, ordered)])
@@ -458,11 +458,11 @@ def test_an_order_starts_a_step_once() -> None:
     assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
 
 
-# --- what is planned -----------------------------------------------------------------------------
+# --- the plan ------------------------------------------------------------------------------------
 
 
 def test_the_longest_waits() -> None:
-    """Each thing's limit counts from its own start: before that are those of what it waits for."""
+    """Each limit counts from the item's own start, after the limits of its dependencies."""
     rows = (EACH, MAKE, DATA, LAST, FINDER)
     assert longest_waits(rows) == {
         PREPARE_EACH: 0.0,
@@ -476,7 +476,7 @@ def test_the_longest_waits() -> None:
 
 
 def test_circles() -> None:
-    """Each in it waits for the next."""
+    """Each item in it waits for the next."""
     assert find_cycle({"a": ["b"], "b": ["c"], "c": []}) == []
     found = find_cycle({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]})
     assert sorted(found) == ["a", "b", "c"]

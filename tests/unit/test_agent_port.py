@@ -46,7 +46,7 @@ STATUS: dict[str, Any] = {
 
 
 class Answer(NamedTuple):
-    """Status, headers and body of an answer."""
+    """Status, headers and body of a response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -54,12 +54,12 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The sentence of a refusal."""
+        """The error text of a refusal."""
         return str(json.loads(self.body)["error"])
 
 
 class Port:
-    """A site that is served, and the reports that came in."""
+    """A served site, and the reports that it received."""
 
     def __init__(self, token: str | None) -> None:
         self.heard: list[ReportEvent] = []
@@ -69,7 +69,7 @@ class Port:
 
     @property
     def here(self) -> str:
-        """Its address as a Host header has it."""
+        """Its address in the form of a Host header."""
         return f"127.0.0.1:{self.number}"
 
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
@@ -95,7 +95,7 @@ class Port:
         headers: dict[str, str] | None = None,
         body: object = None,
     ) -> Answer:
-        """Send a request; a body that is no text goes as JSON."""
+        """Send a request; a body that is not text is sent as JSON."""
         sent = body if body is None or isinstance(body, str) else json.dumps(body)
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", self.number, timeout=SECONDS)
@@ -138,7 +138,7 @@ def guarded() -> Iterator[Port]:
 
 
 def test_a_worker_reports(bare: Port) -> None:
-    """JSON to an address is all it takes, whatever is said beside the type."""
+    """JSON to an address is enough, with any parameters after the content type."""
     assert bare.report(JSON).status == 200
     assert bare.report({"Content-Type": "application/JSON; charset=utf-8"}).status == 200
     event = bare.heard[-1]
@@ -158,7 +158,7 @@ def test_a_worker_reports(bare: Port) -> None:
     ],
 )
 def test_reports_are_json_by_name(bare: Port, guarded: Port, headers: dict[str, str]) -> None:
-    """What a page can send anywhere without asking first is no report."""
+    """A content type that a page can send without a preflight request is refused."""
     before = len(bare.heard)
     answer = bare.report(headers)
     assert answer.status == 415
@@ -182,7 +182,7 @@ def test_reports_are_json_by_name(bare: Port, guarded: Port, headers: dict[str, 
 def test_no_page_of_another_site_may_post(
     bare: Port, guarded: Port, headers: dict[str, str]
 ) -> None:
-    """Wherever a browser says that a page comes from, only our own may post."""
+    """Only our own pages may post, by any header with which a browser reports the origin."""
     before = len(bare.heard)
     assert bare.report({**JSON, **headers}).status == 403
     assert len(bare.heard) == before
@@ -192,7 +192,7 @@ def test_no_page_of_another_site_may_post(
 
 @pytest.mark.parametrize("path", ["/status", "/metrics", "/"])
 def test_no_page_of_another_site_may_read(bare: Port, guarded: Port, path: str) -> None:
-    """Without a token a foreign page is refused; a link to here may be followed."""
+    """Without a token a foreign page is refused; a link from it may be followed."""
     for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         assert bare.ask("GET", path, headers).status == 403
         assert guarded.ask("GET", path, {**headers, **BEARER}).status == 200
@@ -234,7 +234,7 @@ def test_a_name_that_is_not_ours_is_refused(
     host: str,
     known: bool,  # noqa: FBT001 - a table's column
 ) -> None:
-    """A page whose name was pointed at our address is no page of ours; probes are open to all."""
+    """A foreign name that resolves to our address is refused; probes are open to all."""
     for method, path in (("GET", "/status"), ("GET", "/"), ("GET", "/metrics"), ("GET", "/no")):
         answer = bare.ask(method, path, {"Host": host})
         assert (answer.status == 421) is not known
@@ -249,13 +249,13 @@ def test_a_name_that_is_not_ours_is_refused(
 
 
 def test_without_a_host_it_is_no_browser() -> None:
-    """An old client that names no host is served."""
+    """An old client without a Host header is served."""
     assert refusal_of("GET", "/status", {}, host_names([]), guarded=False) is None
     assert host_names(["10.0.0.1", ".", "A."]) == {"localhost", "a"}
 
 
 def test_the_form_opens_the_page_and_nothing_else(guarded: Port) -> None:
-    """The cookie that it sets opens the page, under the name by which it was set."""
+    """The form's cookie opens the page only, under the name with which it was set."""
     own = {"Origin": f"http://{guarded.here}", **FORM}
     assert guarded.ask("GET", "/").status == 401
     assert guarded.ask("POST", "/login", own, "token=wrong").status == 401
@@ -278,7 +278,7 @@ def test_the_form_opens_the_page_and_nothing_else(guarded: Port) -> None:
 
 
 class Caller:
-    """A request as far as credentials go; the clock is the test's."""
+    """The credentials of a request; the test sets the clock."""
 
     method, raw_path, remote, transport = "GET", "/", "10.0.0.9", None
 
@@ -288,7 +288,7 @@ class Caller:
 
 
 def test_a_cookie_expires() -> None:
-    """After twelve hours, whatever the browser keeps."""
+    """It expires after twelve hours, even if the browser keeps it."""
     now = [1_000.0]
     access = PortAccess(SECRET, None, wall_clock=lambda: now[0])
     answer = web.Response()
@@ -301,7 +301,7 @@ def test_a_cookie_expires() -> None:
 
 
 def test_the_form_takes_few_guesses() -> None:
-    """The eleventh within a minute is not even compared; other addresses are not affected."""
+    """The eleventh within a minute is not compared; other addresses are not affected."""
     now = [0.0]
     access, caller, other = PortAccess(SECRET, None, lambda: now[0]), Caller(), Caller()
     other.remote = "10.0.0.8"
@@ -318,7 +318,7 @@ def test_the_form_takes_few_guesses() -> None:
 
 
 def test_after_too_many_guesses_the_form_says_so() -> None:
-    """Also to one that has the token by now; programs that show it are served."""
+    """Also with the right token; programs that send it in a header are served."""
     with served(SECRET) as port:
         asked = [port.ask("POST", "/login", FORM, "token=wrong") for _ in range(MOST_GUESSES)]
         assert {one.status for one in asked} == {401}
@@ -330,7 +330,7 @@ def test_after_too_many_guesses_the_form_says_so() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/livez", "/nowhere", "/login"])
 def test_every_answer_is_hardened(bare: Port, guarded: Port, path: str) -> None:
-    """Nothing is kept, framed or sniffed; a page runs no script and loads nothing."""
+    """No response is cached, framed or sniffed; a page runs no foreign script."""
     for port in (bare, guarded):
         headers = port.ask("GET", path).headers
         assert headers["Cache-Control"] == "no-store"
@@ -344,7 +344,7 @@ def test_every_answer_is_hardened(bare: Port, guarded: Port, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/page.js", "/page.css", "/page.svg"])
 def test_the_page_s_own_files(bare: Port, guarded: Port, path: str) -> None:
-    """They are open, since the form needs them, and served as what they are."""
+    """They are open, since the form needs them, and have their content types."""
     for port in (bare, guarded):
         answer = port.ask("GET", path)
         assert (answer.status, answer.body) == (200, control_server.asset(path))
@@ -353,13 +353,13 @@ def test_the_page_s_own_files(bare: Port, guarded: Port, path: str) -> None:
 
 
 def test_the_page_reads_what_it_may(bare: Port, guarded: Port) -> None:
-    """A worker has no stream: its page asks for the status."""
+    """A worker has no event stream: its page polls the status."""
     for port, headers in ((bare, {}), (guarded, BEARER)):
         assert port.ask("GET", "/", headers).body == control_server.status_page(streams=False)
 
 
 def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:
-    """With the version of the format, and whatever a name holds."""
+    """With the version of the format, for any name."""
     answer = bare.ask("GET", "/metrics")
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert rb'phase="joining \\ud800 Ray"' in answer.body
@@ -380,7 +380,7 @@ def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:
 def test_other_methods_and_paths_are_told_in_json(
     bare: Port, method: str, path: str, status: int
 ) -> None:
-    """A wrong method names the right ones."""
+    """A wrong method gets the list of the right ones."""
     answer = bare.ask(method, path)
     assert (answer.status, bool(answer.error)) == (status, True)
     assert bool(answer.headers["Allow"]) is (status == 405)
@@ -398,7 +398,7 @@ def test_other_methods_and_paths_are_told_in_json(
     ],
 )
 def test_a_body_that_is_no_report(bare: Port, body: object, status: int) -> None:
-    """Too large, no JSON or no report: each is told."""
+    """Too large, not JSON or not a report: each gets its own error."""
     if body == "\udcff":
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", bare.number, timeout=SECONDS)
@@ -413,7 +413,7 @@ def test_a_body_that_is_no_report(bare: Port, body: object, status: int) -> None
 def test_a_body_that_does_not_come_holds_nobody(
     bare: Port, guarded: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller who stalls is told so when its time is up, and others are served meanwhile."""
+    """A stalled client gets an error after a limit, and others are served meanwhile."""
     monkeypatch.setattr(times, "BODY", 0.5)
     for port, path, kind in ((bare, "/report", JSON), (guarded, "/login", FORM)):
         with socket.create_connection(("127.0.0.1", port.number), SECONDS) as stalled:
@@ -435,7 +435,7 @@ def test_what_is_no_http_is_answered_and_not_logged(
 
 
 def test_what_a_worker_says_steers_no_terminal(bare: Port) -> None:
-    """Control characters reach neither the status nor the log as they are."""
+    """Control characters are removed in the status and in the log."""
     evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
     said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}
     assert bare.report(JSON, {**REPORT, **said}).status == 200
@@ -448,7 +448,7 @@ def test_what_a_worker_says_steers_no_terminal(bare: Port) -> None:
 
 
 def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that only the caller has for the head (in its hosts file, say) does no harm."""
+    """A name that only the client has for the head (in its hosts file) is accepted."""
     by_name = socket.getaddrinfo
 
     def here(_host: str, *rest: Any) -> Any:  # noqa: ANN401 - the module's own signature

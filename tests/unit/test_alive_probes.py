@@ -37,7 +37,7 @@ LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
     ],
 )
 def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
-    """Refused is dead at once; late, while it worked, is only busy; wrong, in a row, is dead."""
+    """Refused is dead at once; slow while it uses CPU is busy; wrong several times is dead."""
     pulse = MissCounter(3)
     found = [pulse.count(evidence, has_worked=worked) for evidence, worked in beats]
     assert found[-1] == dead
@@ -45,7 +45,7 @@ def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
 
 
 def test_a_stopped_server_is_dead() -> None:
-    """SIGSTOP: it takes connections and answers none, and uses no CPU meanwhile."""
+    """SIGSTOP: it accepts connections, answers none, and uses no CPU."""
     alive = LivenessCheck(every=0.1, within=0.3, misses=2)
     with reward_server() as server:
         probe = ReadinessProbe(ScoringProbe(server.url), Placeholders(), Path(os.devnull))
@@ -61,7 +61,7 @@ def test_a_stopped_server_is_dead() -> None:
 
 
 def test_cpu_of_a_tree() -> None:
-    """Whatever a shell has started counts, and nobody who is gone."""
+    """All descendants of a shell count, and no process that has exited."""
     spin = "import time\nwhile time.process_time() < 0.2: pass\nprint('spun', flush=True); input()"
     command = ["/bin/sh", "-c", f'{sys.executable} -c "{spin}"; true']
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
@@ -73,14 +73,14 @@ def test_cpu_of_a_tree() -> None:
 
 
 def test_what_only_logs_is_not_asked_again() -> None:
-    """A line of output was written once; all else is asked as the file says, or by default."""
+    """A line in the log was written once; other conditions are probed again."""
     spec = ServiceSpec("logger", "x", ("x",), LogPattern("ready"), 9.0, "within")
     assert spec.asked_again is None
     assert WITH_REWARD.services[0].asked_again == LivenessCheck()
 
 
 def test_outages_are_kept() -> None:
-    """From when a service that was ready is not, until it answers again."""
+    """From the time when a service is no longer ready until it answers again."""
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
     assert [*trace.state.outages] == [Outage(REWARD, HERE, 10)]
@@ -92,7 +92,7 @@ def test_outages_are_kept() -> None:
 
 
 def test_the_first_start_is_no_outage() -> None:
-    """What was never ready was not out."""
+    """A service that was never ready has no outage."""
     trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
     assert trace.state.outages == ()
 
@@ -103,7 +103,7 @@ URL = ServiceSpec(
 
 
 def test_somebody_elses_server_is_waited_for() -> None:
-    """It is not ours to start again: the job goes on for AGENT_WAIT_REWARD, and then ends: 69."""
+    """The agent cannot restart it: the job continues for AGENT_WAIT_REWARD, then ends with 69."""
     of = replace(goal(), services=(URL,))
     ready = (2.0, ServiceReady(REWARD))
     for answers in (True, False):

@@ -1,4 +1,4 @@
-"""A killed agent's attempt: what is written down of it, and how the next agent goes on."""
+"""The snapshot of a killed agent's attempt, and how the next agent continues from it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def submission(snapshot: AttemptSnapshot) -> float:
 
 
 def next_agent(trace: Trace, after: float = 2.0) -> Trace:
-    """Return the trace of an agent that goes on for a killed one, by what that one wrote down."""
+    """Return the trace of the agent that follows a killed one, from its snapshot."""
     kept = [action.snapshot for action in trace.actions if isinstance(action, h.SaveSnapshot)]
     state = trace.state
     attempt = Attempt("run-1", submitted=4.0, workers=state.attempt.workers)
@@ -110,7 +110,7 @@ def next_agent(trace: Trace, after: float = 2.0) -> Trace:
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
 def test_a_stop_goes_on_as_it_was_meant(of: h.HeadGoal, history: History, status: str) -> None:
-    """Why a job was stopped decides, unless it succeeded before; it is stopped once more."""
+    """The reason for a stop decides the outcome, unless the job succeeded; it is stopped again."""
     trace = Trace(of, history)
     assert trace.state.phase is HeadPhase.STOPPING
     after = next_agent(trace)
@@ -126,7 +126,7 @@ def test_a_stop_goes_on_as_it_was_meant(of: h.HeadGoal, history: History, status
 
 
 def test_a_stop_keeps_its_deadline() -> None:
-    """It counts from the decision, and not from the next agent's start."""
+    """It counts from the decision, not from the next agent's start."""
     trace = Trace(goal(), [*RUNNING, (9, TERM)])
     after = next_agent(trace, after=4.0)
     after.take(nodes(), 1)
@@ -137,7 +137,7 @@ def test_a_stop_keeps_its_deadline() -> None:
 
 
 def test_a_job_is_followed_though_its_worker_is_away() -> None:
-    """Nothing is waited for as before a submission: its grace goes on, and ends it."""
+    """No wait precedes it as before a submission: its grace continues, and ends it."""
     trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
     after = next_agent(trace)
     after.take(nodes(), 1)
@@ -153,7 +153,7 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
 
 
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
-    """Also where it is back before Ray reports the job: what ran on it is gone."""
+    """Also if it is back before Ray reports the job: its processes are gone."""
     places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
     attempt = Attempt("run-1", submitted=-9.0, former_workers=("pod2", "pod3"), workers=places)
     known = AttemptSnapshot(attempt, 2)
@@ -165,7 +165,7 @@ def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
 
 @pytest.mark.parametrize(("at", "attempt"), [(57.9, 2), (58.1, 1)])
 def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
-    """Also for the agent that did not see it; the worker is back, and GCS never missed it."""
+    """Also for an agent that did not see it; the worker is back, and GCS never reported it."""
     silent = h.WorkerSilent("agent2", "no answer")
     trace = Trace(goal(1, retries=1), [*PAIR, (9, silent)])
     after = next_agent(trace)
@@ -181,7 +181,7 @@ def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
 
 
 def test_fewer_workers_were_enough() -> None:
-    """A job that was begun without some of its workers does not wait for them now."""
+    """A job that started without some of its workers does not wait for them now."""
     trace = Trace(goal(2, 1), [(3, nodes(2)), (4, reported(2)), (200, TICK), (201, SUBMITTED)])
     after = next_agent(trace)
     after.take(nodes(2), 1)
@@ -197,7 +197,7 @@ AFRESH = replace(
 
 
 def test_its_ray_is_gone() -> None:
-    """The attempt is over: as it was to end, else as lost; who was there is waited for."""
+    """The attempt is over: with its decided outcome, else as lost; its workers are waited for."""
     trace = Trace(AFRESH, [(1, h.RayGone("exit 1"))])
     assert trace.state.attempt.number == 2
     assert list(trace.state.leftovers) == ["pod2"]
@@ -211,7 +211,7 @@ def test_its_ray_is_gone() -> None:
 
 
 def test_it_was_never_submitted() -> None:
-    """Then it is begun as ever, under its number, once all are there."""
+    """It is submitted with its number once all workers are there."""
     trace = Trace(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
     assert trace.effects == [h.FollowJob("run-1")]
     assert trace.state.phase is HeadPhase.BOOTING
@@ -229,7 +229,7 @@ def test_it_was_never_submitted() -> None:
 )
 @pytest.mark.parametrize("retries", [0, 1])
 def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
-    """The attempt is lost; another follows where AGENT_JOB_RETRIES allows it."""
+    """The attempt is lost; another follows if AGENT_JOB_RETRIES allows it."""
     trace = Trace(replace(AFRESH, retries=retries), history)
     assert [end.exit_code for end in trace.outcomes] == [75] * (1 - retries)
     assert trace.state.attempt.number == 1 + retries
@@ -240,7 +240,7 @@ def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: s
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None:  # noqa: FBT001 - pytest's parameter
-    """It may live on there, though its stop or Ray's word is long overdue: none runs beside it."""
+    """It may still run there, even long after the limits: no other attempt starts beside it."""
     history: History = [(9, nodes(dead=(2,))), (69, TICK)] if stopped else []
     trace = Trace(goal(1, given=True, retries=1), [*PAIR, *history])
     after = next_agent(trace, after=300.0)
@@ -253,7 +253,7 @@ def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None: 
 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
-    """The job is followed for that, and stopped."""
+    """The job is followed until it is stopped."""
     trace = Trace(AFRESH, [(1, TERM)])
     assert [type(deed) for deed in trace.effects] == [h.FollowJob, h.StopJob]
     trace.take(h.NeverSubmitted("run-1"), 2)
@@ -261,16 +261,16 @@ def test_a_stop_is_asked_for_meanwhile() -> None:
 
 
 def test_what_is_known_is_taken_up_whole() -> None:
-    """An attempt that is followed again is known as before."""
+    """An attempt that is followed again has the same state as before."""
     trace = Trace(RESUMED, [(1, nodes(2, 3))])
     assert h.snapshot_of(trace.state) == RESUMED.resumed_attempt
 
 
-# --- what is written down ----------------------------------------------------------------------
+# --- the snapshot file -------------------------------------------------------------------------
 
 
 def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
-    """Return an attempt as it is read from the disk."""
+    """Return an attempt as read from the disk."""
     written = RunRecord("run", "f" * 16, 1).begin_attempt(
         1, "run-1", iso_time(time.time()), 40, KNOWN.attempt.former_workers
     )
@@ -287,7 +287,7 @@ def signaled(known: AttemptSnapshot) -> AttemptSnapshot:
 
 
 def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
-    """Say whether they differ in the time that a test takes at most."""
+    """Return whether they differ by no more than a test's duration."""
     assert one.last_loss_at is not None
     assert one.below_required_since is not None
     assert other.last_loss_at is not None
@@ -304,7 +304,7 @@ def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
 
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
-    """Its times are placed on the next agent's clock, whatever the wall clock did."""
+    """Its times are converted to the next agent's clock, despite jumps of the wall clock."""
     written = open_attempt(signaled(KNOWN), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
@@ -317,13 +317,13 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
 
 
 def test_another_boot_goes_by_the_wall_clock() -> None:
-    """A machine's monotonic clock means nothing on another."""
+    """A monotonic clock has no meaning on another machine."""
     before = replace(Moment.before(30.0), boot="another")
     assert before.age() == pytest.approx(30.0, abs=5.0)
 
 
 def test_an_attempt_without_a_snapshot() -> None:
-    """Its record alone is known: since when it runs, and its workers."""
+    """Only its record exists: its start, and its workers."""
     attempt = AttemptRecord(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"))
     found = snapshot_from_record(attempt, 7.0)
     assert submission(found) == pytest.approx(7.0 - 50.0, abs=5.0)
@@ -333,7 +333,7 @@ def test_an_attempt_without_a_snapshot() -> None:
 
 @pytest.mark.parametrize("change", [{"places": ["10.0.0.2"]}, {"began": 7}, {"loss": []}])
 def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> None:
-    """The run is not resumed, and a sentence says why."""
+    """The run is not resumed, and the log gives the reason."""
     record = RunRecord("run", "f" * 16, 1).begin_attempt(1, "run-1", iso_time(time.time()))
     data = record.with_snapshot(1, snapshot_to_record(KNOWN, 100.0)).to_dict()
     data = json.loads(json.dumps(data))
@@ -343,11 +343,11 @@ def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> N
     assert "- at `$.attempts[0].underway" in found.why
 
 
-# --- what the next agent makes of it -----------------------------------------------------------
+# --- how the next agent uses it ----------------------------------------------------------------
 
 
 def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = None) -> ChosenRun:
-    """Return the run of an agent that was killed at its first attempt."""
+    """Return the run of an agent that was killed in its first attempt."""
     keeper = RunKeeper(root, "f" * 16, ChosenRun("run", None))
     keeper.new_epoch("pod0")
     keeper.record_submission(1, "run-1", None, ("pod2",), 1)
@@ -367,7 +367,7 @@ OWN = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_ve
 
 
 def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
-    """A head that goes on with the living job knows why that was being stopped."""
+    """A head that continues with the running job knows the reason of its stop."""
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
@@ -382,7 +382,7 @@ def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
 def test_a_job_that_is_gone_ends_as_it_was_to(
     tmp_path: Path, end: Outcome | None, code: int | None
 ) -> None:
-    """Where Ray died, too: with what was decided; a loss may be made good by another attempt."""
+    """Also if Ray ended: with the decided outcome; after a loss, another attempt may follow."""
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), replaces_agent=True)
     keeper.close()
@@ -395,7 +395,7 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
 
 
 def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -> None:
-    """Where the kernel's OOM killer took Ray, too; what had been decided before stands."""
+    """Also if the kernel's OOM killer took Ray; an earlier decision stands."""
     (tmp_path / "run").mkdir()
     for end, code, words in ((None, 75, "ran out of memory"), (HOPELESS, 69, "reward server")):
         chosen = killed(tmp_path, end)
@@ -408,7 +408,7 @@ def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -
 
 
 def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Path) -> None:
-    """The next one begins no other run, and says the same; a person who starts it again does."""
+    """The next agent starts no other run, and reports the same; a manual start begins a new one."""
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=OWN)
     assert chosen.before is not None
@@ -433,7 +433,7 @@ def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Pa
 
 
 def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
-    """What ended a head that may come back does not end the next one."""
+    """The outcome of a head that may come back does not end the next head."""
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen)
@@ -441,16 +441,14 @@ def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
     keeper.close()
     assert keeper.final_outcome(1) is None
     assert keeper.record.ending is None
-    assert (
-        RunRecord.read(tmp_path / "run" / RUN_FILE) == keeper.record
-    )  # one that follows it reads this
+    assert RunRecord.read(tmp_path / "run" / RUN_FILE) == keeper.record  # its successor reads this
 
 
 @pytest.mark.parametrize(("end", "kept"), [(STOPPED, STOPPED), (HOPELESS, None), (OWN, None)])
 def test_who_starts_a_run_again_wants_its_job_to_go_on(
     tmp_path: Path, end: Outcome, kept: Outcome | None
 ) -> None:
-    """On a Ray that outlives its heads; only a job that was lost is still to be stopped."""
+    """On a Ray that outlasts its heads; only a lost job is still to be stopped."""
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), job_survives=True)
     found = keeper.open_attempt(0.0)
@@ -460,7 +458,7 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
 
 
 def test_a_service_of_a_job_that_lives_was_ready_before() -> None:
-    """Where it dies before it has answered the next agent, it is started again, and no verdict."""
+    """If it exits before it has answered the next agent, it is restarted; the run continues."""
     after = next_agent(Trace(WITH_REWARD, SERVED))
     after.take(nodes(), 1.0)
     after.take(job("RUNNING"), 1.0)

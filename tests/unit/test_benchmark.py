@@ -33,20 +33,20 @@ FOLLOW = Follow(30.0, [Share("init", 9.0, 3.0, 0.0), Share("agent", 61.5, 50.0, 
 
 
 def test_order_rotates() -> None:
-    """Everybody goes first in turn."""
+    """Each system runs first in turn."""
     assert [order("abc", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
     assert order("abc", 1) == ["b", "c", "a"]
 
 
 def test_the_slow_one_runs_in_the_first_rounds_only() -> None:
-    """--slow-rounds bounds symmetric-run and nobody else."""
+    """--slow-rounds limits symmetric-run only."""
     runs = list(schedule(["agent", "symmetric-run"], 3, 1))
     assert runs == [(0, "agent"), (0, "symmetric-run"), (1, "agent"), (2, "agent")]
     assert list(schedule(["symmetric-run"], 2, 1)) == [(0, "symmetric-run")]
 
 
 def test_ratios_are_of_each_round_that_has_both() -> None:
-    """A round in which one of the two failed counts for nothing."""
+    """A round in which one of the two failed is not counted."""
     assert ratios(RUNS, "agent", "handmade", "time to job") == [1.0, 1.5]
     assert ratios(RUNS, "handmade", "symmetric-run", "time to job") == [0.5]
     assert ratios(RUNS, "handmade", "symmetric-run", "start to all gone") == []
@@ -57,12 +57,12 @@ def test_ratios_are_of_each_round_that_has_both() -> None:
     [([], "-"), ([1.234], "1.23"), ([1.0, 4.0, 2.0], "2.00 (1.00-4.00)")],
 )
 def test_summary(numbers: list[float], shown: str) -> None:
-    """Median first, then the extremes; nothing for nothing."""
+    """Median first, then the extremes; a dash for no values."""
     assert summary(numbers) == shown
 
 
 def test_targets_take_the_median_of_ratios_and_the_worst_of_limits() -> None:
-    """A promise about every run is held against the worst run."""
+    """A promise about every run is compared with the worst run."""
     found = {target.name: target for target in targets(RUNS, FOLLOW)}
     values = [target.value for target in found.values()]
     assert values == [None, None, 1.25, 13 / 106, 3.5, 0.3, 70.5, 0.3]
@@ -71,13 +71,13 @@ def test_targets_take_the_median_of_ratios_and_the_worst_of_limits() -> None:
 
 
 def test_what_was_not_measured_neither_holds_nor_fails() -> None:
-    """Without a run there is no verdict."""
+    """Without a run there is no result."""
     assert {target.holds for target in targets([], None)} == {None}
     assert "not measured" in targets([], None)[0].sentence()
 
 
 def test_table_shows_figures_verdicts_and_failures() -> None:
-    """A person finds every measure, ratio, verdict and failed run."""
+    """The table has every measure, ratio, result and failed run."""
     text = table(RUNS, FOLLOW, ["agent", "handmade", "symmetric-run"])
     assert "time to job" in text
     assert "11.00 (10.00-12.00)" in text
@@ -87,7 +87,7 @@ def test_table_shows_figures_verdicts_and_failures() -> None:
 
 
 def test_disturbed_runs_are_named() -> None:
-    """Who reads the figures learns that others were at work."""
+    """The table marks runs that other processes disturbed."""
     run = Run("agent", 3, to_job=30.0, others_to_job=12.34)
     assert run.disturbed
     assert not Run("agent", 3, to_job=10.0, others_to_job=0.2).disturbed
@@ -101,7 +101,7 @@ def test_values_leave_out_what_did_not_come() -> None:
 
 
 def test_unknown_peers_are_refused() -> None:
-    """A typo must not pass for an empty benchmark."""
+    """A typo is an error and not an empty benchmark."""
     assert peers("agent,handmade") == ["agent", "handmade"]
     with pytest.raises(argparse.ArgumentTypeError, match="unknown: agnet"):
         peers("agnet")
@@ -118,5 +118,5 @@ def test_unknown_peers_are_refused() -> None:
     ],
 )
 def test_own_processes_are_told_from_rays(cmdline: str, ours: bool) -> None:  # noqa: FBT001 - a row of the table
-    """Ray's dashboard agent is no agent of ours."""
+    """Ray's dashboard agent is not our agent."""
     assert is_ours(cmdline) is ours

@@ -1,4 +1,4 @@
-"""The benchmark of faults, its pure part: medians, what they stand beside, and the promises."""
+"""The pure part of the benchmark of faults: medians, references, and the promises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = FaultRound(2, 15.0, problem="no attempt 2 within 90 s")
 
 
 def test_medians_are_held_against_the_promises() -> None:
-    """Each beside what it was promised over: Ray's start, a cold boot, its own start."""
+    """Each against its reference: Ray's start, a cold boot, its own start."""
     values = [target.value for target in fault_targets([GOOD])]
     assert values == [1.0, 1.5, 1.2, 1.4 - 0.6, 1.5, 1.2]
     assert all(target.holds for target in fault_targets([GOOD]))
@@ -29,7 +29,7 @@ def test_medians_are_held_against_the_promises() -> None:
 
 
 def test_a_round_that_failed_says_so_and_counts_as_far_as_it_came() -> None:
-    """What was not measured neither holds nor fails."""
+    """A value that was not measured neither holds nor fails."""
     assert {target.holds for target in fault_targets([FAILED])} == {None}
     said = fault_table([GOOD, SLOW, FAILED])
     assert "FAILED        round 2: no attempt 2 within 90 s" in said
@@ -42,7 +42,7 @@ def test_a_round_that_failed_says_so_and_counts_as_far_as_it_came() -> None:
 def test_rounds_that_are_known_are_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Resumed by its raw values, it measures what is missing."""
+    """With the stored raw values, only the missing rounds are measured."""
     file = tmp_path / "faults.json"
     file.write_text(json.dumps([asdict(GOOD)]))
     monkeypatch.setattr(cli, "fault_round", lambda number, _keep: FaultRound(number, 14.0))

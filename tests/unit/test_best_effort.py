@@ -133,7 +133,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_a_look_where_nothing_can_be_started(open_folder: Path) -> None:
-    """The kernel refuses the tool for GPUs and a thread: no exception, and no idle job."""
+    """The kernel refuses to start nvidia-smi or a thread: no exception, and no false idle GPU."""
     tool = open_folder / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0, 0\n")
     tool.chmod(0o755)
@@ -161,7 +161,7 @@ read _
 
 
 def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
-    """It is tried again until it starts; the head gets the evidence each time."""
+    """It is retried until it starts; the head gets the evidence each time."""
     program = tmp_path / "bridge"
     told: list[h.HeadEvent] = []
 

@@ -1,6 +1,6 @@
 """Blocked readers and full disks: neither delays the agent nor changes its exit code.
 
-Each test runs the real thing in a process of its own, whose pipes nobody reads.
+Each test runs real code in a separate process whose pipes nobody reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 60.0
-"""Longest that any of these may take, on a machine that is busy."""
+"""Maximum duration of each of these, on a busy machine."""
 CLEAN = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
 
 CHATTER = """
@@ -57,7 +57,7 @@ BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "un
 
 @contextmanager
 def unread_pipe() -> Iterator[int]:
-    """Make a pipe whose reader is there and never reads; hand out its writing end."""
+    """Make a pipe with a reader that never reads; return its write end."""
     reader, writer = os.pipe()
     try:
         yield writer
@@ -73,7 +73,7 @@ def run(
     stdout: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> tuple[int, bytes, bytes]:
-    """Run a script to its end; return its code and what was read of it."""
+    """Run a script; return its exit code and its captured output."""
     env = {**CLEAN, "PYTHONUNBUFFERED": unbuffered} if unbuffered else CLEAN
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(
@@ -84,7 +84,7 @@ def run(
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Return the file of a job that wrote five megabytes."""
+    """Return a job's output file of 5 MB."""
     path = tmp_path / "job-driver.log"
     path.write_bytes(b"".join(b"line %07d of the job's own output\n" % n for n in range(130_000)))
     return path
@@ -92,13 +92,13 @@ def source(tmp_path: Path) -> Path:
 
 @BUFFERED
 def test_a_stderr_that_nobody_reads_freezes_nothing(unbuffered: str) -> None:
-    """Forty thousand sentences into a pipe that is full, and the code is still the one meant."""
+    """40,000 lines into a full pipe, and the exit code is the intended one."""
     with unread_pipe() as pipe:
         assert run(CHATTER, stderr=pipe, unbuffered=unbuffered)[0] == 7
 
 
 def test_a_log_file_goes_on_where_stderr_is_blocked(tmp_path: Path) -> None:
-    """The file has the last word though nobody reads stderr."""
+    """The file gets the last line although nobody reads stderr."""
     file = tmp_path / "agent.log"
     with unread_pipe() as pipe:
         assert run(CHATTER, file, stderr=pipe)[0] == 7
@@ -106,7 +106,7 @@ def test_a_log_file_goes_on_where_stderr_is_blocked(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_stalls_freezes_nothing(tmp_path: Path) -> None:
-    """To open a fifo without a reader blocks for ever; stderr and the exit do not care."""
+    """Opening a FIFO without a reader blocks for ever; stderr and the exit are not affected."""
     file = tmp_path / "agent.log"
     os.mkfifo(file)
     code, _, err = run(CHATTER, file)
@@ -115,7 +115,7 @@ def test_a_disk_that_stalls_freezes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_once() -> None:
-    """Said once, in the log's own format; the last word is still the last."""
+    """One line, in the log's own format; the last line is still the last."""
     code, _, err = run(CHATTER, "/dev/full")
     assert code == 7
     told = [line for line in err.splitlines() if b"cannot be written" in line]
@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_once() -> None:
 def test_a_chatty_job_cannot_hold_up_the_exit(
     source: Path, tmp_path: Path, unbuffered: str
 ) -> None:
-    """Nobody reads the job's output: the copy is whole, and the code is the one meant."""
+    """Nobody reads the job's output: the copy is complete, and the exit code the intended one."""
     copy = tmp_path / "job.log"
     with unread_pipe() as pipe:
         code, _, err = run(JOB, source, copy, 2, stdout=pipe, unbuffered=unbuffered)
@@ -139,7 +139,7 @@ def test_a_chatty_job_cannot_hold_up_the_exit(
 
 
 def test_both_blocked(source: Path, tmp_path: Path) -> None:
-    """One pipe for both, and nobody reads it."""
+    """One pipe for both streams, which nobody reads."""
     with unread_pipe() as pipe:
         code, _, _ = run(JOB, source, tmp_path / "job.log", 1, stdout=pipe, stderr=pipe)
     assert code == 7
@@ -147,7 +147,7 @@ def test_both_blocked(source: Path, tmp_path: Path) -> None:
 
 @BUFFERED
 def test_what_is_read_arrives_whole(source: Path, tmp_path: Path, unbuffered: str) -> None:
-    """A reader that reads has every byte of the job, and so has the copy."""
+    """A reader that reads gets every byte of the job, and so does the copy."""
     copy = tmp_path / "job.log"
     copy.write_bytes(b"of the attempt before\n")
     code, out, err = run(JOB, source, copy, 30, unbuffered=unbuffered)
@@ -161,7 +161,7 @@ def test_what_is_read_arrives_whole(source: Path, tmp_path: Path, unbuffered: st
 def test_a_copy_that_cannot_be_costs_the_copy_alone(
     source: Path, tmp_path: Path, place: str
 ) -> None:
-    """The job's output flows to stdout; what fails is said once, and a stalled disk is silent."""
+    """The job's output still reaches stdout; the failure is logged once, a stalled disk is not."""
     if place == "a fifo":
         os.mkfifo(tmp_path / "job.log")
         place = str(tmp_path / "job.log")
@@ -174,7 +174,7 @@ def test_a_copy_that_cannot_be_costs_the_copy_alone(
 
 
 def test_an_output_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
-    """A source that is no file ends no thread in silence."""
+    """A source that is not a file ends no thread silently."""
     source = tmp_path / "job-driver.log"
     source.mkdir()
     code, out, err = run(JOB, source, tmp_path / "job.log", 1)
@@ -186,7 +186,7 @@ def test_an_output_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
 @BUFFERED
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(source: Path, tmp_path: Path, closed: str, unbuffered: str) -> None:
-    """A stream that was never open takes nothing, and harms no file that is opened later."""
+    """A closed stream is ignored, and affects no file that is opened later."""
     script = tmp_path / "script.py"
     script.write_text(
         "from agent.runtime.signals import make_streams_safe\nmake_streams_safe()\n" + JOB
@@ -206,7 +206,7 @@ def test_closed_streams(source: Path, tmp_path: Path, closed: str, unbuffered: s
 
 @BUFFERED
 def test_a_reader_that_leaves(source: Path, tmp_path: Path, unbuffered: str) -> None:
-    """`| head -1` ends the reading, not the job: the code and the copy are what they were."""
+    """`| head -1` ends the reading, not the job: exit code and copy are unchanged."""
     copy = tmp_path / "job.log"
     line = '("$@"; echo $? >code) | head -1'
     words = [sys.executable, "-c", JOB, str(source), str(copy), "30"]
@@ -227,7 +227,7 @@ def test_a_reader_that_leaves(source: Path, tmp_path: Path, unbuffered: str) -> 
 
 @pytest.mark.parametrize("stderr", ["unread", "full"])
 def test_a_refusal_that_nobody_reads_still_ends(stderr: str) -> None:
-    """Wrong settings end with 78, whether the words get through or not."""
+    """Wrong settings end with 78, even if the message cannot be written."""
     agent = str(Path(sys.executable).parent / "pod-agent")
     env = {**CLEAN, "RAY_WORKER": "maybe"}
     if stderr == "full":
@@ -265,7 +265,7 @@ exit_now(7)
 
 
 def test_a_disk_that_has_room_again_gets_all_that_was_said(tmp_path: Path) -> None:
-    """Full in the middle of a line; once there is room the file goes on, and lacks nothing."""
+    """Full in the middle of a line; once there is space, the file continues without a gap."""
     file = tmp_path / "agent.log"
     with subprocess.Popen(
         [sys.executable, "-c", LITTLE_ROOM, str(file)],
@@ -320,7 +320,7 @@ RUNNING = b"Running entrypoint for job run-1: true\n"
 
 @pytest.mark.parametrize("skip", [0, 5, 6, 20, 45, 46, 200_000], ids=str)
 def test_an_agent_that_takes_over_goes_on_where_it_was(tmp_path: Path, skip: int) -> None:
-    """From any byte that the former agent had passed on: nothing lost, Ray's lines still out."""
+    """From any byte that the former agent passed on: nothing is lost, Ray's lines are removed."""
     job = b"more of the job's\n" * 20_000
     text = b"early\n" + RUNNING + job + RUNNING
     source = tmp_path / "job-driver.log"
@@ -335,7 +335,7 @@ def test_an_agent_that_takes_over_goes_on_where_it_was(tmp_path: Path, skip: int
 
 
 def test_an_attempt_waits_for_the_one_before(source: Path, tmp_path: Path) -> None:
-    """A reader that is late reads all of the first attempt before anything of the second."""
+    """A late reader gets all of the first attempt before the second."""
     second = tmp_path / "second.log"
     second.write_bytes(b"second attempt\n" * 5)
     command = [sys.executable, "-c", TAKEOVER, tmp_path / "job.log", "1"]
@@ -358,7 +358,7 @@ def test_an_attempt_waits_for_the_one_before(source: Path, tmp_path: Path) -> No
 
 
 def test_an_output_without_a_line_s_end_is_not_held_back(tmp_path: Path) -> None:
-    """A job that writes on and on without ending a line is heard, and fills no memory."""
+    """A job that writes without a line end is passed on, and does not fill the memory."""
     source = tmp_path / "job-driver.log"
     source.write_bytes(b"." * 100_000)
     command = [sys.executable, "-c", TAKEOVER, tmp_path / "job.log", "20", f"{source}:0"]
@@ -371,7 +371,7 @@ def test_an_output_without_a_line_s_end_is_not_held_back(tmp_path: Path) -> None
 
 
 def test_a_source_whose_folder_went_is_said(tmp_path: Path) -> None:
-    """Where Ray's folder of logs is gone, that is said; a job that never began is no trouble."""
+    """A missing log folder of Ray is logged; a job that never began is no error."""
     code, out, err = run(JOB, tmp_path / "gone" / "a.log", tmp_path / "job.log", 1)
     assert (code, out) == (7, b"")
     assert err.count(b"cannot be read") == 1

@@ -26,7 +26,7 @@ async def _in_task_groups(failure: Exception) -> None:
     ],
 )
 def test_a_bug_is_told_by_its_own_exception(failure: Exception, words: str) -> None:
-    """A task group wraps what its tasks raise."""
+    """A task group wraps the exceptions of its tasks."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - anything may be a bug
         anyio.run(_in_task_groups, failure)
     for one in (failure, caught.value):

@@ -1,4 +1,4 @@
-"""The bundle of a failed run: its content, its limits, and its time."""
+"""The bundle of a failed run: its content, its limits, and its duration."""
 
 from __future__ import annotations
 

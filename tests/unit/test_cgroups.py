@@ -1,4 +1,4 @@
-"""What cgroups allow, read from trees of /proc and /sys as kernels and engines make them."""
+"""Limits of cgroups, read from trees of /proc and /sys as kernels and engines make them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_memory(tmp_path: Path, lines: str, files: dict[str, str], size: int) ->
 
 
 def test_room_for_processes(tmp_path: Path) -> None:
-    """The lowest pids.max is named with its use; `max` is no limit."""
+    """The lowest pids.max is reported with its usage; `max` is no limit."""
     files = {"a/pids.max": "2048", "a/pids.current": "48", "pids.max": "max", "pids.current": "9"}
     room = limits.process_room(0, *tree(tmp_path, V2.format(path="/a"), files))
     assert room is not None
@@ -107,7 +107,7 @@ def test_room_for_processes(tmp_path: Path) -> None:
 
 
 def test_no_limit_of_processes(tmp_path: Path) -> None:
-    """Root without a pids.max is held by nothing."""
+    """Root without a pids.max has no limit."""
     assert limits.process_room(0, *tree(tmp_path, V2.format(path="/"), {"pids.max": "max"})) is None
 
 
@@ -148,7 +148,7 @@ def test_a_machine_without_these_files(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_lets_nobody_in(tmp_path: Path) -> None:
-    """Device files without the driver behind them are named with the kernel's word."""
+    """Device files without their driver are reported with the kernel's error."""
     (tmp_path / "nvidia0").touch()
     assert gpu_fault(tmp_path, "nvidia") == f"{tmp_path}/nvidiactl: no such file or directory"
     (tmp_path / "nvidiactl").touch()
@@ -157,7 +157,7 @@ def test_a_driver_that_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_among_the_variables() -> None:
-    """Of a proxy, which may hold a password, only that it is set is kept."""
+    """For a proxy URL, which may have a password, only its presence is recorded."""
     environ = {
         "HTTPS_PROXY": "http://me:hunter2@proxy:3128",
         "http_proxy": "",
@@ -205,12 +205,12 @@ def test_what_the_kernel_ended_is_counted(
 
 
 def test_no_counter_counts_nothing(tmp_path: Path) -> None:
-    """A machine without any of them had no such end."""
+    """A machine without any of them reports none."""
     assert limits.oom_kills(*tree(tmp_path, "", {})).number == 0
 
 
 def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None:
-    """What was counted before we began is none of ours."""
+    """Kills counted before the start are not ours."""
     number, now = 5, 100.0
     watch = MemoryWatch(lambda: limits.OomKills(number, of_container=True), lambda: now)
     assert (watch.poll(), watch.recent()) == ("", "")
@@ -226,7 +226,7 @@ def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None
 
 
 def test_what_ended_on_a_shared_machine_is_said_and_blamed_for_nothing() -> None:
-    """Without a cgroup's counter it may have been a neighbour's process."""
+    """Without a cgroup's counter, another tenant's process may have been killed."""
     kills = iter((5, 6, 6))
     watch = MemoryWatch(lambda: limits.OomKills(next(kills), of_container=False))
     assert watch.poll().startswith("this machine ran out of memory")

@@ -1,4 +1,4 @@
-"""A job's checkpoints: where they lie, on what, whose they are, and what goes on from them."""
+"""A job's checkpoints: their folder, its disk, their owner, and what can resume from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(**changes: str) -> str:
 
 
 def test_the_default_folder() -> None:
-    """Another recipe, model or data has another folder, and the same one the same."""
+    """Another recipe, model or data has another folder; equal ones have the same."""
     assert folder().startswith("/logs/checkpoints/verl-grpo-")
     assert folder() == folder(AGENT_JOB_ARGS="--lr 1")
     assert folder() != folder(AGENT_MODEL="org/other")
@@ -61,13 +61,13 @@ def test_the_default_folder() -> None:
     )
 )
 def test_a_mark_is_read_as_it_was_written(mark: CheckpointOwner) -> None:
-    """Whatever its texts."""
+    """For any texts."""
     assert CheckpointOwner.read(mark.text()) == mark
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": "x"}', "null", "nonsense"])
 def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
-    """A file that is not ours forbids the run, rather than being written over."""
+    """A foreign file refuses the run and is not overwritten."""
     (tmp_path / CHECKPOINT_FILE).write_text(text)
     held = read_checkpoints(str(tmp_path))
     assert held.owner is None
@@ -106,7 +106,7 @@ def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
     ],
 )
 def test_another_size(framework: str, newest: str, world: int, *, refused: bool) -> None:
-    """Where shards belong to a world's size, another one cannot go on from them."""
+    """Shards that depend on the world size cannot be resumed with another one."""
     ours = replace(OURS, framework=framework)
     why = why_not_resumable(FolderContents(ours, newest=newest), replace(ours, world_size=world))
     assert bool(why) == refused
@@ -128,7 +128,7 @@ def test_another_size(framework: str, newest: str, world: int, *, refused: bool)
 def test_what_it_resumes_from(
     framework: str, folders: list[str], tracked: str, step: str, tmp_path: Path
 ) -> None:
-    """The newest by number, or the one that the framework's own note names."""
+    """The newest by number, or the one that the framework's own file names."""
     for name in folders:
         (tmp_path / name / "inside").mkdir(parents=True)
     if tracked:
@@ -139,13 +139,13 @@ def test_what_it_resumes_from(
 
 
 def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
-    """Steps that verl would overlook are not lost unasked."""
+    """Steps that verl would skip are not lost silently."""
     (tmp_path / "global_step_40").mkdir()
     why = why_unusable(read_checkpoints(str(tmp_path)), OURS)
     assert "begins at step 0" in why
     assert TRACKER in why
     assert why_unusable(read_checkpoints(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
-    assert write_mark(str(tmp_path), OURS) == ""  # then it is a save of its own that broke off
+    assert write_mark(str(tmp_path), OURS) == ""  # in that case verl's own save was interrupted
     own = read_checkpoints(str(tmp_path))
     assert why_unusable(own, OURS) == ""
     assert resumes_from(own, "verl") == ""
@@ -194,7 +194,7 @@ def test_on_what_a_folder_lies(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The longest mount above it, the later of two; whether it goes with the pod; who has it."""
+    """The longest mount above it, the later of two; whether it outlasts the pod; who shares it."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mounts").write_text(MOUNTS)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))

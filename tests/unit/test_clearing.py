@@ -1,4 +1,4 @@
-"""An attempt is gone from every node before the next is submitted, or there is no next."""
+"""An attempt has ended on every node before the next is submitted, or there is no next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs(n: int, attempt: int, *, joined: bool = True) -> h.WorkerReported:
-    """Return a worker's report of the attempt of which something runs there."""
+    """Return a worker's report with the attempt whose processes still run there."""
     said = reported(n, joined=joined).worker
     return h.WorkerReported(replace(said, running_attempt=attempt))
 
@@ -36,7 +36,7 @@ def submitted(trace: Trace) -> Sequence[h.HeadAction]:
 
 
 def test_a_retry_begins_on_a_new_ray() -> None:
-    """Our own Ray ends with the attempt; one of others, and torchrun's none, do not."""
+    """Our own Ray ends with the attempt; a given Ray does not, and torchrun has none."""
     assert [type(one) for one in Trace(goal(1, retries=1), LOST).effects[-2:]] == [
         h.Retry,
         h.RestartRay,
@@ -46,7 +46,7 @@ def test_a_retry_begins_on_a_new_ray() -> None:
 
 
 def test_a_worker_in_reach_must_have_ended_it() -> None:
-    """It is waited for by name, though GCS has the node again and the pause is over."""
+    """The wait names it, although GCS lists the node again and the pause is over."""
     trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (30, TICK)])
     assert submitted(trace) == AGAIN[:1]
     assert "the end of attempt 1 on pod2" in [wait.what for wait in head.pending_waits(trace.state)]
@@ -69,7 +69,7 @@ def test_one_that_never_ends_it_ends_the_run() -> None:
 
 @pytest.mark.parametrize(("silent", "until"), [(9.5, 69.5), (20, 80)])
 def test_one_out_of_reach_has_its_time(silent: float, until: float) -> None:
-    """AGENT_NODE_GRACE after it fell silent it has ended all itself: others may go on then."""
+    """AGENT_NODE_GRACE after its last report its fence has ended everything: others continue."""
     history: History = sorted([*PAIR, (9, nodes(dead=(2,))), (10, job("FAILED", 1))], key=at)
     trace = Trace(goal(1, retries=1), sorted([*history, (silent, SILENT)], key=at))
     trace.take(nodes(3), max(silent, 12))
@@ -89,7 +89,7 @@ def at(one: tuple[float, h.HeadEvent]) -> float:
 
 
 def test_a_later_life_of_a_node_is_proof() -> None:
-    """The pod was started again: nothing of the former runs there."""
+    """The pod was started again: no former process runs there."""
     trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (13, h.WorkerReplaced("agent2"))])
     trace.take(nodes(3), 14)
     trace.take(runs(3, 2), 15)
@@ -98,7 +98,7 @@ def test_a_later_life_of_a_node_is_proof() -> None:
 
 
 def test_this_node_must_be_clear_too() -> None:
-    """What cannot be killed here is named, and no attempt is made beside it."""
+    """A process that cannot be killed here is named, and no attempt starts beside it."""
     trace = Trace(goal(1, retries=1), PAIR)
     trace.state, actions = head.decide(trace.state, h.RayGone("exit 1"), 10)
     assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)][-2:] == [
@@ -117,7 +117,7 @@ def test_this_node_must_be_clear_too() -> None:
 
 
 def test_a_head_that_was_started_again_knows_the_nodes_of_before() -> None:
-    """From its record: who does not call has its time, who calls must have ended it."""
+    """From its record: a silent worker gets its grace, one that reports must have ended it."""
     of = replace(
         goal(1, retries=3, tried=(LostAttempt(5.0, "x"),)), former_workers=("pod2", "pod4")
     )

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: the real program, in a process of its own."""
+"""The command line from a user's view: the real program in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLEAN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG"
 def agent(
     *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program with nothing in its environment but what is given."""
+    """Run the program with only the given variables in its environment."""
     return subprocess.run(
         [AGENT, *arguments],
         env={**CLEAN, **(env or {})},
@@ -105,7 +105,7 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> None:
-    """A forgotten -- and a mistyped verb are told with what was meant, as a usage error."""
+    """A forgotten -- and a mistyped verb are usage errors with a suggestion."""
     done = agent(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -129,7 +129,7 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
 
 
 def test_a_near_miss_explains_a_refusal() -> None:
-    """Where the mistyped name is why a worker knows no head, the refusal says so."""
+    """If a mistyped variable explains why a worker has no head, the message says so."""
     done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})
     assert done.returncode == 78
     assert "HEAD_PODID is no known variable (did you mean HEAD_POD_ID?)" in done.stderr
@@ -144,14 +144,14 @@ def test_status_without_a_head_is_69(tmp_path: Path) -> None:
 
 
 def test_status_live_asks_this_nodes_own_agent() -> None:
-    """A container's health check: 69 and why without an agent here, whoever may be the head."""
+    """A container's health check: 69 and the reason without an agent here, on any node."""
     done = agent("status", "--live", env={"AGENT_PORT": "21999", "AGENT_HEAD": "192.0.2.1"})
     assert done.returncode == 69
     assert "no agent runs here: 127.0.0.1:21999" in done.stderr
 
 
 def test_a_name_that_no_encoding_has_is_shown_escaped() -> None:
-    """Another tool's variable with bytes in its name breaks no output, however strict."""
+    """A variable of another program with invalid bytes in its name breaks no output."""
     env = {"AGENT_caf\udce9": "1", "PYTHONIOENCODING": "utf-8:strict"}
     done = agent("plan", env=env)
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 def test_doctor_tells_a_taken_port() -> None:
-    """`doctor` fails where another process holds a port of ours, and names the port."""
+    """`doctor` fails if another process has one of our ports, and names the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = agent("doctor", "--json", env={"AGENT_RAY_PORT": str(port)})

@@ -1,4 +1,4 @@
-"""Connections to the agent's port: strangers that hold them, and clients that may."""
+"""Connections to the agent's port: limits for unknown clients, room for known ones."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.Monk
 
 
 def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the deadlines are, `/events` goes on."""
+    """`/events` stays open beyond these deadlines."""
     monkeypatch.setattr(times, "HEADER", 0.5)
     monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
     with a_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
@@ -139,7 +139,7 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long answer may take longer than a connection may be idle."""
+    """A long response may take longer than the idle limit."""
     monkeypatch.setattr(times, "CONNECTION_IDLE", 1.0)
     with a_head() as head:
         head.status["text"] = "x" * LONG
@@ -155,7 +155,7 @@ def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("token", [None, SECRET])
 def test_a_flood_from_one_address(token: str | None) -> None:
-    """The oldest connections of a flood are closed; others are served meanwhile, its own too."""
+    """The oldest connections of a flood are closed; others are served, even from its address."""
     with served(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
         assert closed(flood, FLOOD - MAX_UNTRUSTED_PER_ADDRESS) == FLOOD - MAX_UNTRUSTED_PER_ADDRESS
         assert port.ask("GET", "/livez").status == 200
@@ -201,7 +201,7 @@ def served_with(files: int) -> Iterator[int]:
 
 
 def test_a_flood_leaves_descriptors() -> None:
-    """Connections from many addresses take half the descriptors; the rest is the agent's own."""
+    """Connections from many addresses get half the descriptors; the agent keeps the rest."""
     with served_with(FEW_FILES) as port, contextlib.ExitStack() as stack:
         flood = [
             one
@@ -219,7 +219,7 @@ def test_a_flood_leaves_descriptors() -> None:
 
 @pytest.mark.parametrize("token", [None, SECRET])
 def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
-    """They call at the same time, and each keeps its connection, whoever else is there."""
+    """They connect at the same time, and each keeps its connection, whatever else is connected."""
     with (
         served(token) as port,
         connected(port.number, 1000, "127.0.0.2") as workers,
@@ -249,7 +249,7 @@ def test_workers_that_come_back_are_held_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all connections are in use, an address with many gives way to one with few."""
+    """If all connections are in use, an address with many loses one to an address with few."""
     monkeypatch.setattr(connections, "MAX_OPEN", 40)
     with served(None) as port, contextlib.ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""How many agents a head keeps: whoever takes part, the last that departed, and no more."""
+"""The number of agents that a head stores: all that take part, and the last that departed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORD = ItemReport(RETRIEVER, Step.READY)
 
 
 class Fleet:
-    """A head's port and decisions, to which pods come under ever new names."""
+    """A head's port and decisions, to which pods connect with ever new names."""
 
     def __init__(self, of: h.HeadGoal, most: int = KEPT) -> None:
         limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
@@ -63,12 +63,12 @@ class Fleet:
         self.names = names
 
     def take(self, event: h.HeadEvent) -> None:
-        """Let the decisions take an event in."""
+        """Apply an event to the decisions."""
         self.story.take(event, self.now)
         self.timeline.add(event, self.story.state, self.now)
 
     async def pod(self, n: int, *, leaves: Callable[[int], bool] = bool) -> None:
-        """Let a pod join, tell all that one may tell, and depart, with a goodbye or without."""
+        """Let a pod join, report everything possible, and depart, with a goodbye or without."""
         key, ip = f"agent<{n}>", f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"
         self.now += 10.0
         hello = Hello(f"pod<{n}>", None, facts=MACHINE)
@@ -87,7 +87,7 @@ class Fleet:
         self.take(nodes())
 
     def known(self) -> dict[str, set[str]]:
-        """Return which agents and pods each part of the head still knows, by its own name."""
+        """Return the agents and pods that each part of the head stores, by its own name."""
         parts = {**asdict(self.story.state), **vars(self.reports), **vars(self.timeline)}
         parts["names"] = self.names
         return {name: {*re.findall(r"<(\d+)>", repr(part))} for name, part in parts.items()}
@@ -97,7 +97,7 @@ class Fleet:
     "of", [goal(1, services=(RETRIEVER,), job=False), goal(9, services=(REWARD,)), by_torchrun(1)]
 )
 def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
-    """What a head knows by an agent's or a node's name does not grow with the pods that were."""
+    """Data by an agent's or a node's name does not grow with the number of former pods."""
 
     async def come_and_go() -> Fleet:
         fleet = Fleet(of)
@@ -116,7 +116,7 @@ def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
 
 
 def test_who_is_there_stays() -> None:
-    """However many others come and go, a worker that takes part is known with all that it told."""
+    """A worker that takes part keeps all its data, however many others come and go."""
 
     async def trace() -> Fleet:
         fleet = Fleet(goal(1))
@@ -136,7 +136,7 @@ def test_who_is_there_stays() -> None:
 
 @pytest.mark.parametrize("expected", [0, 1, 5_000])
 def test_strangers_take_no_room_for_ever(expected: int) -> None:
-    """So many are kept that all workers have room; more wait until one of those is silent."""
+    """The number is limited with room for all workers; more wait until one of those is silent."""
     now, told = 0.0, list[object]()
     most = agent_limit(expected)
     assert most >= max(BASE_LIMIT, 2 * expected)
@@ -160,7 +160,7 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
 
 
 def test_what_a_run_needs_of_the_departed() -> None:
-    """A share of the job, a place of a service, what may still run there: all of these decide."""
+    """The result of its ranks, a place of a service, a process that may still run there."""
     worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, joined=True)
     gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
     trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
@@ -177,7 +177,7 @@ def test_what_a_run_needs_of_the_departed() -> None:
 
 
 def test_ranks_are_given_again() -> None:
-    """Where as many names are known as may be, the first rank goes that nobody has any more."""
+    """With all names in use, the first rank without a current owner is given again."""
     kept: list[tuple[str, ...]] = []
     ranks = RankAssignment(("a", "b"), kept.append, 2)
     assert ranks.assign("b", (), lambda: {1, 2}) == 2
@@ -186,7 +186,7 @@ def test_ranks_are_given_again() -> None:
 
 
 def test_names_of_an_attempt() -> None:
-    """Of those that served it the record keeps who is there, and the latest of the others."""
+    """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     record = RunRecord("run", "f", 1).begin_attempt(1, "run-1", "2026-01-01T00:00:00Z", None, ())
     for n in range(0, MOST_NODES + 2_000, 1_000):
         record = record.with_workers(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))

@@ -1,4 +1,4 @@
-"""Orphans: adopted, reaped, and ended; a signal goes to the process that was meant."""
+"""Orphans: adopted, reaped, and killed; a signal reaches only the intended process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_orphans_are_ended_and_reaped() -> None:
 def test_a_signal_never_reaches_another_of_the_same_pid(
     monkeypatch: pytest.MonkeyPatch, *, has_pidfd: bool
 ) -> None:
-    """Who is meant is told by pid and start time; another's is as good as none."""
+    """PID and start time identify a process; another process with the PID gets no signal."""
     if not has_pidfd:
 
         def refuse(_pid: int) -> int:
@@ -46,7 +46,7 @@ def test_a_signal_never_reaches_another_of_the_same_pid(
         monkeypatch.setattr(descendants, "open_pidfd", refuse)
     with subprocess.Popen(["sleep", "1000"]) as child:
         meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
-        # A former owner of this pid, as psutil remembers who it was.
+        # A former owner of this PID, in psutil's form.
         monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
         with pytest.raises(psutil.NoSuchProcess):
             descendants.send_to(other, signal.SIGKILL)
@@ -56,7 +56,7 @@ def test_a_signal_never_reaches_another_of_the_same_pid(
 
 
 def test_the_dead_are_not_signalled() -> None:
-    """A process that was reaped is told as gone."""
+    """A reaped process is reported as gone."""
     with subprocess.Popen(["true"]) as child:
         process = psutil.Process(child.pid)
     with pytest.raises(psutil.NoSuchProcess):
@@ -65,7 +65,7 @@ def test_the_dead_are_not_signalled() -> None:
 
 
 def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
-    """A rank whose torchrun is gone is known by what it was told to meet by."""
+    """A rank without its torchrun is identified by its rendezvous variables."""
     environ = {**os.environ, "RUN_ID": "run-1"}
     started = [
         subprocess.Popen(["sleep", "1000"], env={**environ, "RUN_ID": mark}, start_new_session=True)

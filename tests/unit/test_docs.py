@@ -47,7 +47,7 @@ def test_a_stale_file_is_named(
 
 
 def test_the_picture_has_every_folder_in_its_order() -> None:
-    """The order is that of the test which guards it; the programs apart stand outside of it."""
+    """The order of the architecture test; separate programs are outside of it."""
     folder_map = read_folders(ROOT)
     assert folder_map.folders == (*FOLDERS, BUNDLED, "cli")
     assert folder_map.apart == (BUNDLED,)
@@ -56,7 +56,7 @@ def test_the_picture_has_every_folder_in_its_order() -> None:
 
 
 def test_the_picture_is_text_for_light_and_dark() -> None:
-    """It is well-formed, its words are words, and it heeds the reader's colours."""
+    """It is well-formed, its words are text, and it follows the reader's color scheme."""
     text = draw(read_folders(ROOT))
     words = [e.text for e in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - our own
     assert set(FOLDERS) <= set(words)
@@ -65,7 +65,7 @@ def test_the_picture_is_text_for_light_and_dark() -> None:
 
 
 def test_an_import_that_goes_the_wrong_way_stands_out() -> None:
-    """What the order forbids is drawn in red, and does not break the drawing."""
+    """A forbidden import is drawn in red, and does not break the drawing."""
     folder_map = FolderMap(
         ("low", "high"), (), {"low": "<a> & b", "high": ""}, {("low", "high"): 3}
     )
@@ -88,7 +88,7 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every file and every heading that a document links to exists."""
+    """Every file and heading that a document links to exists."""
     broken = []
     for link in LINK.findall(path.read_text()):
         if "://" in link:
@@ -172,7 +172,7 @@ def test_no_address_of_a_package_index() -> None:
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_names_are_where_a_document_says(path: Path) -> None:
-    """A name that is said to be in a linked file is found there."""
+    """A name that a document places in a linked file is in that file."""
     named = NAMED.findall(path.read_text())
     assert [
         f"{name} in {link}"
@@ -182,7 +182,7 @@ def test_names_are_where_a_document_says(path: Path) -> None:
 
 
 def test_the_way_from_a_script_names_what_is() -> None:
-    """Every variable and every recipe that it sends its readers to is known."""
+    """Every variable and recipe in a script's messages exists."""
     text = (ROOT / "docs/migrate.md").read_text(encoding="utf-8")
     assert set(re.findall(r"AGENT_[A-Z_]+", text)) <= set(KNOWN_NAMES)
     assert set(re.findall(r"AGENT_JOB=([\w-]+)", text)) <= set(BY_NAME)

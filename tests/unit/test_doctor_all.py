@@ -30,7 +30,7 @@ FULL = Finding("disk", Level.FAIL, "full", "Empty it")
 
 
 def test_folding() -> None:
-    """The worst comes first, equal ones once; what is well is one row, whatever its numbers."""
+    """Errors come first, equal ones once; all passed checks are one row."""
     more = replace(SHM, what="4096 MiB free")
     rows = group_findings([("a", [RAY, SHM]), ("b", [RAY, more, FULL]), ("c", [RAY, SMALL])])
     assert [(row.finding, row.nodes) for row in rows] == [
@@ -43,7 +43,7 @@ def test_folding() -> None:
 
 @given(st.lists(st.lists(st.sampled_from([RAY, SHM, SMALL, FULL]), unique=True), max_size=6))
 def test_nothing_is_lost_in_folding(found: list[list[Finding]]) -> None:
-    """Each finding of each node is in exactly one row, and no row is told twice."""
+    """Each finding of each node is in exactly one row, and no row is repeated."""
     rows = group_findings((f"n{i}", findings) for i, findings in enumerate(found))
     pairs = [(node, row.finding) for row in rows for node in row.nodes]
     assert sorted(pairs, key=str) == sorted(
@@ -67,7 +67,7 @@ def test_whose(names: list[str], count: int, told: str) -> None:
 
 
 def test_what_a_head_knows() -> None:
-    """Its own findings, its workers', and what differs; of a node without an agent: nothing."""
+    """Its own findings, its workers', and the differences; none of a node without an agent."""
     plan = plan_of({"EXPECTED_WORKERS": "2"})
     asked = replace(goal(2), facts=MACHINE, node="head0")
     odd = replace(MACHINE, variables={"NCCL_DEBUG": "INFO"})
@@ -87,7 +87,7 @@ def test_what_a_head_knows() -> None:
 
 
 def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the head's node the key in the run folder opens it; 78 where something fails."""
+    """On the head's node the key in the run folder opens it; 78 if a check fails."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
@@ -106,7 +106,7 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_proof_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Findings name paths and addresses: neither without the key, nor with it where a token is."""
+    """Findings have paths and addresses: refused without the key, and if a token is set."""
     with a_head() as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401
         assert verbs.show_findings({"AGENT_PORT": str(head.port)}, tmp_path, as_json=False) == 69

@@ -1,7 +1,7 @@
 """The job's driver: how its process is found, and which processes get a signal.
 
-The trees are processes as Ray 2.60 makes them: a worker of Ray's, titled so, below it the driver
-in a session of its own with the job's id in its environment, and Ray's watcher beside it.
+The process trees are those of Ray 2.60: a worker of Ray with its title, below it the driver in a
+new session with the job's ID in its environment, and Ray's watcher beside it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WATCHER = ("while :; do sleep 1; done", {"RAY_JOB_ID": "01000000"})
 
 
 def job(name: str) -> dict[str, str]:
-    """Return what Ray gives a driver in its environment."""
+    """Return the variables that Ray sets for a driver."""
     metadata = {"job_submission_id": name, "job_name": name}
     return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": metadata})}
 
@@ -53,7 +53,7 @@ def job(name: str) -> dict[str, str]:
 def worker(
     *drivers: tuple[str, dict[str, str]], title: str = "ray::JobSupervisor"
 ) -> Iterator[list[int]]:
-    """Run a stand-in for Ray's worker with drivers below it; give their pids."""
+    """Run a stand-in for Ray's worker with drivers below it; return their PIDs."""
     words = [sys.executable, "-c", WORKER, json.dumps([title, *drivers])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -67,13 +67,13 @@ def worker(
 
 
 def found(name: str) -> int | None:
-    """Return the pid of a job's driver."""
+    """Return the PID of a job's driver."""
     driver = find_driver(name)
     return None if driver is None else driver.pid
 
 
 def test_it_is_found_by_its_id() -> None:
-    """Of several jobs it is this run's, and never Ray's own watcher."""
+    """Of several jobs it is this run's, and never Ray's watcher."""
     with worker(WATCHER, ("sleep 1000", job("run-1")), ("sleep 1000", job("run-12"))) as pids:
         assert found("run-1") == pids[1]
         assert found("run-12") == pids[2]
@@ -82,20 +82,20 @@ def test_it_is_found_by_its_id() -> None:
 
 
 def test_what_else_carries_the_id_is_not_it() -> None:
-    """A daemon that the job left in a session of its own is no driver."""
+    """A daemon that the job started in a new session is no driver."""
     with worker(("sleep 1000", job("run-1")), title="sh"):
         assert found("run-1") is None
 
 
 def test_one_that_overwrote_its_environment_is_found() -> None:
-    """A long title of its own costs a driver its environment; it is told by its place."""
+    """A long process title overwrites the environment; the place in the tree identifies it."""
     with worker(WATCHER, ("exec env -i sleep 1000", job("run-1"))) as pids:
         await_true(lambda: psutil.Process(pids[1]).name() == "sleep")
         assert found("run-1") == pids[1]
 
 
 def test_broken_marks_are_nobodys() -> None:
-    """What Ray never wrote is no id."""
+    """An ID in another form than Ray's is ignored."""
     marks = ["", "{", "[]", "null", '{"metadata": {}}', '{"metadata": 7}']
     drivers = [("sleep 1000", {"RAY_JOB_CONFIG_JSON_ENV_VAR": mark}) for mark in marks]
     with worker(*drivers):
@@ -124,7 +124,7 @@ PYTHON = shlex.join([sys.executable, "-c", CATCHES])
     ids=["a shell that traps", "the leader", "its child", "two shells deep", "in a pipe"],
 )
 def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -> None:
-    """The leader, unless that is a shell that would only die of it: then its child."""
+    """The leader, unless that is a shell without a handler: then its child."""
     with worker((f"cd {tmp_path}; {script}", job("run-1"))) as pids:
         await_true((tmp_path / "up").exists)
         sentence = forward_signal(find_driver("run-1"), signal.SIGUSR1)
@@ -136,7 +136,7 @@ def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -
 
 
 def test_who_does_not_catch_it_is_told() -> None:
-    """It is the job's to catch; that it will end of it is said."""
+    """Handling it is up to the job; a warning says that the signal will end it."""
     with worker(("exec sleep 1000", job("run-1"))) as pids:
         await_true(lambda: psutil.Process(pids[0]).name() == "sleep")
         sentence = forward_signal(find_driver("run-1"), signal.SIGUSR2)
@@ -146,7 +146,7 @@ def test_who_does_not_catch_it_is_told() -> None:
 
 
 def test_no_driver_and_a_dead_one() -> None:
-    """Without a job there is nobody to tell, and that is said."""
+    """Without a job there is no target, and the log says so."""
     assert forward_signal(None, signal.SIGUSR1) == not_passed_on(
         10, "no job of this run is running here"
     )
@@ -167,7 +167,7 @@ def await_true(check: Callable[[], bool]) -> None:
 
 
 def test_all_that_ray_left_is_ended() -> None:
-    """Drivers, what Ray's workers started, and their sessions; a service of ours is spared."""
+    """Drivers, processes of Ray's workers, and their sessions; our services are spared."""
     tree = "sleep 1000 & env -i sleep 1000 & wait"
     left = ((tree, job("run-1")), (tree, {"RAY_JOB_ID": "02000000"}))
     with worker(*left, ("sleep 1000", {}), title="sh") as (driver, actor, service):
@@ -179,7 +179,7 @@ def test_all_that_ray_left_is_ended() -> None:
 
 
 def in_session(leader: int) -> list[int]:
-    """Return the living processes of a session."""
+    """Return the running processes of a session."""
     return [process.pid for process in psutil.process_iter() if _is_in(process, leader)]
 
 

@@ -21,7 +21,7 @@ ROCM = """WARNING: AMD GPU device(s) is/are in a low-power state.
 
 
 def tool(folder: Path, name: str, script: str) -> str:
-    """Put a program of that name on a PATH of its own."""
+    """Put a program with that name on a separate PATH."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -29,7 +29,7 @@ def tool(folder: Path, name: str, script: str) -> str:
 
 
 def test_nvidias_list() -> None:
-    """Numbers are read, and what a GPU does not tell counts as none."""
+    """Numbers are parsed, and values that a GPU does not report are None."""
     assert gpus.driver_of_nvidia(TWO) == (
         DriverGpu(0, "NVIDIA H200", 143_771),
         DriverGpu(1, "NVIDIA H200", 143_771, 3),
@@ -38,7 +38,7 @@ def test_nvidias_list() -> None:
 
 
 def test_amds_list() -> None:
-    """Warnings before the JSON are passed over, and what is no card is none."""
+    """Warnings before the JSON are skipped, and entries that are not cards are ignored."""
     assert gpus.driver_of_amd(ROCM) == (
         DriverGpu(0, "AMD Instinct MI300X", 196_592),
         DriverGpu(1, "AMD GPU", 196_592),
@@ -55,7 +55,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("script", "words"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_tool_that_tells_nothing(tmp_path: Path, script: str, words: str) -> None:
-    """The tool's own words are the fault; one that hangs is left alone at its deadline."""
+    """The tool's error message is the fault; one that hangs is abandoned at its deadline."""
     path = tool(tmp_path, "nvidia-smi", script)
     driver = gpus.ask_driver("nvidia", path, limit=0.5)
     assert driver is not None
@@ -64,7 +64,7 @@ def test_a_tool_that_tells_nothing(tmp_path: Path, script: str, words: str) -> N
 
 
 def test_a_tool_that_answers(tmp_path: Path) -> None:
-    """What it prints becomes the driver's report."""
+    """Its output becomes the driver's report."""
     path = tool(tmp_path, "nvidia-smi", f"printf '{TWO}'")
     driver = gpus.ask_driver("nvidia", path, limit=20)
     assert driver is not None
@@ -72,7 +72,7 @@ def test_a_tool_that_answers(tmp_path: Path) -> None:
 
 
 def test_no_tool_and_no_gpus(tmp_path: Path) -> None:
-    """Without GPUs nobody is asked; without the tool that is the fault."""
+    """Without GPUs no tool runs; with GPUs a missing tool is the fault."""
     assert gpus.ask_driver("") is None
     driver = gpus.ask_driver("amd", str(tmp_path))
     assert driver is not None

@@ -33,7 +33,7 @@ FOLLOWS = "following the head"
 
 
 class Head:
-    """A head's port, record and decisions: its run has the platform's id, whatever its disk has."""
+    """A head's port, record and decisions; the run ID is the platform's, whatever its disk has."""
 
     def __init__(self, root: Path, epoch: int, *attempts: AttemptRecord) -> None:
         before = RunRecord("run", JOB, epoch, attempts=attempts)
@@ -72,7 +72,7 @@ class Head:
 
 
 class Worker:
-    """A worker's link, with what it last knew of its run."""
+    """A worker's link, with its state from an earlier head."""
 
     def __init__(self, port: int) -> None:
         self.last: Reply | None = None
@@ -81,7 +81,7 @@ class Worker:
         self.link = HeadLink("127.0.0.1", port, 1, None, *link, self.on_reply)
 
     def hello(self) -> Hello:
-        """Say what it knows, as boot/hello.py has it."""
+        """Return its hello, like boot/hello.py."""
         last = self.last
         if last is None:
             return Hello("pod1", 1)
@@ -93,7 +93,7 @@ class Worker:
         self.last = reply
 
     async def awaits(self, kind: type[w.WorkerEvent], words: str) -> None:
-        """Wait for a last event like this."""
+        """Wait until the last event is like this one."""
 
         async def look() -> bool | NotYet:
             last = self.heard[-1] if self.heard else None
@@ -104,7 +104,7 @@ class Worker:
 
 @pytest.mark.parametrize("killed_when", ["booting", "running"])
 def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_when: str) -> None:
-    """Same run id, lower epoch: its workers greet it, and by that it raises its own."""
+    """Same run ID, lower epoch: its workers report to it, and it raises its epoch above theirs."""
     port = free_port()
     attempts = [TRIED] if killed_when == "running" else []
     first, second = Head(tmp_path / "a", 900, *attempts), Head(tmp_path / "b", 100)
@@ -128,7 +128,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
 
 
 def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
-    """Its record has an attempt of its own, so that it takes up nothing, and its epoch stays."""
+    """Its record has its own attempt, so that it adopts nothing, and its epoch stays."""
     port = free_port()
     later, earlier = Head(tmp_path / "a", 900, TRIED), Head(tmp_path / "b", 100, TRIED)
     worker = Worker(port)

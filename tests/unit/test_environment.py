@@ -1,4 +1,4 @@
-"""The environment of a node's processes: what is chosen, what the user set, what is dropped."""
+"""The environment of a node's processes: values chosen, set by the user, and dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODE, HEAD = "10.0.0.5", "10.0.0.1"
 
 
 def of(environ: dict[str, str]) -> dict[str, str]:
-    """Return the environment that Ray gets on a node with this one."""
+    """Return Ray's environment on a node with this one."""
     return for_node(environ, settings_of(environ), MACHINE, NODE, HEAD)
 
 
@@ -48,7 +48,7 @@ def test_what_training_needs_is_chosen() -> None:
 
 
 def test_the_interface_is_the_addresss_own() -> None:
-    """The interface that carries the address is named, not the default route's."""
+    """The interface with the address is used, not the default route's."""
     found = for_node({}, settings_of({}), POD, "10.1.0.10", HEAD)
     assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "podnet1"
     unknown = for_node({}, settings_of({}), POD, "10.9.9.9", HEAD)
@@ -67,7 +67,7 @@ def test_the_interface_is_the_addresss_own() -> None:
     ],
 )
 def test_what_the_user_set_wins(name: str, text: str) -> None:
-    """A value of the user's own is never replaced by a choice of ours."""
+    """A user's value is never replaced."""
     assert of({name: text})[name] == text
 
 
@@ -81,14 +81,14 @@ def test_what_the_user_set_wins(name: str, text: str) -> None:
     ],
 )
 def test_rays_token_mode_is_explicit(environ: dict[str, str], mode: str) -> None:
-    """The token decides alone, both ways, since Ray's own default differs between versions."""
+    """The token alone decides, both ways, since Ray's default differs between versions."""
     found = of(environ)
     assert found["RAY_AUTH_MODE"] == mode
     assert found.get("RAY_AUTH_TOKEN") == environ.get("RAY_AUTH_TOKEN")
 
 
 def test_a_secrets_file_becomes_its_value() -> None:
-    """Children get the secret itself, in one form only."""
+    """Child processes get the secret itself, in one variable."""
     named = {"RAY_AUTH_TOKEN_PATH": "/t", "WANDB_API_KEY_FILE": "/w", "RAY_AUTH_TOKEN_FILE": "/f"}
     settings = settings_of({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": f"{SECRET}-w"})
     found = for_node(named, settings, MACHINE, NODE, HEAD)
@@ -128,7 +128,7 @@ ALL = {*OWN, *COPIES, "RAY_AUTH_TOKEN", "WANDB_API_KEY"}
 def test_each_child_gets_the_secrets_that_it_needs(
     child: Callable[[Mapping[str, str], Settings], dict[str, str]] | None, secret: set[str]
 ) -> None:
-    """Ray and the job get all; the others none that is not theirs, under whatever name."""
+    """Ray and the job get all; other processes only their own, under any name."""
     settings, full = settings_of(MANY), of(MANY)
     found = full if child is None else child(full, settings)
     assert {name for name, text in found.items() if SECRET in text} == secret
@@ -138,7 +138,7 @@ def test_each_child_gets_the_secrets_that_it_needs(
 
 
 def test_the_bridge_asks_as_ray_wants_to_be_asked() -> None:
-    """The token's mode and the headers for a dashboard go with it; a service has neither."""
+    """It gets the token's mode and the headers for a dashboard; a service gets neither."""
     environ = {**MANY, "RAY_JOB_HEADERS": '{"Authorization": "Bearer headers-secret"}'}
     settings, full = settings_of(environ), of(environ)
     bridge = for_bridge(full, settings)
@@ -150,7 +150,7 @@ def test_the_bridge_asks_as_ray_wants_to_be_asked() -> None:
 
 
 def test_a_short_secret_takes_nothing_else_along() -> None:
-    """A key of one letter, which is in every value, costs no child its PATH."""
+    """A one-letter key, which every value contains, removes no PATH from a child."""
     environ = {"WANDB_API_KEY": "b", "RAY_AUTH_TOKEN": "n", "PATH": "/bin", "COPY": "b"}
     found = for_service(of(environ), settings_of(environ))
     assert found["PATH"] == "/bin"
@@ -158,7 +158,7 @@ def test_a_short_secret_takes_nothing_else_along() -> None:
 
 
 def test_a_leftover_address_is_dropped() -> None:
-    """RAY_ADDRESS would send every child to another cluster."""
+    """RAY_ADDRESS would direct every child process to another cluster."""
     assert "RAY_ADDRESS" not in of({"RAY_ADDRESS": "10.9.9.9:6379"})
 
 
@@ -200,7 +200,7 @@ def test_the_two_debuggers_exclude_each_other(
 def test_a_proxy_stays_out_of_the_nodes_traffic(
     environ: dict[str, str], entries: str | None
 ) -> None:
-    """Where there is a proxy, the nodes are added to its exceptions, and the user's stay."""
+    """With a proxy, the nodes are added to its exceptions, and the user's stay."""
     found = of(environ)
     assert found.get("no_proxy") == found.get("NO_PROXY") == entries
 
@@ -228,6 +228,6 @@ def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
 def test_the_object_store_fits_shared_memory(
     shm: int, free: int, memory: int, size: int | None
 ) -> None:
-    """Ray's default stays where it fits; else the store shrinks to the free /dev/shm."""
+    """Ray's default stays if it fits; otherwise the store shrinks to the free /dev/shm."""
     facts = replace(MACHINE, shm=shm * MIB, shm_free=free * MIB, memory=memory * MIB)
     assert object_store(facts) == size

@@ -1,4 +1,4 @@
-"""What each platform wants of its example: who starts, probes, stops and restarts what."""
+"""The requirements of each platform on its example: start, probes, stop and restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCRIPTS = [f"slurm/{name}.sbatch" for name in ("plain", "apptainer", "pyxis", "a
 
 @pytest.mark.parametrize("path", SCRIPTS)
 def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
-    """One task a node, whose code is returned; a node that fell out takes the others along."""
+    """One task per node, whose exit code is returned; a failed node ends the others."""
     assert directives(path)["ntasks-per-node"] == "1"
     late = (EXAMPLES / path).read_text(encoding="utf-8").partition("\nexport ")[2]
     assert "#SBATCH" not in late
@@ -57,7 +57,7 @@ def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
 def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
     path: str, kind: Kind | None, code: int, restarts: int, *, again: bool, tmp_path: Path
 ) -> None:
-    """At 75 the same job goes on after a requeue, three times; any other end is its end."""
+    """On 75 the job is requeued, up to three times; any other exit code is final."""
     shell = Shell.make(tmp_path)
     if kind is not None:
         folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
@@ -72,7 +72,7 @@ def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
 
 
 def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:
-    """The file that the agent is told of is the one that is mounted."""
+    """The file that the agent's variable names is the mounted one."""
     shell = Shell.make(tmp_path)
     assert sbatch(shell, "slurm/pyxis.sbatch") == 0
     (step,) = [call for call in shell.calls() if call.program == "srun"]
@@ -85,7 +85,7 @@ def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["podman", "docker"])
 def test_amd_hands_slurms_variables_into_the_container(missing: str, tmp_path: Path) -> None:
-    """Either engine gets every SLURM_* variable; what would hide GPUs from Ray stays outside."""
+    """Both engines get every SLURM_* variable; variables that hide GPUs from Ray are dropped."""
     shell = Shell.make(tmp_path, missing)
     assert sbatch(shell, "slurm/amd.sbatch") == 0
     engines = [call for call in shell.calls() if call.program in {"podman", "docker"}]
@@ -99,7 +99,7 @@ def test_amd_hands_slurms_variables_into_the_container(missing: str, tmp_path: P
 
 
 def test_amd_says_that_no_engine_is_there(tmp_path: Path) -> None:
-    """A node without podman and docker is told as such, and fails."""
+    """A node without podman and docker gets an error message, and fails."""
     assert sbatch(Shell.make(tmp_path, "podman", "docker"), "slurm/amd.sbatch") == 127
 
 
@@ -122,7 +122,7 @@ def kubernetes_pods() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["lws", "trainjob", "pytorchjob"])
 def test_kubernetes_is_more_patient_than_the_agent(name: str) -> None:
-    """Probes ask the agent's port and outwait its deadlines; shared memory is there."""
+    """Probes use the agent's port with longer limits than the agent's; shared memory is mounted."""
     pod = kubernetes_pods()[name]
     (container,) = pod["containers"]
     env = {item["name"]: str(item.get("value")) for item in container["env"]}
@@ -141,7 +141,7 @@ def test_kubernetes_is_more_patient_than_the_agent(name: str) -> None:
 
 
 def test_who_restarts_what() -> None:
-    """LWS starts every ended container again, so the pods hold; Kubeflow's jobs end for good."""
+    """LWS restarts every ended container, so the pods hold; Kubeflow's jobs end for good."""
     group = documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"]
     assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
     assert "restartPolicy" not in kubernetes_pods()["lws"]
@@ -172,7 +172,7 @@ def test_skypilots_ray_keeps_its_ports(tmp_path: Path) -> None:
 
 
 def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
-    """What the head's agent ends with is what the loop ends with; workers' output goes to files."""
+    """The loop exits with the code of the head's agent; workers' output goes to files."""
     shell = Shell.make(tmp_path)
     given = {"RAY_AUTH_TOKEN": TOKEN, "STAND_IN_CODE": "7"}
     command = ["bash", str(EXAMPLES / "ssh/loop.sh"), "run", "--", "echo", "a b", "{nodes}"]
@@ -186,7 +186,7 @@ def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
-    """Asked to stop, it stops the containers, waits for them, and ends with the head's code."""
+    """On a stop signal it stops the containers, waits for them, and exits with the head's code."""
     shell = Shell.make(tmp_path)
     shell.environ.update(RAY_AUTH_TOKEN=TOKEN, STAND_IN_STAY="1", STAND_IN_CODE="143")
     with shell.started(["bash", str(EXAMPLES / "ssh/loop.sh")]) as loop:
@@ -200,7 +200,7 @@ def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
 def test_pods_that_cannot_all_be_had_are_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second pod is refused: the first is terminated, and the reason told."""
+    """The second pod is refused: the first is terminated, and the reason printed."""
     script = make_pods()
     asked: list[tuple[str, str]] = []
 
@@ -222,7 +222,7 @@ def test_pods_that_cannot_all_be_had_are_none(
 
 
 def test_every_node_has_the_services_file() -> None:
-    """The file that AGENT_SERVICES names is mounted there from this repository."""
+    """The repository's file is mounted at the path in AGENT_SERVICES."""
     (task,) = documents("skypilot/search-r1.yaml")
     assert task["file_mounts"] == {
         "/root/pod-agent": "dist/pod-agent",
@@ -232,7 +232,7 @@ def test_every_node_has_the_services_file() -> None:
 
 
 def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
-    """What the file asks its retriever is answered by the example retriever, and not before."""
+    """The example retriever answers the file's probe, and not before it is ready."""
     text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
     port = free_port()
     asked, problems = parse(text.replace(":8000", f":{port}"), "s.toml", settings_of({}))

@@ -21,7 +21,7 @@ MARK = re.compile(r"# change \(([123]) of 3\): \S")
 
 @pytest.mark.parametrize("path", EXAMPLE)
 def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
-    """The head is the first node, the others are its workers, and nothing stands in their way."""
+    """The head is the first node, the others are its workers, and no check fails."""
     example = EXAMPLE[path]
     launches = example.start(tmp_path)
     assert len(launches) == example.nodes
@@ -41,7 +41,7 @@ def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLE)
 def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
-    """The job is the framework's, sized by what joins, with the reward server that it needs."""
+    """The job is the framework's, sized for the joined nodes, with its reward server."""
     example = EXAMPLE[path]
     launches = example.start(tmp_path)
     job = plan_of(launches[0], example, 0).job
@@ -54,7 +54,7 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
     words = fill(job.argv, JobPlaceholders(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
     assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
     typed = () if job.recipe is None else job.recipe.input.args
-    assert not [w for w in typed if "$" in w or '"' in w]  # a shell was meant to see it
+    assert not [w for w in typed if "$" in w or '"' in w]  # for a shell to expand
     services = plan_of(launches[0], example, 0).services
     asked = next((" ".join(spec.argv) for spec in services if spec.argv), None)
     assert example.reward is None if asked is None else str(example.reward) in asked
@@ -64,7 +64,7 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLE)
 def test_three_lines_to_change(path: str) -> None:
-    """They stand at the top and are marked; in JSON, which has no comments, they come first."""
+    """They are at the top and marked; in JSON, which has no comments, they come first."""
     text = (EXAMPLES / path).read_text(encoding="utf-8")
     if path.endswith(".json"):
         first = list(json.loads(text))[:3]
@@ -78,7 +78,7 @@ def test_three_lines_to_change(path: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLE)
 def test_no_secret_in_a_file_or_an_argument(path: str, tmp_path: Path) -> None:
-    """The token comes from the platform's store and is nowhere on a command line."""
+    """The token comes from the platform's secret store and is never in an argument."""
     text = (EXAMPLES / path).read_text(encoding="utf-8")
     assert not re.search(r"[0-9a-f]{32}", text)
     EXAMPLE[path].start(tmp_path)
@@ -90,7 +90,7 @@ def test_no_secret_in_a_file_or_an_argument(path: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_in_the_tables() -> None:
-    """The folder's README names every file, and no other."""
+    """The folder's README lists every file, and no other."""
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\(([a-z][\w./-]+)\)", table))
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*") if path.is_file()}

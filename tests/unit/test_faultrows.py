@@ -29,7 +29,7 @@ def scenarios() -> set[str]:
 
 
 def test_every_scenario_of_the_tables_exists() -> None:
-    """A row that names a missing test promises what nothing proves."""
+    """A row with a missing test would promise something without proof."""
     rows = [test for row in ROWS for test in row.tests]
     promised = [f"tests/lab/{promise.scenario.partition('[')[0]}" for promise in PROMISES]
     assert sorted({*rows, *promised} - scenarios()) == []
@@ -37,7 +37,7 @@ def test_every_scenario_of_the_tables_exists() -> None:
 
 
 def test_every_promise_has_a_scenario_of_its_own() -> None:
-    """So that the run of all promises repeats none; the quick run's scenario is one of them."""
+    """The run of all promises repeats none; the quick run's scenario is one of them."""
     names = [promise.scenario for promise in PROMISES]
     assert len(set(names)) == len(names)
     assert QUICK in names
@@ -66,12 +66,12 @@ def test_names_of_rows_differ() -> None:
     ],
 )
 def test_what_pytest_wrote_is_summed_up(inside: str, seen: Seen) -> None:
-    """One failure fails the row; a skip is never taken for a success."""
+    """One failure fails the row; a skip does not count as a pass."""
     assert read_junit(CASE.format(inside)) == seen
 
 
 def test_no_scenario_at_all_is_no_success() -> None:
-    """A row whose tests were not found held nothing."""
+    """A row whose tests were not found has failed."""
     assert read_junit("<testsuites/>").word == SKIPPED
 
 
@@ -86,7 +86,7 @@ def test_what_was_seen_is_kept(tmp_path: Path) -> None:
 def test_only_what_did_not_hold_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Resumed it goes on; a row that is named is tried in any case."""
+    """A resumed run skips rows that passed, except for rows named in the arguments."""
     tried: list[str] = []
 
     def attempt(row: Row) -> Seen:
@@ -104,7 +104,7 @@ def test_only_what_did_not_hold_is_tried_again(
 
 
 def test_the_table_shows_every_row() -> None:
-    """Also those that nobody has run."""
+    """Including rows that were never run."""
     said = table(ROWS, {"link": Seen(FAILED, 3.0, "why")}).splitlines()
     assert len(said) == 2 + len(ROWS)
     assert sum("not run" in line for line in said) == len(ROWS) - 1

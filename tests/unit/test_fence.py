@@ -1,4 +1,4 @@
-"""A worker out of its head's reach ends what it runs, waits on, and joins again."""
+"""A worker that cannot reach its head stops its processes, waits, and joins again."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PART = Order(
     "head1", 2, OrderKind.RUN_SHARE, "job", 1, share=ShareOrder(1, (NodeSize(1), NodeSize(1)))
 )
 HEARD: History = [*JOINED, (30, replied()), (31, SILENT)]
-"""Out of reach since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
+"""Unreachable since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
 GCS = replied(epoch=None)
 
 
 def stops(trace: WorkerTrace) -> list[w.WorkerAction]:
-    """Return what it stopped, in order."""
+    """Return the stopped items, in order."""
     kinds = StopRay | StopShare | StopServices | StopSteps
     return [deed for deed in trace.effects if isinstance(deed, kinds)]
 
 
 def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
-    """At 0.8 of AGENT_NODE_GRACE, and not before; the same head is joined again as it answers."""
+    """At 0.8 of AGENT_NODE_GRACE, and not before; the same head is joined again on its reply."""
     trace = WorkerTrace(GOAL, [*HEARD, (40, SILENT), (78.9, SILENT)])
     assert (stops(trace), trace.state.ray) == ([], RayStep.UP)
     trace.take(TICK, 79)
@@ -59,7 +59,7 @@ def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
 
 
 def test_a_later_head_is_joined_too() -> None:
-    """One that came back elsewhere, while this node's Ray still stops."""
+    """A head that came back elsewhere, while this node's Ray still stops."""
     trace = WorkerTrace(
         GOAL, [*HEARD, (79, TICK), (80, replied(epoch=2, ip="10.0.0.9")), (81, DOWN)]
     )
@@ -77,13 +77,13 @@ def test_a_head_that_stays_out_of_reach_is_lost() -> None:
 
 @pytest.mark.parametrize("reached", [replied(), GCS], ids=["the agent", "GCS"])
 def test_one_of_both_is_enough(reached: w.HeadSpoke) -> None:
-    """Whoever reaches the agent or GCS is not out of reach; the time begins anew."""
+    """Either the agent or GCS is enough; the limit starts again."""
     trace = WorkerTrace(GOAL, [*HEARD, (60, reached), (61, SILENT), (85, TICK)])
     assert stops(trace) == []
 
 
 def test_services_end_too() -> None:
-    """Also where no Ray runs yet; each is stopped once."""
+    """Also if no Ray runs yet; each is stopped once."""
     history: History = [(2, replied(ready=False)), (3, w.Ordered(START)), (4, SILENT)]
     trace = WorkerTrace(GOAL, [*history, (52, TICK), (53, TICK)])
     assert stops(trace) == [StopServices()]
@@ -92,7 +92,7 @@ def test_services_end_too() -> None:
 
 
 def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
-    """The head counts it as lost: the others may wait for it in a collective for ever."""
+    """The head counts it as lost, since other ranks may wait for it in a collective."""
     trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(replied(), 30)
     trace.take(SILENT, 31)
@@ -104,7 +104,7 @@ def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
 
 
 def test_a_share_that_was_over_before_is_heard() -> None:
-    """What failed by itself, failed; only what was stopped is lost."""
+    """A failure before the fence is reported; only stopped ranks are lost."""
     trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(ShareOver(1, ShareEnd(7)), 20)
     trace.take(SILENT, 31)
@@ -114,13 +114,13 @@ def test_a_share_that_was_over_before_is_heard() -> None:
 
 
 def test_a_plain_head_makes_no_attempts() -> None:
-    """Where no agent is beside GCS, Ray itself sees that the head is gone."""
+    """Without an agent beside GCS, Ray itself detects the loss of the head."""
     trace = WorkerTrace(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
     assert stops(trace) == []
 
 
 def test_what_is_noticed_late_ends_no_later() -> None:
-    """Where no reply came for long before it was missed, the time since then counts, too."""
+    """Time without a reply before the loss was noticed counts as well."""
     trace = WorkerTrace(GOAL, [*JOINED, (20, replied()), (35, SILENT), (76, SILENT)])
     assert stops(trace) == []
     trace.take(TICK, 77)
@@ -132,7 +132,7 @@ PREPARING: History = [(2, replied(ready=False)), (3, SILENT)]
 
 
 def test_prepare_steps_end_too_and_are_run_again() -> None:
-    """Another node may have its turn meanwhile; the worker joins only once they are done."""
+    """Another node may take its turn meanwhile; the worker joins after its steps are done."""
     trace = WorkerTrace(goal(prepare=True), [*PREPARING, (50, SILENT)])
     assert stops(trace) == []
     trace.take(TICK, 51)
@@ -150,7 +150,7 @@ def test_prepare_steps_end_too_and_are_run_again() -> None:
 
 
 def test_a_step_is_run_again_once() -> None:
-    """The head may order it anew, too: it runs then, or will."""
+    """The head may order it again, too: the step runs only once."""
     trace = WorkerTrace(goal(prepare=True), [*PREPARING, (51, TICK)])
     order = Order("head1", 1, OrderKind.RUN_STEP, STEP.name)
     trace.take(w.Ordered(order), 59)
@@ -160,7 +160,7 @@ def test_a_step_is_run_again_once() -> None:
 
 
 def test_its_time_does_not_run_while_it_is_stopped() -> None:
-    """What ends the wait for a head that stays away is its own deadline, not the step's."""
+    """The wait for an unreachable head ends by its own deadline, not the step's."""
     short = replace(goal(prepare=True), steps=(replace(STEP, within=52.0),))
     trace = WorkerTrace(short, [*PREPARING, (51, TICK), (53, TICK), (99, TICK)])
     assert trace.outcomes == []
@@ -171,6 +171,6 @@ def test_its_time_does_not_run_while_it_is_stopped() -> None:
 
 
 def test_a_head_that_was_never_heard_ends_no_preparation() -> None:
-    """Workers may be up long before their head."""
+    """Workers may start long before their head."""
     trace = WorkerTrace(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])
     assert stops(trace) == []

@@ -27,14 +27,14 @@ ELSEWHERE = PidSpace("another boot", "pid:[7]", "poda")
 
 
 def chosen_again(root: Path) -> ChosenRun:
-    """Return the run as the next head of the same platform's run finds it."""
+    """Return the run as the platform's next head finds it."""
     chosen = choose_run(root, "4711", PRINT, lambda: "new", node="podb")
     assert chosen.lock is not None
     return chosen
 
 
 def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> None:
-    """Leave a run whose head was lost under its first attempt, on a machine of its own."""
+    """Leave a run whose head was lost in its first attempt, on its own machine."""
     chosen = chosen_again(root)
     keeper = RunKeeper(root, PRINT, chosen)
     keeper.new_epoch("poda")
@@ -50,7 +50,7 @@ def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> Non
 
 
 def waited_for(root: Path) -> tuple[str, ...]:
-    """Return the nodes that the next head counts as those of the attempt before."""
+    """Return the nodes that the next head counts as those of the last attempt."""
     chosen = chosen_again(root)
     keeper = RunKeeper(root, PRINT, chosen)
     plan = plan_of({"AGENT_JOB_RETRIES": "3"}, command=["train"])
@@ -62,12 +62,12 @@ def waited_for(root: Path) -> tuple[str, ...]:
 
 
 def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a disk without locks."""
+    """Simulate a disk without locks."""
     monkeypatch.setattr(FileLock, "_ask", lambda *_: None)
 
 
 def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> None:
-    """That lock is held for as long as its head lives."""
+    """The former head holds that lock as long as it runs."""
     left(tmp_path)
     assert waited_for(tmp_path) == ("pod2",)
 
@@ -76,9 +76,9 @@ def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> Non
 def test_a_former_head_may_still_run_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Where the disk has no locks, or forgot that one: a lock that nobody else held tells nothing.
+    """Without locks on the disk, or after a lost lock, a free lock proves nothing.
 
-    Where no record tells of its node either, it may as well.
+    The same holds if no record names its node.
     """
     if what == "no lock before":
         with monkeypatch.context() as patch:
@@ -102,7 +102,7 @@ def test_a_former_head_may_still_run_its_job(
 def test_a_former_head_whose_job_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Then no lock is needed: nothing of it can run elsewhere."""
+    """No lock is needed: none of its processes can run elsewhere."""
     if what == "it left in good order":
         left(tmp_path, ended=True)
     else:
@@ -116,7 +116,7 @@ def test_a_former_head_whose_job_is_over(
 
 
 def test_an_older_record_knows_no_lock(tmp_path: Path) -> None:
-    """Then the lock that was taken is the former head's, as far as known."""
+    """The lock that was taken counts as the former head's."""
     left(tmp_path)
     data = json.loads((tmp_path / "4711" / RUN_FILE).read_text())
     assert data["attempts"][0].pop("head") == "poda"
@@ -126,7 +126,7 @@ def test_an_older_record_knows_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_head_in_between_hides_nobody(tmp_path: Path) -> None:
-    """Who submitted the attempt counts, not who has followed and died before the next one."""
+    """The head that submitted the attempt counts, not one that only followed it."""
     left(tmp_path)
     held = FileLock(tmp_path / "4711" / RUN_LOCK)
     held.take()
@@ -155,7 +155,7 @@ def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
 
 
 def test_a_head_that_workers_remember_has_its_time() -> None:
-    """Nobody tells where it was: AGENT_NODE_GRACE after its run was taken up its job has ended."""
+    """Its node is unknown: its job has ended AGENT_NODE_GRACE after the run was resumed."""
     trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
     waits = [(wait.what, wait.deadline) for wait in head.pending_waits(trace.state)]
     assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
@@ -166,6 +166,6 @@ def test_a_head_that_workers_remember_has_its_time() -> None:
 
 
 def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
-    """Then nothing of it is waited for."""
+    """No node of it is waited for."""
     trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
     assert trace.effects[-1] == h.SubmitJob("old-1")

@@ -1,4 +1,4 @@
-"""The judges of scripts/frameworks, on small frameworks made here: no download, no network."""
+"""The checks of scripts/frameworks, on small made-up frameworks: no network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_placement_group_waits_where_it_finds_no_room(
 
 
 def test_what_fits_only_by_luck_waits() -> None:
-    """Four GPUs that may go to the node of eight leave no room for eight."""
+    """Four GPUs that may be placed on the node of eight leave no room for eight."""
 
     def place(cluster: Cluster) -> None:
         for count in (4, 8):
@@ -66,7 +66,7 @@ def test_what_fits_only_by_luck_waits() -> None:
 
 
 def test_a_group_that_fits_not_takes_nothing() -> None:
-    """What was reserved on the way is given back."""
+    """Partial reservations are released."""
     cluster = Cluster([(2, 2), (1, 1)], roomy=True)
     with pytest.raises(WaitsForEverError, match="only 3 fit"):
         cluster.group([GPU] * 4, "PACK")
@@ -85,7 +85,7 @@ def test_models_share_a_bundle_until_it_is_used_up() -> None:
 
 
 def test_an_actor_without_cpus_needs_a_node_that_has_one() -> None:
-    """It runs beside those that hold every CPU, and never where there is none."""
+    """It runs beside actors that hold every CPU, and never on a node without CPUs."""
     cluster = Cluster([(1, 1)], roomy=True)
     cluster.place({"CPU": 1})
     cluster.start_small("an actor")
@@ -122,7 +122,7 @@ def test_overrides_are_read(word: str, override: Override) -> None:
     ],
 )
 def test_a_value_of_another_kind_is_refused(default: object, value: object, *, right: bool) -> None:
-    """Hydra itself takes a word for a number."""
+    """Hydra itself accepts a text for a number."""
     assert (type_fault("key", default, value) is None) is right
 
 
@@ -193,7 +193,7 @@ def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_is_judged_by_its_own_code(
     framework: Path, tmp_path: Path, argv: str, gpus: int, faults: list[str]
 ) -> None:
-    """Parser, assertions and placement are the program's; Ray is modelled, torch a stub."""
+    """Parser, assertions and placement are the program's; Ray is modeled, torch a stub."""
     out = tmp_path / "faults.json"
     case = {
         "name": "case",
@@ -216,7 +216,7 @@ def test_a_program_is_judged_by_its_own_code(
 
 
 def test_names_that_sources_read(tmp_path: Path) -> None:
-    """Attributes and texts count by what they are read from; a function left out counts not."""
+    """Attributes and texts count with their owner, except in an excluded function."""
     (tmp_path / "a.py").write_text(
         "def old(config):\n    return config.moved.path\n"
         "def new(config, args):\n    config.written = 1\n"
@@ -253,7 +253,7 @@ OPENRLHF_M = (
     ],
 )
 def test_openrlhf_m_by_its_facts(more: str, fault: str) -> None:
-    """Its parser and assertions, written down."""
+    """A copy of its parser and assertions."""
     nodes = ((8, 32), (8, 32))
     found = openrlhf_m.judge_one(Case("x", tuple(f"{OPENRLHF_M} {more}".split()), nodes))
     assert [str(one) for one in found][:1] == [
@@ -284,7 +284,7 @@ SEARCH_R1 = (
     ],
 )
 def test_search_r1_by_its_facts(more: str, fault: str) -> None:
-    """Its configuration and rules, written down."""
+    """A copy of its configuration and rules."""
     nodes = ((8, 32), (8, 32))
     found = search_r1.judge_one(Case("x", tuple(f"{SEARCH_R1} {more}".split()), nodes))
     assert bool(found) is bool(fault)
@@ -294,7 +294,7 @@ def test_search_r1_by_its_facts(more: str, fault: str) -> None:
 
 
 def test_results_are_kept_and_told(tmp_path: Path) -> None:
-    """What one run found, the next one knows; the table counts it, the details name it once."""
+    """The next run reads the results; the table counts them, the details list each once."""
     verdicts = (
         Verdict("verl-grpo", "2x8", "bare"),
         Verdict("verl-grpo", "2x8", "full", (Fault("dead", "nothing reads x"),)),
@@ -318,7 +318,7 @@ def test_results_are_kept_and_told(tmp_path: Path) -> None:
 
 
 def test_a_training_is_told_by_its_first_and_last_reward(tmp_path: Path) -> None:
-    """Steps and checkpoints are found in what the program prints, the server in its first line."""
+    """Steps and checkpoints are in the program's output, the server in its first line."""
     told = (
         "no checkpoint yet: from step 0, 2 processes\n"
         "step 1/8 mean reward 0.062 tokens 1\neval_step 1/8 mean reward 0.9 tokens 1\n"
@@ -336,7 +336,7 @@ def test_a_training_is_told_by_its_first_and_last_reward(tmp_path: Path) -> None
 
 
 def test_a_result_rests_on_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another command, another digest: that part is judged again, and no other."""
+    """Another command has another digest: only that part is checked again."""
     one, other = (
         next(p for p in parts.PARTS if p.framework == name) for name in ("verl", "openrlhf")
     )
@@ -354,7 +354,7 @@ def test_a_result_rests_on_the_commands(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(("framework", "version"), [("openrlhf", (0, 11, 2)), ("verl", (0, 9, 1))])
 def test_every_recipe_makes_a_command_to_judge(framework: str, version: tuple[int, ...]) -> None:
-    """Each is either a module with arguments, or the recipe's own word; no placeholder is left."""
+    """Each is a module with arguments, or the recipe's reason; no placeholder is left."""
     commands = list(made(framework, version))
     assert any(command.case for command in commands)
     for command in commands:
@@ -365,7 +365,7 @@ def test_every_recipe_makes_a_command_to_judge(framework: str, version: tuple[in
 
 
 def test_a_change_leaves_parts_done_that_do_not_rest_on_it() -> None:
-    """A part's result rests on all files but those of other parts; no row names a file in vain."""
+    """A part's result depends on all files except other parts'; every listed file exists."""
     by_name = {part.name: part for part in parts.PARTS}
     rest = {name: {f.name for f in parts.judges(part)} for name, part in by_name.items()}
     for begins, names in parts.OF_SOME.items():

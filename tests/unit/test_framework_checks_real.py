@@ -1,4 +1,4 @@
-"""What the runs for real of scripts/frameworks read in the output of the frameworks."""
+"""The real runs of scripts/frameworks: what they read in the frameworks' output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGAIN = "going on from /x/checkpoint-5, 2 processes\nstep 6/50 mean reward 0.500
 
 
 def test_attempts_are_told_apart() -> None:
-    """The second begins where it says from which checkpoint it goes on."""
+    """The second begins with the line that names its checkpoint."""
     first, again = trl_on_pods.halves(FIRST + AGAIN)
     assert trl_on_pods.last_step(first) == "1"
     assert trl_on_pods.last_step(again) == "6"
@@ -24,19 +24,19 @@ def test_attempts_are_told_apart() -> None:
 
 @pytest.mark.parametrize("told", ["", FIRST, AGAIN.replace("step 6/", "step 1/")])
 def test_an_attempt_that_went_not_on_is_found(told: str) -> None:
-    """No word of a checkpoint, or another step than the one after it."""
+    """No line about a checkpoint, or another step than the one after it."""
     with pytest.raises(NotTrainedError):
         trl_on_pods.gone_on(told)
 
 
 def test_one_attempt_is_not_two() -> None:
-    """A lost pod without another attempt is no success."""
+    """A lost pod without another attempt is an error."""
     with pytest.raises(NotTrainedError, match="no attempt went on"):
         trl_on_pods.halves(FIRST)
 
 
 def test_how_far_verl_came_is_read_off_its_output() -> None:
-    """Up to where it was ended, and no further."""
+    """Up to the point where it was ended."""
     out = (
         "[validate_config] All configuration checks passed successfully!\n"
         "(TaskRunnerV1 pid=5)   'path': '/opt/agent/bundled/verl_reward.py',\n"
@@ -49,7 +49,7 @@ def test_how_far_verl_came_is_read_off_its_output() -> None:
 
 
 def test_how_far_openrlhf_came_is_read_off_its_output() -> None:
-    """The same, by other words."""
+    """The same, with other texts."""
     out = (
         "namespace(ref=namespace(num_nodes=1, num_gpus_per_node=2, offload=False), …)\n"
         "(RolloutRayActor pid=5) stand-in for vLLM's engine: model=/m, max_model_len=64, …\n"
@@ -62,7 +62,7 @@ def test_how_far_openrlhf_came_is_read_off_its_output() -> None:
 
 
 def test_what_is_started_is_the_recipes_own() -> None:
-    """The reward function is ours, its URL the agent's to fill in, the sizes those of the part."""
+    """The reward function is ours, the agent fills in its URL, the sizes are those of the part."""
     words = started_verl.overrides(Path("/ground"))
     assert "actor_rollout_ref.model.path=/ground/model" in words
     assert "data.train_batch_size=8" in words
@@ -71,7 +71,7 @@ def test_what_is_started_is_the_recipes_own() -> None:
 
 
 def test_ports_are_taken_only_where_those_behind_them_are_free() -> None:
-    """A listener on the last of a row makes its first no choice."""
+    """A listener on the last port of a row excludes its first."""
     first, second = pretended.free_ports(2)
     assert second - first >= pretended.APART
     with socket.socket() as held:

@@ -1,4 +1,4 @@
-"""How much GPUs work: what nvidia-smi, rocm-smi and amd-smi print is read."""
+"""The use of GPUs, parsed from the output of nvidia-smi, rocm-smi and amd-smi."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ AMD = """\
     ],
 )
 def test_nvidias_list(text: str, uses: GpuUtilization) -> None:
-    """A GPU that does not tell, as one that is cut into parts, is left out."""
+    """A GPU without a value, for example one divided into MIG instances, is left out."""
     assert busy_nvidia(text) == uses
 
 
 def test_amds_two_tools() -> None:
-    """Warnings before the JSON are passed over; amd-smi has its list in two shapes."""
+    """Warnings before the JSON are skipped; amd-smi has two forms of its list."""
     assert busy_rocm(ROCM) == {0: 0, 1: 98}
     assert busy_amd(AMD) == busy_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
     assert busy_amd('{"gpu_data": "N/A"}') == busy_rocm("[]") == {}
@@ -53,13 +53,13 @@ def test_amds_two_tools() -> None:
 
 @pytest.mark.parametrize("text", ["", "ERROR: no AMD GPUs found", "{", "[1, 2"])
 def test_what_is_no_list_is_said_to_be_none(text: str) -> None:
-    """By a ValueError."""
+    """A ValueError is raised."""
     for tool in TOOLS["amd"]:
         with pytest.raises(ValueError, match=r"no JSON|Expecting"):
             tool.read(text)
 
 
 def test_a_gpu_that_works_is_named() -> None:
-    """A few percent are what an idle one may show."""
+    """A few percent are normal for an idle one."""
     assert busy_gpu({0: 0, 1: 4}) == busy_gpu({}) == ""
     assert busy_gpu({0: 4, 3: 41}) == "GPU 3 at 41 %"

@@ -1,4 +1,4 @@
-"""Every path of a head's port: who is turned away before anything is read or done."""
+"""Every path of a head's port: requests that are refused before any other work."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROUTES = [
     *(("GET", path) for path in ASSETS),
     *(("POST", path) for path in ("/login", "/report", "/stop")),
 ]
-"""All but the probes, which tell nothing."""
+"""All except the probes, which reveal nothing."""
 OPEN = {*ASSETS, "/login"}
-"""What a browser needs before it has signed in."""
+"""The files that a browser needs before its sign-in."""
 FOREIGN = {"Origin": "https://evil.example"}
 
 
@@ -45,7 +45,7 @@ def guarded() -> Iterator[Head]:
 
 
 def asked(head: Head, method: str, path: str, headers: dict[str, str]) -> int:
-    """Ask for a path; return the status."""
+    """Request a path; return the status."""
     with contextlib.closing(
         http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
     ) as connection:
@@ -54,7 +54,7 @@ def asked(head: Head, method: str, path: str, headers: dict[str, str]) -> int:
 
 
 def test_no_path_is_forgotten(bare: Head) -> None:
-    """A path that is added is looked at here, too."""
+    """A new path is included here automatically."""
     known = {(method, path.replace("/head/job", "/{node}/{name}")) for method, path in ROUTES}
     routes = {(route.method, route.path) for route in bare.site.routes()}
     assert routes - known == {("GET", path) for path in UNGUARDED_PATHS}
@@ -63,7 +63,7 @@ def test_no_path_is_forgotten(bare: Head) -> None:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_page_of_another_site(bare: Head, guarded: Head, method: str, path: str) -> None:
-    """A foreign page is turned away wherever it points; so is a foreign name for this node."""
+    """A foreign page is refused for every path; so is a foreign name for this node."""
     proof = {**BY_KEY, **JSON}
     assert asked(bare, method, path, {**proof, **FOREIGN}) == 403
     assert asked(bare, method, path, {**proof, "Sec-Fetch-Site": "cross-site"}) == 403
@@ -75,7 +75,7 @@ def test_no_page_of_another_site(bare: Head, guarded: Head, method: str, path: s
 @pytest.mark.parametrize("path", ["/report", "/stop"])
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 def test_posts_are_json(bare: Head, guarded: Head, path: str, kind: str | None) -> None:
-    """Nothing is done for what a page can post anywhere without asking; a form signs in alone."""
+    """Content types that a page can post without a preflight change nothing; a form may sign in."""
     typed = {} if kind is None else {"Content-Type": kind}
     assert asked(bare, "POST", path, {**BY_KEY, **typed}) == 415
     assert asked(guarded, "POST", path, {**BY_TOKEN, **typed}) == 415
@@ -83,14 +83,14 @@ def test_posts_are_json(bare: Head, guarded: Head, path: str, kind: str | None) 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in OPEN])
 def test_the_token_opens_it(guarded: Head, method: str, path: str) -> None:
-    """Where there is a token, nothing is told without it, and the key opens nothing."""
+    """With a token, nothing is served without it, and the key is not accepted."""
     for proof in ({}, BY_KEY, {"Authorization": "Bearer wrong"}):
         assert asked(guarded, method, path, {**proof, **JSON}) == 401
 
 
 @pytest.mark.parametrize("path", ["/events", "/findings", "/logs/head/job"])
 def test_without_a_token_the_key_opens_it(bare: Head, path: str) -> None:
-    """What the status does not tell to all needs the key of the head's own node."""
+    """Private parts of the status need the key of the head's own node."""
     assert asked(bare, "GET", path, {}) == 401
     assert asked(bare, "GET", path, BY_KEY) in {200, 404}
     assert asked(bare, "POST", "/stop", JSON) == 401

@@ -1,4 +1,4 @@
-"""What of the head's Ray only hangs: when Ray is started again for it, and when left alone."""
+"""A hung part of the head's Ray: when Ray is restarted for it, and when not."""
 
 from __future__ import annotations
 
@@ -115,21 +115,21 @@ CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_follows(case: str) -> None:
-    """Only where a job is to be submitted, or nobody's runs, Ray is started again."""
+    """Ray is restarted only if a job is to be submitted, or none runs."""
     of, history, phase, deeds = CASES[case]
     trace = Trace(of, history)
     assert (trace.state.phase, list(trace.kinds())) == (phase, deeds)
 
 
 def test_the_half_minute_is_a_deadline() -> None:
-    """The head looks again by itself, before and after the job's nodes are there."""
+    """The head checks at the deadline itself, before and after the job's nodes are present."""
     for of in (goal(1), SERVING):
         trace = Trace(of, [(3, nodes()), (5, STOPPED)])
         assert head.deadline(trace.state) == 35
 
 
 def test_it_is_said_once_with_what_follows() -> None:
-    """What it does, and why; and that it goes on."""
+    """The effect, the reason; and the recovery."""
     trace = Trace(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
     hangs = "Ray hangs, its dashboard (pid 7) is stopped"
     assert trace.log.splitlines()[-2:] == [
@@ -156,7 +156,7 @@ def test_it_is_bounded_as_other_restarts_are() -> None:
 
 
 def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
-    """Workers may be awaited for longer than the head's Ray was, and have to join once more."""
+    """Workers may be awaited longer than the head's Ray was, and must join again."""
     trace = Trace(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
     assert list(trace.kinds()) == ["RestartRay"]
     assert [wait.deadline for wait in head.pending_waits(trace.state)] == [
@@ -169,7 +169,7 @@ def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
 
 
 def test_a_next_attempt_knows_nothing_of_it() -> None:
-    """It has a Ray of its own."""
+    """It has a new Ray."""
     history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
     trace = Trace(goal(1, retries=1), history)
     assert trace.state.hang is None
@@ -177,7 +177,7 @@ def test_a_next_attempt_knows_nothing_of_it() -> None:
 
 
 def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
-    """By its command line, and told as it changes."""
+    """By its command line; each change is reported."""
     sleep = shutil.which("sleep")
     assert sleep is not None
     (tmp_path / "dashboard").mkdir()

@@ -1,4 +1,4 @@
-"""Attempts: what counts as a loss, when another follows, with which pause, and when no more."""
+"""Attempts: what counts as a loss, when another follows, its pause, and the last one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SILENT = h.NodesAsked("run-1", {"pod2": "connection refused"})
 def test_a_jobs_failure_is_its_own(
     retries: int, history: History, code: int, kind: Kind, words: str
 ) -> None:
-    """Nodes are asked, once; no loss, or one long ago, or no attempt left: the job's own code."""
+    """Nodes are probed once; without a recent loss or attempts left, the job's own code."""
     trace = Trace(goal(1, retries=retries), history[:-1])
     assert trace.outcomes == []
     trace.take(history[-1][1], history[-1][0])
@@ -92,7 +92,7 @@ OUT = "this container ran out of memory: the kernel's OOM killer ended a process
     ids=["the head's Ray", "the driver", "a process of the job", "on a worker", "a worker's Ray"],
 )
 def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
-    """Whatever the kernel ended: it is said as such, is the job's own end, and is not repeated."""
+    """It is reported as such for any killed process, is the job's own failure, and is final."""
     trace = Trace(goal(1, retries=3), history)
     (end,) = trace.outcomes
     assert (end.exit_code, end.kind, end.is_jobs_verdict) == (code, Kind.JOB_FAILED, True)
@@ -123,7 +123,7 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
     ],
 )
 def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
-    """A node's or Ray's end within a minute before the job's: the attempt is made again."""
+    """A node or Ray ended within a minute before the job: the attempt is made again."""
     trace = Trace(goal(1, retries=1), history)
     assert trace.outcomes == []
     assert (trace.state.attempt.number, trace.state.phase) == (2, HeadPhase.BOOTING)
@@ -140,7 +140,7 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
-    """Where one does not answer, a job's failure is final once GCS had its time to miss it."""
+    """If a node does not answer, a job's failure is final after GCS had time to report it."""
     trace = Trace(goal(1, given=True, retries=retries), [*PAIR, FAILED])
     assert trace.effects[-1] == h.AskNodes("run-1")
     trace.take(SILENT, 12)
@@ -161,7 +161,7 @@ def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: b
 
 
 def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
-    """Nothing is waited for then."""
+    """There is no wait."""
     trace = Trace(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
     assert [end.exit_code for end in trace.outcomes] == [1]
 
@@ -186,7 +186,7 @@ def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
 
 @pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
 def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
-    """A signal decides the exit code, before a loss as after one."""
+    """A signal decides the exit code, with and without a loss before."""
     trace = Trace(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
     assert [end.exit_code for end in trace.outcomes] == [143]
 
@@ -206,7 +206,7 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
 
 
 def test_a_lost_node_that_is_back_is_named() -> None:
-    """One line says what the next attempt does, and why."""
+    """One line gives the next attempt and its reason."""
     trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
     trace.take(h.Submitted("run-1"), 5)
     trace.take(nodes(3, dead=(2,)), 9)
@@ -217,7 +217,7 @@ def test_a_lost_node_that_is_back_is_named() -> None:
 
 
 def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
-    """A worker that never comes is 69 at first, and 75 where an earlier attempt had it."""
+    """A missing worker is 69 at first, and 75 if an earlier attempt had it."""
     trace = Trace(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
     assert trace.finish()
     (end,) = trace.outcomes
@@ -227,13 +227,13 @@ def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
 
 
 def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
-    """The last loss ends the run; a pod that is started again could do no more."""
+    """The last loss ends the run; a restarted pod could do no more."""
     (end,) = Trace(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).outcomes
     assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
 
 
 def test_no_progress() -> None:
-    """The third attempt in a row that is lost within ten minutes ends the run, also by restarts."""
+    """The third lost attempt in a row within ten minutes ends the run, restarts included."""
     before = (LostAttempt(100.0, "its head was lost"), LostAttempt(5.0, "its head was lost"))
     trace = Trace(goal(retries=9, tried=before), [])
     assert trace.state.attempt.number == 3
@@ -287,7 +287,7 @@ def test_pauses_double_up_to_five_minutes() -> None:
 def test_in_vain(
     tried: list[tuple[float, int | None]], newest: int | None, *, is_vain: bool
 ) -> None:
-    """Three short attempts in a row that saved nothing newer; where nothing is known, by time."""
+    """Three short attempts in a row without a newer checkpoint; if unknown, by time."""
     end = end_without_progress(
         [LostAttempt(seconds, "Ray was lost", step) for seconds, step in tried], newest
     )

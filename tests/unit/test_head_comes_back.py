@@ -50,7 +50,7 @@ KNOWING = replace(HELLO, run_id="old", attempt=1)
     ],
 )
 def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
-    """It stops its old Ray, waits for the new head's, and joins where that is now."""
+    """It stops its old Ray, waits for the new head's, and joins at the new address."""
     trace = WorkerTrace(GOAL, history)
     assert trace.outcomes == []
     assert trace.effects[-1] == StartRay("10.0.0.9")
@@ -66,7 +66,7 @@ def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
     ],
 )
 def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, words: str) -> None:
-    """After AGENT_HEAD_GRACE, or when it has begun another run, the worker leaves with 75."""
+    """After AGENT_HEAD_GRACE, or when it has begun another run, the worker ends with 75."""
     before = WorkerTrace(GOAL, history if at > history[-1][0] else history[:-1])
     before.take(TICK, at - 0.1)
     assert before.outcomes == []
@@ -77,7 +77,7 @@ def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, wor
 
 
 def test_no_ray_is_started_while_the_head_is_away() -> None:
-    """Where the head is silent, a Ray that ended here has nobody to join."""
+    """While the head is silent, a Ray that ended here has no cluster to join."""
     history = [*JOINED, (20, SILENT), (30, DOWN), (31, TICK), (40, SILENT), (41, TICK)]
     trace = WorkerTrace(GOAL, history)
     assert [deed for deed in trace.effects if isinstance(deed, StartRay)] == [StartRay("10.0.0.1")]
@@ -85,7 +85,7 @@ def test_no_ray_is_started_while_the_head_is_away() -> None:
 
 
 def test_before_it_joined_a_worker_takes_any_run() -> None:
-    """A head that is started again before anybody joined it may well begin another run."""
+    """A head that is restarted before any worker joined it may begin another run."""
     waiting = w.HeadSpoke("10.0.0.1", 1, ray_ready=False, phase="booting", run_id="first")
     trace = WorkerTrace(GOAL, [(2, waiting), (5, replied(epoch=2, run="second"))])
     assert trace.outcomes == []
@@ -100,7 +100,7 @@ HELD = replied(held=True, ready=False)
 
 @pytest.mark.parametrize("heard", [replied(ready=False), HELD], ids=["answered", "held"])
 def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -> None:
-    """Its agent was killed while Ray boots: nothing is prepared unasked, and nobody joins."""
+    """Its agent was killed while Ray boots: no step starts without an order, no worker joins."""
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
     for steps in ((DATA,), ()):
         trace = WorkerTrace(replace(GOAL, steps=steps), [(2, heard), *gone])
@@ -141,7 +141,7 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
 
 
 def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
-    """The run keeps its id, and its attempts count."""
+    """The run keeps its ID, and its attempts count."""
     trace = heads.Trace(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
     assert trace.effects == [h.AdoptRun("old", 1)]
     trace.take(heads.nodes(), 3)
@@ -158,7 +158,7 @@ def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
 
 
 def test_a_head_that_knows_its_run_heeds_no_other() -> None:
-    """Neither where its own record tells, nor once the job is submitted."""
+    """Neither if its own record has the run, nor once the job is submitted."""
     known = heads.Trace(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
     assert known.effects == []
     running = heads.Trace(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
@@ -201,7 +201,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
 
 
 def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
-    """The next head of this pod finds it on the disk, under the run's own id."""
+    """The next head of this pod finds it on the disk, under the run's own ID."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
     keeper.new_epoch("pod0")
     assert not keeper.has_record_of("old")

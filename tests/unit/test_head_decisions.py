@@ -1,4 +1,4 @@
-"""The head's decisions: a history of messages gives a phase, deeds, and an end."""
+"""The head's decisions: a history of events gives a phase, actions, and an outcome."""
 
 from __future__ import annotations
 
@@ -191,14 +191,14 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
 def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
-    """A history leads to a phase, by these deeds and no others."""
+    """A history gives a phase, with exactly these actions."""
     trace = Trace(of, history)
     assert trace.state.phase is phase
     assert list(trace.kinds()) == deeds
 
 
 def test_what_is_said_on_the_way() -> None:
-    """Every turn of the trace is one sentence that a person can grep."""
+    """Every change is one log line that a person can grep."""
     trace = Trace(
         WITH_REWARD,
         [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
@@ -215,7 +215,7 @@ def test_what_is_said_on_the_way() -> None:
 
 
 def test_joining_and_leaving_are_told_by_name() -> None:
-    """Workers are told by their own names, or by address where they have no agent."""
+    """Workers are named, or given by address if they have no agent."""
     trace = Trace(goal(2), [(2, reported(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
     assert "pod2 joined Ray" in trace.log
     assert "10.0.0.3 joined Ray" in trace.log
@@ -223,7 +223,7 @@ def test_joining_and_leaving_are_told_by_name() -> None:
 
 
 def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None:
-    """Until GCS has missed it, its word of that node is older than the agent's leaving."""
+    """Until GCS reports its loss, GCS's data about that node is older than the agent's end."""
     history: History = [(2, reported(2)), (3, nodes(2)), (4, h.WorkerReplaced("agent2"))]
     trace = Trace(goal(2), [*history, (5, nodes(2))])
     assert trace.state.fleet.alive == {}
@@ -234,7 +234,7 @@ def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None
 
 
 def test_a_service_that_is_not_essential_is_done_without() -> None:
-    """Its loss is told once, and the run goes on."""
+    """Its loss is logged once, and the run continues."""
     extra = replace(SPECS[REWARD], essential=False, restarts=0)
     trace = Trace(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
     assert trace.state.phase is HeadPhase.RUNNING
@@ -260,7 +260,7 @@ def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
 
 
 def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
-    """Only Ray's own word ends the wait for a job that may still be taken, or its grace."""
+    """Only Ray's answer ends the wait for a job that it may still accept, or its grace."""
     history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
     assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
     told = Trace(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
@@ -268,12 +268,12 @@ def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
 
 
 def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
-    """Return the nodes that count, the GPUs that each has at least, and all GPUs."""
+    """Return the nodes that count, the minimum GPUs per node, and all GPUs."""
     return sizes([node.gpus for node in state.nodes()])
 
 
 def test_the_fewest_gpus_count() -> None:
-    """A job is sized by the node with the fewest GPUs; dead nodes say nothing."""
+    """A job is sized by the node with the fewest GPUs; dead nodes do not count."""
     few = RayNode("few", "10.0.0.9", gpus=4.0)
     dead = RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
     trace = Trace(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
@@ -300,7 +300,7 @@ def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
 
 
 def test_waits_carry_deadline_and_evidence() -> None:
-    """What is waited for is data: what, until when, and the last that was heard."""
+    """A wait is data: its subject, its deadline, and its last evidence."""
     of = goal(1, services=(REWARD,), prepare=True)
     state = Trace(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
     found = {wait.what: (wait.deadline, wait.evidence) for wait in head.pending_waits(state)}
@@ -315,7 +315,7 @@ def test_waits_carry_deadline_and_evidence() -> None:
 
 
 def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
-    """A job's verdict is marked as such; the agent's own reasons to leave are not."""
+    """A job's verdict is marked as such; the agent's own reasons to end are not."""
     for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
         trace = Trace(goal(), history)
         assert trace.finish()

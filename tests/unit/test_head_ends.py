@@ -1,4 +1,4 @@
-"""The head's ends: a history of messages ends with a code, a culprit and a reason."""
+"""The head's ends: a history of events ends with a code, a culprit and a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEATHS: History = [
     *((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)),
     (90, LOST),
 ]
-"""A reward server dies; it is started again at once, after one second, after two."""
+"""A reward server exits three times: restarted at once, after one second, after two."""
 
 ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     "Ray never starts": (
@@ -373,7 +373,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
 )
 def test_ends(of: h.HeadGoal, history: History, code: int, culprit: str, words: list[str]) -> None:
-    """A history ends with its last message, with this code, for this reason."""
+    """A history ends with its last event, with this code, for this reason."""
     assert Trace(of, history[:-1]).outcomes == []
     trace = Trace(of, history)
     (end,) = trace.outcomes

@@ -1,4 +1,4 @@
-"""A worker's line to its head where names fail: an address that was right is tried again."""
+"""A worker's link to its head when DNS fails: the last working address is tried again."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNKNOWN = "head.test does not resolve (Name or service not known)"
 
 
 class Names:
-    """Answers as DNS does just now."""
+    """DNS answers that a test sets."""
 
     def __init__(self) -> None:
         self.answer: tuple[str, ...] | str = HERE
         self.asked = 0
 
     async def resolve(self, _host: str) -> tuple[str, ...] | str:
-        """Stand in for the resolver."""
+        """Replace the resolver."""
         self.asked += 1
         return self.answer
 
@@ -52,7 +52,7 @@ async def a_head(port: int) -> web.AppRunner:
 def test_a_head_that_falls_silent_while_dns_fails(
     monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    """Where DNS does not answer, the head is looked for where it was; not where it has no name."""
+    """If DNS does not answer, the last address is tried; not if the name does not exist."""
     dns, port = Names(), free_port()
     monkeypatch.setattr(client, "resolve", dns.resolve)
     heard: list[w.WorkerEvent] = []
@@ -96,7 +96,7 @@ def test_a_head_that_falls_silent_while_dns_fails(
 def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An agent that was killed has followed the head at an address, which its record keeps."""
+    """A killed agent followed the head at an address, which its record keeps."""
     dns, port = Names(), free_port()
     dns.answer = MUTE
     monkeypatch.setattr(client, "resolve", dns.resolve)
@@ -121,18 +121,18 @@ def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
 
 
 class Numbered(Reports):
-    """A head's reports, which keeps their numbers."""
+    """A head's reports, of which only the numbers are kept."""
 
     numbers: tuple[int, ...] = ()
 
     async def handle(self, report: Report) -> Reply:
-        """Take a report in, and keep its number."""
+        """Accept a report, and keep its number."""
         self.numbers += (report.sequence,)
         return await super().handle(report)
 
 
 def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
-    """One that is cut short by a change, and the goodbye, included."""
+    """Including a report cut short by a change, and the goodbye."""
     reports = Numbered(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
     port = free_port()
     link = HeadLink(

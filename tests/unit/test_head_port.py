@@ -1,4 +1,4 @@
-"""The head's port for its workers, and a worker's goodbye to a head that may not be up yet."""
+"""The head's port for its workers, and a worker's goodbye to a head that is not ready yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def a_plan(**environ: str) -> Plan:
     ],
 )
 def test_the_internet_needs_a_token(address: str, environ: dict[str, str], may: bool) -> None:  # noqa: FBT001 - a table's column
-    """The agent's own port is open to the internet only where that is guarded or insisted on."""
+    """Without a token the agent's port is closed to the internet, unless allowed explicitly."""
     assert may_listen_on(address, settings_of(environ)) is may
 
 
@@ -60,7 +60,7 @@ def test_a_fit_head_opens_its_port_or_says_why_not() -> None:
 
 
 def test_an_unfit_head_opens_its_port_unless_that_is_refused() -> None:
-    """It is open for the farewell; on a public address, or on one that it lacks, it is not."""
+    """It is open for the goodbye, except on a public address or one that it lacks."""
     (listening,) = open_port(a_plan(), OWN, REFUSAL)
     listening.close()
     assert open_port(a_plan(), PUBLIC, REFUSAL) == []

@@ -95,14 +95,14 @@ OF_MORE = [
     *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
     *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
 ]
-"""What can happen where attempts, services and probes meet."""
+"""Events of attempts, services and probes that may coincide."""
 ALONE = replace(REWARD_SPEC, alone=True, where=Where("rank", 1))
 PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
-    """Draw a goal and what happens, on a clock that never goes back."""
+    """Draw a goal and its events, on a clock that never goes back."""
     of = draw(GOALS)
     events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
     boot = times(1, nodes(2, 3, 4), *PREPARED, *(ServiceReady(spec.name) for spec in of.services))
@@ -116,7 +116,7 @@ def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
 
 @st.composite
 def goals_with_more(draw: st.DrawFn) -> h.HeadGoal:
-    """Draw a goal with all that has a deadline of its own."""
+    """Draw a goal with every item that has its own deadline."""
     services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
     of = replace(
         draw(GOALS),
@@ -139,13 +139,13 @@ def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
 
 
 def serves(trace: Trace) -> bool:
-    """Say whether this is the cluster that stays until it is stopped."""
+    """Return whether this is the cluster that stays until it is stopped."""
     return trace.state.phase is HeadPhase.RUNNING and not trace.state.goal.has_job
 
 
 @given(histories())
 def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
-    """Phases only go forward, every state has a deadline, deeds are done once."""
+    """Phases only go forward, every state has a deadline, actions are done once."""
     of, history = drawn
     trace, order = Trace(of, []), list(HeadPhase)
     for at, event in history:
@@ -154,7 +154,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
         after = trace.state.phase
         begins_anew = trace.state.attempt.number != attempt
         served = not of.has_job and before is HeadPhase.RUNNING and after is HeadPhase.BOOTING
-        if not begins_anew and not served:  # a Ray that only serves is started again in place
+        if not begins_anew and not served:  # a Ray without a job is restarted in place
             assert order.index(after) >= order.index(before)
         assert trace.state.attempt.number - attempt in {0, 1}
         has_end = head.deadline(trace.state) is not None
@@ -175,7 +175,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
 
 @given(histories())
 def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
-    """If nothing more happens but time, the head leaves, once, with a code of the contract."""
+    """If only time passes, the head ends, once, with a code of the contract."""
     of, history = drawn
     trace = Trace(of, history)
     assert trace.finish()
@@ -192,10 +192,10 @@ def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
     assert end.phase in {phase.value for phase in HeadPhase} - {HeadPhase.LEAVING.value}
 
 
-@settings(max_examples=settings().max_examples * 10)  # what must meet for a spin meets rarely
+@settings(max_examples=settings().max_examples * 10)  # the events for a loop rarely coincide
 @given(goals_with_more(), st.data())
 def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> None:
-    """Once the head has looked at the time, the next look is later: it never spins."""
+    """After a tick the next deadline is later: the head never loops."""
     trace, events = Trace(of, []), st.sampled_from(FINE + OF_MORE * 2)
     lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
     begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
@@ -208,7 +208,7 @@ def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> Non
 
 @given(histories())
 def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
-    """Once the verdict stands, nothing changes it and nothing more is done."""
+    """After the verdict, nothing changes it and no further action follows."""
     of, history = drawn
     trace = Trace(of, [])
     trace.take(TERM, 0.0)
@@ -221,9 +221,9 @@ def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
 
 @given(histories())
 def test_time_alone_decides_nothing_early(drawn: tuple[h.HeadGoal, History]) -> None:
-    """Before the deadline a tick changes neither phase nor does anything."""
+    """Before the deadline a tick changes no phase and causes no action."""
     trace = Trace(*drawn)
-    for _ in range(2):  # one event may leave a second one's consequence to the next
+    for _ in range(2):  # one event may leave the effect of another to the next
         trace.take(TICK, trace.now)
     then = head.deadline(trace.state)
     before, done = trace.state.phase, len(trace.actions)

@@ -95,7 +95,7 @@ async def until_true(holds: Callable[[], bool]) -> None:
     ("on_done", "status"), [("stop-pod", "EXITED"), ("terminate-pod", "TERMINATED")]
 )
 def test_a_pod_is_stopped(runpod: RunPodServer, on_done: str, status: str) -> None:
-    """The pod is read, stopped once, and read again; no other pod is asked about."""
+    """The pod is read, stopped once, and read again; no other pod is requested."""
     hold_until(held_by(runpod.url, on_done), lambda: len(runpod.requests) >= 4)
     action = on_done.removesuffix("-pod")
     assert runpod.pods[POD]["status"] == status
@@ -111,7 +111,7 @@ def test_a_pod_is_stopped(runpod: RunPodServer, on_done: str, status: str) -> No
 def test_what_fails_for_a_moment_is_tried_again(
     runpod: RunPodServer, said: list[str], method: str, code: int
 ) -> None:
-    """Whatever the API answers for a moment, the pod is stopped in the end, and it is logged."""
+    """After temporary errors of the API, the pod is stopped and logged."""
     runpod.faults[method] = [(code, {"Retry-After": "0"})] * 3
     hold_until(held_by(runpod.url, "stop-pod"), lambda: runpod.pods[POD].get("status") == "EXITED")
     (line,) = (line for line in said if "could not be asked to stop" in line)
@@ -131,7 +131,7 @@ def test_what_fails_for_a_moment_is_tried_again(
 def test_a_pod_that_cannot_be_stopped_is_held(
     runpod: RunPodServer, said: list[str], change: dict[str, Any], words: str
 ) -> None:
-    """It is held, loudly, with the price and the command; and tried again: rights may come."""
+    """It is held, with warnings about price and command; the stop is retried."""
     usual = {name: getattr(runpod, name) for name in change}
     for name, value in change.items():
         setattr(runpod, name, value)
@@ -148,7 +148,7 @@ def test_a_pod_that_cannot_be_stopped_is_held(
     assert words in first
     assert any("/action -H" in line and "to end it: curl" in line for line in said)
     assert KEY not in "".join(said)
-    if "locked" in words or "cluster" in words:  # it is not even asked for
+    if "locked" in words or "cluster" in words:  # the key is not even requested
         assert sum(one[0] == "POST" for one in runpod.requests) == 1
 
 
@@ -169,7 +169,7 @@ def test_the_price_that_the_user_sets_counts(runpod: RunPodServer, said: list[st
 
 
 def test_a_certificate_is_verified(tmp_path: Path, said: list[str]) -> None:
-    """The key is not sent to a server whose certificate nobody vouches for."""
+    """The key is not sent to a server without a trusted certificate."""
     files = (str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     make += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -187,7 +187,7 @@ def test_a_certificate_is_verified(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_the_head_waits_for_its_workers(runpod: RunPodServer, said: list[str]) -> None:
-    """The head's pod is stopped once the agents of the others no longer answer."""
+    """The head's pod is stopped once the agents of the other pods no longer answer."""
     held = held_by(runpod.url, "stop-pod")
 
     async def main() -> None:
@@ -263,7 +263,7 @@ def test_a_pod_outside_of_runpod_cannot_be_stopped() -> None:
     ],
 )
 def test_the_plan_says_what_a_held_pod_costs(environ: dict[str, str], line: str) -> None:
-    """`plan` shows the price and what ends the pod, without asking anybody."""
+    """`plan` shows the price and what ends the pod, without a request."""
     given = {"RUNPOD_POD_ID": POD, **environ}
     assert line in render(plan_of(given, POD_FACTS), redactor_for(given, None))
 

@@ -48,14 +48,14 @@ ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
     ],
 )
 def test_a_number_out_of_its_range(sent: dict[str, object], field: str) -> None:
-    """It is refused with the field's name, before anything is made of it."""
+    """It is refused with the field's name, before any use."""
     with pytest.raises(ValueError, match=f"^{field}: expected"):
         Report.from_dict(json.loads(json.dumps({**BEAT, **sent})))
 
 
 @pytest.mark.parametrize("clock", [float("inf"), float("nan"), 10**300])
 def test_a_clock_of_facts(clock: float) -> None:
-    """How far a clock is ahead is told to a person, as a number."""
+    """The clock's offset is reported as a number."""
     assert isinstance(FACTS, dict)
     facts = {**FACTS["facts"], "outfit": {**FACTS["facts"]["outfit"], "clock_ahead": clock}}
     with pytest.raises(ValueError, match=r"^hello.facts.outfit.clock_ahead: expected"):
@@ -64,7 +64,7 @@ def test_a_clock_of_facts(clock: float) -> None:
 
 @pytest.mark.parametrize("code", [256, 1792, -1, True, 0.0])
 def test_a_verdict_of_no_process(code: float) -> None:
-    """1792 is 0, success, once a process exits with it."""
+    """1792 would become 0, success, as a process's exit code."""
     verdict = {"kind": "job-failed", "exit_code": code, "reason": "it failed"}
     data = Reply(1, "run", "leaving", ray_ready=False, gcs_port=1, news=0).to_dict()
     with pytest.raises(ValueError, match=r"^verdict.exit_code: expected"):
@@ -72,7 +72,7 @@ def test_a_verdict_of_no_process(code: float) -> None:
 
 
 def test_a_seat_among_nodes_without_number() -> None:
-    """A reply is read whatever a worker said of its GPUs; a seat of a node less than 0 is none."""
+    """A reply is read for any number of a worker's GPUs; a rank below 0 is none."""
     order = Order("head", 1, OrderKind.RUN_SHARE, share=ShareOrder(0, (NodeSize(-1),)))
     data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()
     with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
@@ -80,7 +80,7 @@ def test_a_seat_among_nodes_without_number() -> None:
 
 
 def test_a_sample_of_nothing() -> None:
-    """A way on which nothing came tells no speed, and divides nothing by 0."""
+    """A link without received bytes has no speed, and causes no division by 0."""
     answers = (Answer(SAMPLE, "", "", 1.0, 0),)
     joined: History = [(2.0, reported(2)), (3.0, nodes(2)), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
     trace = Trace(goal(1), [*joined, (7.0, reported(2, answers=answers)), (60.0, Tick())])
@@ -89,7 +89,7 @@ def test_a_sample_of_nothing() -> None:
 
 
 def test_the_end_of_a_share_travels() -> None:
-    """Its parts lie beside the attempt's number, as agents have always sent them."""
+    """Its fields are next to the attempt's number, in the original format."""
     over = ShareOver(3, ShareEnd(7, 1, "no space", 2.5))
     data = json.loads(json.dumps(Report("a", "", "p", part=over).to_dict()))
     assert data["part"]["code"] == 7
@@ -100,7 +100,7 @@ def test_the_end_of_a_share_travels() -> None:
 
 
 def sent_by_a_node(facts: Facts) -> Facts:
-    """Return facts as the head has them once their hello was read."""
+    """Return facts as the head has them after it has read the hello."""
     report = Report("agent2", "10.0.0.2", "p", hello=Hello("pod2", 1, facts=facts))
     hello = Report.from_dict(json.loads(json.dumps(report.to_dict()))).hello
     assert hello is not None
@@ -109,7 +109,7 @@ def sent_by_a_node(facts: Facts) -> Facts:
 
 
 def test_versions_steer_no_terminal() -> None:
-    """A library's version with escape sequences is told as text: in the log and by `doctor`."""
+    """A library's version with escape sequences is printed as text: in the log and by `doctor`."""
     told = sent_by_a_node(with_ray(MACHINE, libraries={"torch": f"2.6.0{ESCAPE}"}))
     of = replace(goal(1), facts=with_ray(MACHINE, libraries={"torch": "2.6.0"}), node="pod0")
     trace = Trace(of, [(2.0, reported(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
@@ -125,7 +125,7 @@ def test_versions_steer_no_terminal() -> None:
 def test_doctor_steers_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a head tells of findings, a person's terminal shows it as text."""
+    """Escape sequences in a head's findings are printed as text."""
     found = {"check": "torch", "level": "warn", "what": f"2.6{ESCAPE}", "remedy": "", "nodes": []}
     findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
     monkeypatch.setattr(served, "FINDINGS", findings)
@@ -141,14 +141,14 @@ def test_doctor_steers_no_terminal(
 
 
 def test_a_hello_that_is_too_large() -> None:
-    """It would be kept for as long as its agent is."""
+    """It would be stored as long as its agent exists."""
     hello = {"name": "pod1", "job": "x" * MAX_HELLO_CHARACTERS}
     with pytest.raises(ValueError, match=r"^hello: expected"):
         Report.from_dict({**BEAT, "hello": hello})
 
 
 def test_a_machine_with_much_of_everything() -> None:
-    """Thousands of interfaces, addresses and files make no hello that a head refuses."""
+    """Thousands of interfaces, addresses and files still fit into an accepted hello."""
     many = tuple(f"fe80::dead:beef:{n:x}" for n in range(5_000))
     facts = replace(
         MACHINE,
@@ -174,7 +174,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
-    """It is dropped, recorded and said once; the state is the one before, and the run goes on."""
+    """It is dropped, recorded and logged once; the state is restored, and the run continues."""
     recorded: list[object] = []
     trace = Trace(goal(1), PAIR)
     guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)

@@ -1,6 +1,6 @@
 """Hostile messages: each field with each bad value is accepted, or refused by name.
 
-The fields come from the types of the messages (mutated.py): a new one is tried without a word here.
+The fields come from the types of the messages (mutated.py): a new field is tested automatically.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST_CALLS = 20_000
-"""Of functions, for one message: what it costs does not grow with a number in it."""
+"""Function calls per message: the cost does not grow with a number in it."""
 COSTLY = {"10**15", "a long text", "a long list"}
 OF_REPORT, OF_REPLY = [*places(Report)], [*places(Reply)]
 ALIVE = {
@@ -66,7 +66,7 @@ ALIVE = {
     "memory": "",
     "news": -1,
 }
-"""A report of a worker that joined, with all else that one may tell."""
+"""A report of a joined worker with every optional field."""
 ALIVE["items"][0].update(name=RETRIEVER, step="ready")
 ALIVE["answers"][0].update(probe=SAMPLE, evidence="", at="", size=1 << 20)
 ALIVE["hello"].update(name="pod2", run_id="run", attempt=0)
@@ -97,7 +97,7 @@ LATER: heads.History = [
 
 
 def began(of: h.HeadGoal) -> h.HeadState:
-    """Return a head that waits for its worker, and will compare and try all that it can."""
+    """Return a head that waits for its worker, with every comparison and probe enabled."""
     of = replace(of, facts=MACHINE, node="pod0")
     return heads.Trace(of, [(1.0, event) for event in PREPARED]).state
 
@@ -106,14 +106,14 @@ HEADS = [began(goal(1, services=(RETRIEVER,), prepare=True)), began(by_torchrun(
 
 
 class Port:
-    """A head's port, and what its decisions make of what came in."""
+    """A head's port, and its decisions on the received reports."""
 
     def __init__(self) -> None:
         self.told: list[h.HeadEvent] = []
         self.site = AgentServer(token=None, ready=lambda: True, status=dict)
 
     def fresh(self) -> None:
-        """Forget what came in."""
+        """Discard the received reports."""
         self.told.clear()
         first = Reply(1, "run", "booting", ray_ready=True, gcs_port=6379, news=0, fingerprint=WORD)
         expected = Expected(WORD, WORD, WORD, WORD, WORD)
@@ -126,7 +126,7 @@ class Port:
         return False
 
     def decide(self) -> None:
-        """Let each head's decisions take in what came, and go on to the end of its run."""
+        """Apply the reports to each head's decisions, up to the end of its run."""
         for state in HEADS:
             trace, timeline = heads.Trace(state.goal, ()), Timeline()
             trace.state = state
@@ -144,7 +144,7 @@ class Port:
 
 
 class Line:
-    """One connection to a port, on which one report follows the other."""
+    """One connection to a port, for consecutive reports."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -181,7 +181,7 @@ class Calls:
 
 
 async def ask_all(cases: Iterable[tuple[str, str, bytes]]) -> int:
-    """Post every case and look at the answer and at what follows; return how many were taken."""
+    """Post every case; check the reply and the decisions; return the number accepted."""
     taken, port, (listener,) = 0, Port(), bind(["127.0.0.1"], 0)
     runner = await port.site.open([listener])
     reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
@@ -214,12 +214,12 @@ def mutated(of: Iterable[Field]) -> Iterator[tuple[str, str, bytes]]:
 
 
 def test_every_field_of_a_report() -> None:
-    """Each is taken or refused by its name; the head goes on, and no number costs it anything."""
+    """Each is accepted or refused by name; the head continues at bounded cost."""
     assert anyio.run(ask_all, mutated(OF_REPORT)) > len(OF_REPORT)
 
 
 def test_what_is_mutated_is_whole() -> None:
-    """The message that is changed has every field, is taken as it stands, and is no beat alone."""
+    """The base message has every field, is accepted unchanged, and is not a bare heartbeat."""
     assert anyio.run(ask_all, [("", "", body(ALIVE)), ("", "", body(LEAVING))]) == 2
     named_ones = {place.name for place in OF_REPORT}
     deep = {"hello.facts.outfit.clock_ahead", "hello.facts.ray.libraries", "part.end.code"}
@@ -229,10 +229,10 @@ def test_what_is_mutated_is_whole() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OF_REPORT), JSON), min_size=2, max_size=6))
 def test_several_fields_of_a_report(changes: list[tuple[Field, object]]) -> None:
-    """What no field alone does, several of them do not do either."""
+    """Combinations of bad fields do no more harm than single ones."""
     message: dict[str, Any] = ALIVE
     for place, value in changes:
-        with contextlib.suppress(IndexError, KeyError, TypeError):  # what it was in is gone
+        with contextlib.suppress(IndexError, KeyError, TypeError):  # its parent is gone
             message = put(message, place.path, value)
     anyio.run(ask_all, [("", "several", body(message))])
 
@@ -247,7 +247,7 @@ STORIES = [
 
 
 def heard_of(reply: Reply) -> list[w.WorkerEvent]:
-    """Return what a worker's decisions are told of a reply."""
+    """Return the events of a reply for a worker's decisions."""
     told: list[w.WorkerEvent] = []
     nobody: Any = None
     link = HeadLink(*("pod0", 1, 1, None), nobody, nobody, told.append, lambda _reply: None)
@@ -264,7 +264,7 @@ def reply_in(data: object) -> Reply | str:
 
 
 def follow(reply: Reply) -> None:
-    """Let the decisions of each worker take a reply in, and go on to the end of the run."""
+    """Apply a reply to each worker's decisions, up to the end of the run."""
     for state in STORIES:
         trace = workers.WorkerTrace(state.goal, ())
         trace.state = state
@@ -276,7 +276,7 @@ def follow(reply: Reply) -> None:
 
 @pytest.mark.parametrize("place", OF_REPLY, ids=[place.name for place in OF_REPLY])
 def test_every_field_of_a_reply(place: Field) -> None:
-    """Each is read or refused by its name; the worker goes on, and nothing of it costs much."""
+    """Each is read or refused by name; the worker continues at bounded cost."""
     for value, bad in BAD.items():
         for kind in OrderKind:
             message = {**REPLY, "orders": [{**REPLY["orders"][0], "kind": kind.value}]}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """Whoever answers, and what it was asked."""
+    """A server with fixed behavior, and the requests it received."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -29,7 +29,7 @@ class Peer:
 
     @property
     def url(self) -> str:
-        """Return where it answers."""
+        """Return its URL."""
         return f"http://127.0.0.1:{self.port}/status"
 
 
@@ -61,7 +61,7 @@ def answering(answer: Callable[[socket.socket, Peer], None]) -> Iterator[Peer]:
 
 
 def reply(body: bytes, head: str = "200 OK") -> Callable[[socket.socket, Peer], None]:
-    """Make an answer of this body."""
+    """Make a response with this body."""
     first = f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     def answer(connection: socket.socket, _peer: Peer) -> None:
@@ -109,7 +109,7 @@ def test_a_redirect_is_not_followed() -> None:
 
 
 def test_a_slow_answer_ends_at_the_limit() -> None:
-    """A byte now and then, which resets the timeout of a socket, ends with the limit."""
+    """A slow drip of bytes, which resets a socket's timeout, ends with the limit."""
 
     def drip(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -139,22 +139,22 @@ def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing(_connection: socket.socket, _peer: Peer) -> None:
-    """Hang up."""
+    """Close the connection."""
 
 
 def nonsense(connection: socket.socket, _peer: Peer) -> None:
-    """Speak no HTTP."""
+    """Send text that is not HTTP."""
     connection.sendall(b"\x00\xffSSH-2.0-nobody\r\n\r\n")
 
 
 def half(connection: socket.socket, _peer: Peer) -> None:
-    """Hang up in the middle of an answer."""
+    """Close the connection in the middle of a response."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")
 
 
 @pytest.mark.parametrize("answer", [nothing, nonsense, half])
 def test_an_invalid_answer_has_a_reason(answer: Callable[[socket.socket, Peer], None]) -> None:
-    """Any program on that port gives a sentence, and no traceback."""
+    """Any program on that port gives a message without a traceback."""
     with answering(answer) as peer:
         found = ask(peer.url)
     assert found.status == 0

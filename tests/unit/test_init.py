@@ -1,4 +1,4 @@
-"""`pod-agent init`: what it asks, what it writes, and that examples/ is its output."""
+"""`pod-agent init`: its questions, its output, and the examples that it generates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_recipe_has_its_settings() -> None:
 
 @pytest.mark.parametrize("recipe", [job.name for job in JOBS if job.name != "rehearsal"])
 def test_the_settings_of_a_recipe_are_a_job(recipe: str) -> None:
-    """They are read without a complaint, and make a command on two nodes of eight GPUs."""
+    """They are valid, and make a command on two nodes of eight GPUs."""
     request = Request(recipe=recipe, nodes=2, gpus=8)
     variables = job_variables(request, FOLDERS, restarted=True)
     settings = load({k: v for k, v in variables.items() if k.startswith("AGENT_")}).settings
@@ -97,7 +97,7 @@ def test_the_settings_of_a_recipe_are_a_job(recipe: str) -> None:
 def test_every_file_is_well_formed(
     name: str, flag: str, variant: str, recipe: str, *, fetched: bool
 ) -> None:
-    """What a shell reads is a shell's, what is YAML or JSON parses, and three lines are marked."""
+    """Shell files parse in a shell, YAML and JSON parse, and three lines are marked."""
     request = Request(
         recipe=recipe,
         nodes=3,
@@ -137,7 +137,7 @@ def test_every_file_is_well_formed(
 
 
 def test_values_survive_their_format(tmp_path: Path) -> None:
-    """A shell and YAML give back what was written, folded lines included."""
+    """A shell and YAML return the written values, folded lines included."""
     values = {
         "PLAIN": "verl-grpo",
         "LIKE_A_NUMBER": "3",
@@ -158,7 +158,7 @@ def test_values_survive_their_format(tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
-    """A file that is there stays, unless --force is given."""
+    """An existing file stays, unless --force is given."""
     words = ("dstack", "verl-grpo", "--nodes", "3", "--gpus", "8", "--to", str(tmp_path))
     printed = init(*words).stdout
     file = tmp_path / "verl-grpo.dstack.yml"
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path:
 
 
 def test_it_asks_at_a_terminal(tmp_path: Path) -> None:
-    """What is not given is asked for; an empty answer takes the default, a number the name."""
+    """Missing values are requested; an empty answer takes the default, a number the name."""
     ours, theirs = pty.openpty()
     argv = [*AGENT, "--to", str(tmp_path), "--gpus", "4"]
     with subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:

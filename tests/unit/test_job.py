@@ -65,7 +65,7 @@ def test_a_value_is_not_filled_again(text: str) -> None:
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
 def test_quoting_keeps_every_word(words: list[str]) -> None:
-    """A shell reads the entrypoint as exactly the given words."""
+    """A shell parses the entrypoint into exactly the given words."""
     line = entrypoint(words, 2).line
     assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
@@ -79,7 +79,7 @@ def test_a_real_shell_expands_nothing() -> None:
 
 
 def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
-    """The line that Ray shows has none; the job gets each word, and the file is gone."""
+    """The command line that Ray shows has none; the job gets each word; the file is removed."""
     hidden = "to'ken $HOME"
     words = ["--lr=1", f"--hf_token={hidden}", "--api-key", hidden, f"a{hidden}=b", f"={hidden}"]
     file = tmp_path / "a file"
@@ -106,7 +106,7 @@ def test_a_command_without_secrets_needs_no_file() -> None:
 
 
 def test_which_job_is_planned() -> None:
-    """A command is itself, none is none, and the default is the rehearsal with its arguments."""
+    """A command is used as given, `none` is none, the default is the rehearsal."""
     command = plan_of({}, command=["python", "a b"]).job
     assert command is not None
     assert (command.name, command.argv, command.recipe) == ("command", ("python", "a b"), None)

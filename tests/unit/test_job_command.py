@@ -1,4 +1,4 @@
-"""What a head submits: made of what joined, for a folder of checkpoints, or refused."""
+"""The submitted job: made for the joined nodes, for a checkpoint folder, or refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OURS = CheckpointOwner(NAME, "verl", "0.9.1", "org/model", 16, 1)
 
 
 def plan(folder: Path, facts: Facts = WITH, **environ: str) -> Plan:
-    """Return the plan of a head that awaits one worker."""
+    """Return the plan of a head that expects one worker."""
     own = {"RAY_WORKER": "0", "EXPECTED_WORKERS": "1", "AGENT_CHECKPOINTS": str(folder)}
     return plan_of({**own, **NEEDED, **environ}, facts)
 
@@ -66,7 +66,7 @@ def made(  # noqa: PLR0913 - all that it rests on
     attempt: int = 1,
     basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Submission | Outcome:
-    """Return what is submitted once these have joined."""
+    """Return the submission after these nodes have joined."""
     trace = Trace(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(trace.state, attempt=replace(trace.state.attempt, number=attempt))
@@ -76,19 +76,19 @@ def made(  # noqa: PLR0913 - all that it rests on
 
 
 def heard(found: Submission | Outcome) -> str:
-    """Return what is said of it."""
+    """Return the log lines about it."""
     assert isinstance(found, Submission), found
     return "\n".join(said.sentence for said in found.messages)
 
 
 def words(found: Submission | Outcome) -> list[str]:
-    """Return the command that is submitted."""
+    """Return the submitted command."""
     assert isinstance(found, Submission), found
     return shlex.split(found.entrypoint.line.partition("exec ")[2])
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
-    """A command of one's own gets the same placeholders, and no folder is touched for it."""
+    """A user's command gets the same placeholders; no checkpoint folder is made."""
     environ = {"RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path / "c")}
     of = plan_of(environ, command=["train", "{total_gpus}", "{checkpoints}", "{attempt}"])
     assert words(made(of)) == ["train", "16", str(tmp_path / "c"), "1"]
@@ -96,7 +96,7 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
 
 
 def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
-    """Not of what was expected; the arithmetic and the folder are said, and whose it is written."""
+    """Not for the expected nodes; the log has the calculation, the folder its owner file."""
     of = plan(tmp_path / "c", AGENT_NUM_GPUS="1", AGENT_REWARD="builtin")
     submitted = made(of)
     found, said = words(submitted), heard(submitted)
@@ -108,7 +108,7 @@ def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """With what joined, the recipe's own sentence, and no trace in the folder."""
+    """With the joined nodes, the recipe's error; the folder is not touched."""
     few = RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
     odd = (h.RayNodes((*nodes().nodes, few)), reported(2))
     found = made(plan(tmp_path / "c"), odd)
@@ -131,14 +131,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_what_a_recipe_needs_reaches_the_job(
     environ: dict[str, str], there: dict[str, str] | None, env_vars: object, tmp_path: Path
 ) -> None:
-    """By the environment of Ray's start; only what could not be known then by the runtime_env."""
+    """By the environment of Ray's start; values known later by the runtime_env."""
     found = made(plan(tmp_path / "c", WITH, **environ), env=there)
     assert isinstance(found, Submission)
     assert found.runtime_env.get("env_vars") == env_vars
 
 
 def test_what_the_user_put_into_the_runtime_env_wins(tmp_path: Path) -> None:
-    """The recipe's is added beside it, and nothing of it is lost."""
+    """The recipe's values are added, and no user value is lost."""
     of = plan(tmp_path / "c")
     assert of.job is not None
     own: dict[str, Any] = {"pip": ["x"], "env_vars": {"TOY_MODE": "mine", "A": "1"}}
@@ -162,7 +162,7 @@ def test_what_the_user_put_into_the_runtime_env_wins(tmp_path: Path) -> None:
 def test_checkpoints_that_are_there(
     mark: CheckpointOwner | None, said: str, tmp_path: Path, *, steps: bool
 ) -> None:
-    """A run goes on from its own, and from nobody else's."""
+    """A run resumes its own checkpoints, and no others."""
     if mark is not None:
         assert write_mark(str(tmp_path), mark) == ""
     if steps:
@@ -179,7 +179,7 @@ def test_checkpoints_that_are_there(
 
 
 def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
-    """With fewer nodes than the attempt before it cannot go on, which another run may: 75."""
+    """With fewer nodes it cannot resume, but another run may: 75."""
     assert write_mark(str(tmp_path), replace(OURS, world_size=24)) == ""
     (tmp_path / "global_step_40").mkdir()
     (tmp_path / TRACKER).write_text("40")
@@ -190,7 +190,7 @@ def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
-    """What needs no node to be known is a finding before anything starts."""
+    """A check that needs no node runs before anything starts."""
     assert write_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
     (found,) = check_checkpoints(plan(tmp_path))
     assert found.level is Level.FAIL
@@ -206,7 +206,7 @@ def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_followed_again_is_not_judged(tmp_path: Path) -> None:
-    """An agent that was killed comes back to a job that is just writing its first checkpoint."""
+    """A restarted agent follows a job that is writing its first checkpoint."""
     (tmp_path / "global_step_20").mkdir()
     assert isinstance(made(plan(tmp_path)), Outcome)
     assert isinstance(made(plan(tmp_path), is_followed=True), Submission)
@@ -215,7 +215,7 @@ def test_a_job_that_is_followed_again_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """It is told before the job runs for hours and cannot save."""
+    """The error comes before the job has run for hours and cannot save."""
     (tmp_path / "file").write_text("")
     found = made(plan(tmp_path / "file" / "c"))
     assert isinstance(found, Outcome)
@@ -237,7 +237,7 @@ def test_one_disk_for_all_nodes(
     *,
     warned: bool,
 ) -> None:
-    """A folder that is another one on each node is warned of: shards lie where ranks ran."""
+    """A folder on a different disk per node gets a warning: shards stay where ranks ran."""
     introduced = h.WorkerIntroduced("agent2", "pod2", replace(MACHINE, checkpoints=other))
     of = plan(tmp_path / "c", replace(WITH, checkpoints=own))
     said = heard(made(of, (*TWO, introduced)))
@@ -245,7 +245,7 @@ def test_one_disk_for_all_nodes(
 
 
 def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
-    """Its framework and the mount of its folder; for a command of one's own, nothing."""
+    """The framework and the folder's mount; nothing for a user's command."""
     environ = {**NEEDED, "RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path)}
     loaded = load(environ)
     facts = add_job_facts(MACHINE, loaded, resolve(environ, loaded.settings, MACHINE))
@@ -300,7 +300,7 @@ def test_missing_paths(changes: dict[str, str], said: list[str], tmp_path: Path)
 
 
 def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
-    """What the first submission wrote is kept by the next, or refused with both values."""
+    """The first submission's format is kept by the next, or refused with both values."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
     many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
     of = partial(plan, tmp_path, AGENT_JOB="verl-grpo", AGENT_REWARD="off")

@@ -1,4 +1,4 @@
-"""The job's own output as the page shows it: the curve in it, and its last lines."""
+"""The job's output on the page: its reward curve, and its last lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.worlds import SECRET
 
 
 def fed(*pieces: bytes) -> JobLines:
-    """Return what came of an output in these pieces."""
+    """Return the result for an output in these pieces."""
     lines = JobLines(Redactor((SECRET,)).clean)
     for piece in pieces:
         assert lines.write(piece, lambda _pause: False)
@@ -50,12 +50,12 @@ def fed(*pieces: bytes) -> JobLines:
     ],
 )
 def test_lines_of_steps(line: str, found: object) -> None:
-    """The rehearsal's, verl's and OpenRLHF's; a validation or a number that is none tells none."""
+    """The rehearsal's, verl's and OpenRLHF's; validations and invalid numbers are skipped."""
     assert point_in(line) == found
 
 
 def test_what_another_attempt_does_again_counts_anew() -> None:
-    """It goes on from a checkpoint: the steps after it are replaced."""
+    """It resumes from a checkpoint: the steps after it are replaced."""
     text = b"".join(
         b"step %d/9 mean reward 0.%d\n" % pair for pair in [(1, 1), (2, 2), (3, 3), (2, 5)]
     )
@@ -64,7 +64,7 @@ def test_what_another_attempt_does_again_counts_anew() -> None:
 
 @given(st.lists(st.integers(0, 200), max_size=6))
 def test_pieces_do_not_matter(cuts: list[int]) -> None:
-    """However the output comes, the same is read of it."""
+    """The result does not depend on how the output is split."""
     text = b"hello\rbusy 10 %\rbusy 20 %\r\nstep 1/2 mean reward 0.5\nstep 2/2 mean reward 1\nend"
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     lines = fed(*(text[a:b] for a, b in itertools.pairwise(edges)))
@@ -75,7 +75,7 @@ def test_pieces_do_not_matter(cuts: list[int]) -> None:
 
 
 def test_the_tail_is_masked_and_steers_nothing() -> None:
-    """No secret and no control character of the job's reaches the page."""
+    """No secret and no control character of the job reaches the page."""
     (line,) = fed(f"token {SECRET} \x1b[31mred\u202e\n".encode()).tail()
     assert SECRET not in line
     assert line.isprintable()
@@ -83,7 +83,7 @@ def test_the_tail_is_masked_and_steers_nothing() -> None:
 
 
 def test_output_without_an_end_stays_small() -> None:
-    """Neither a line that never ends nor a run of a million steps grows without bound."""
+    """A line without an end and a run of a million steps use bounded memory."""
     endless = fed(*[b"x" * 60_000] * 50)
     assert sum(map(len, endless.tail())) < 100_000
     many = fed(*(b"step %d/9999999 mean reward 0.5\n" % step for step in range(5000)))

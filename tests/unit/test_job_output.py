@@ -1,4 +1,4 @@
-"""The two copies of a job's output, across the death of the agent that writes them."""
+"""The two copies of a job's output after the agent that writes them is killed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ sys.stdin.readline()
 output.finish(20)
 run.close()
 """
-"""What an agent does with the output of a job, until its stdin ends."""
+"""The part of an agent that copies a job's output, until its stdin is closed."""
 OUTPUT = b"a line of the job\n" * 100
 
 
 @contextmanager
 def life(root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start an agent's part of it; killed at the end in any case."""
+    """Start that part of an agent; killed at the end in any case."""
     with subprocess.Popen(
         [sys.executable, "-c", LIFE, root],
         stdin=subprocess.PIPE,
@@ -58,7 +58,7 @@ def life(root: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def recorded(record: Path, field: str) -> int:
-    """Return a number of a node's record; -1 where there is none."""
+    """Return a number from a node's record; -1 if there is none."""
     try:
         return int(json.loads(record.read_text())[field])
     except (OSError, KeyError, ValueError):
@@ -71,7 +71,7 @@ def test_each_copy_resumes_where_it_was(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     record, copy = folder / "node.json", folder / "job.log"
     (folder / "ray-job.run-1-1.log").write_bytes(OUTPUT)
-    os.mkfifo(copy)  # without a reader it blocks its writer, as a disk that stalls does
+    os.mkfifo(copy)  # without a reader it blocks its writer, like a stalled disk
     with life(tmp_path) as first:
         await_true(lambda: recorded(record, "passed_on") == len(OUTPUT), 30)
         first.kill()

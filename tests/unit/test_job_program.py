@@ -1,4 +1,4 @@
-"""The job's program is looked up before the boot, as the shell will look that runs it."""
+"""The job's program is looked up before the boot, in the same way as the shell does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTS = {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder of programs, good and bad, and go there."""
+    """Make a folder with valid and invalid programs, and change to it."""
     monkeypatch.chdir(tmp_path)
     for name, text in SCRIPTS.items():
         Path(name).write_text(text, newline="")
@@ -83,7 +83,7 @@ def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) ->
 
 
 def test_an_unset_path_is_the_shells_own() -> None:
-    """Without PATH a shell has one of its own; an empty entry means the current folder."""
+    """Without PATH a shell uses a default; an empty entry means the current folder."""
     assert program_fault("sh", None) == ""
     assert program_fault("sh", "/nowhere") == "is not on PATH"
 
@@ -129,7 +129,7 @@ def test_it_is_judged_where_nothing_could_bring_it(
     environ: dict[str, str],
     is_judged: bool,  # noqa: FBT001 - a column
 ) -> None:
-    """On the head it is 78 before the boot; not where a step or an upload may bring it."""
+    """On the head it is 78 before the boot, unless a step or an upload may bring it."""
     found = [f for f in plan_of(environ, MISSING, ["nosuch"]).findings if f.check == "job"]
     assert bool(found) == is_judged
     assert all(f.level is Level.FAIL and "'nosuch' is not on PATH" in f.what for f in found)

@@ -38,7 +38,7 @@ SIGNS = {
     for row in (*table().noise, *table().causes, *table().symptoms)
     for words in row.words
 }
-"""Words of the table itself, which hypothesis knows from its source."""
+"""Texts of the table itself, as a source for hypothesis."""
 FATAL = {row.key for row in (*table().causes, *table().symptoms) if row.is_live}
 PREFIXES = (
     "",
@@ -88,19 +88,19 @@ the answer is 42
 
 
 def told(lines: Sequence[str]) -> list[str]:
-    """Return the keys of what is known of some lines."""
+    """Return the keys of the known lines among these."""
     return [known.key for known in find_known_lines([line.encode() for line in lines])]
 
 
 def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
-    """No row without a known line; noise is always told to be noise."""
+    """Every row has a known line; harmless lines are always reported as harmless."""
     assert FATAL | {row.key for row in table().noise} == table().live_keys
     assert len(FATAL) > 20
 
 
 @pytest.mark.parametrize(("key", "line"), LINES)
 def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
-    """The exact text, or nothing where its row is none of those that are told live."""
+    """The exact text, or nothing if its row is not reported while the job runs."""
     found = find_known_lines([b"step 3/40", line.encode(), b"Traceback"])
     if key not in FATAL:
         assert found == []
@@ -112,7 +112,7 @@ def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
 
 @pytest.mark.parametrize("line", NOISY)
 def test_noise_is_said_to_be_noise(line: str) -> None:
-    """And to be nothing else."""
+    """And as nothing else."""
     (found,) = find_known_lines([line.encode()])
     assert found.is_noise
     assert found.sentence().startswith("noise in the job's output, to be ignored (")
@@ -129,17 +129,17 @@ def test_noise_is_said_to_be_noise(line: str) -> None:
     )
 )
 def test_ordinary_lines_tell_nothing(lines: list[tuple[str, str]]) -> None:
-    """Whatever stands before them and in whatever order: no false alarm."""
+    """With any prefix and in any order: no false alarm."""
     assert told([before + line for before, line in lines]) == []
 
 
 def test_all_ordinary_lines_tell_nothing() -> None:
-    """Each of them, surely."""
+    """Each of them alone."""
     assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
 def test_each_cause_is_told_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is printed; another attempt's is told again."""
+    """However often it is printed; in another attempt it is logged again."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
@@ -167,7 +167,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not once for each node, nor where the head's own share told it, nor without a secret."""
+    """Neither once per node, nor again after the head's own report, nor with a secret."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
@@ -193,13 +193,13 @@ def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node(
 def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor is it a warning beside what the later one tells; the same cause is told again there."""
+    """It adds no warning to the later one's; the same cause is logged again there."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(str)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     (memory,) = find_known_lines([OOM.encode()])
     lines.add_from_node("podb", 1, (memory,))
-    lines.add_from_node("podb", 2, ())  # its share begins
+    lines.add_from_node("podb", 2, ())  # its ranks start
     assert lines.logs_of_nodes(2) == ()
     lines.add_from_node("podc", 2, (memory,))
     assert len(said) == 2
@@ -211,7 +211,7 @@ def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one(
 
 
 def test_no_secret_and_no_control_character_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a part of a secret, where the line is cut."""
+    """Nor a part of a secret where the line is cut."""
     said: list[str] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
@@ -226,7 +226,7 @@ def test_no_secret_and_no_control_character_is_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that comes in two pieces, or without an end, is looked at all the same."""
+    """A line in two pieces, or without an end, is checked all the same."""
     said: list[str] = []
     lines = JobLines(Redactor(()).clean)
     lines.known = KnownLines(Redactor(()).clean)
@@ -241,7 +241,7 @@ def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.timeout(120)  # an expression that backtracks takes hours
 def test_a_flood_is_looked_at_in_passing() -> None:
-    """Ten megabytes of ordinary output, and one of lines that only look like known ones."""
+    """10 MB of ordinary output, and 1 MB of lines that resemble known ones."""
     flood = [line.encode() for line in ORDINARY] * 2000
     alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000
     assert find_known_lines(flood) == []
@@ -249,14 +249,14 @@ def test_a_flood_is_looked_at_in_passing() -> None:
 
 
 class Keeper:
-    """Keeps who takes part."""
+    """Records the nodes that take part."""
 
     def record_nodes(self, _nodes: object) -> None:
-        """Hear it."""
+        """Ignore the call."""
 
 
 def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
-    """Among those that only callers with proof see."""
+    """It is among those that only clients with credentials see."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal())
@@ -275,7 +275,7 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     watched.worker_stats = {
         "agent2": WorkerStats(known=tuple(find_known_lines([FILES])), attempt=0)
     }
-    watched.apply_event(reported(2))  # of a share that is over
+    watched.apply_event(reported(2))  # of ranks that have ended
     assert watched.private_details()["warnings"] == warnings
     parts = JobShares(
         {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}

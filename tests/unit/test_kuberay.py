@@ -1,4 +1,4 @@
-"""KubeRay: Ray is given, so where it answers is read, and what cannot reach it is refused."""
+"""KubeRay: Ray is given, so its address is read from the platform."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def changed_plan(name: str, changes: dict[str, str]) -> Plan:
     ],
 )
 def test_where_kuberays_ray_answers(name: str, changes: dict[str, str], given: GivenRay) -> None:
-    """The head's own flags tell it in its container; the dashboard's address in a submitter."""
+    """The head's own flags give it in its container; the dashboard's address in a submitter."""
     plan = changed_plan(name, changes)
     assert plan.topology.given_ray == given
     assert plan.own_ray is None
@@ -100,7 +100,7 @@ def test_addresses_with_colons_are_bracketed() -> None:
     ],
 )
 def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path) -> None:
-    """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
+    """A RayJob looks for its job by its own ID; elsewhere the run's ID is used."""
     plan = plan_of(*read(name))
     assert plan.topology.platform.run_id == run
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-7", None))
@@ -110,7 +110,7 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
 
 @pytest.mark.parametrize("later", ["rl-8h2pd-2", "an-id-of-another-version"])
 def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -> None:
-    """A killed agent's attempt is followed by the id in run.json, and never submitted twice."""
+    """A killed agent's attempt is followed by the ID in run.json, and never submitted twice."""
     plan = plan_of(*read("kuberay-submitter-head"))
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
 
@@ -132,7 +132,7 @@ def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -
 
 @pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])
 def test_nothing_of_ray_is_planned(name: str) -> None:
-    """No `ray start`, no port of Ray's, no end of a stale Ray: all that is the operator's."""
+    """No `ray start`, no port of Ray, no removal of a stale Ray: the operator owns these."""
     plan = plan_of(*read(name))
     text = render(plan, redactor_for(plan.environ, plan.settings))
     assert "ray start --block" not in text
@@ -152,7 +152,7 @@ def test_nothing_of_ray_is_planned(name: str) -> None:
     ],
 )
 def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
-    """Kubernetes' own tokens, which are no secret of ours, turn the mode on as well."""
+    """Kubernetes' own tokens, which are not our secret, also enable the mode."""
     environ = changed_plan("kuberay-head", changes).environment("10.0.0.5", "10.0.0.5")
     assert environ["RAY_AUTH_MODE"] == mode
     assert "RAY_ADDRESS" not in environ
@@ -160,21 +160,21 @@ def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
 
 
 def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
-    """The head's service is no business of a proxy's."""
+    """Requests to the head's service bypass the proxy."""
     plan = changed_plan("kuberay-submitter-head", {"http_proxy": "http://proxy:3128"})
     found = plan.environment("10.0.0.5", "10.0.0.5")["no_proxy"].split(",")
     assert SERVICE in found
 
 
 def test_where_a_prepare_step_runs_is_told() -> None:
-    """In a submitter's pod a prepare step sees another disk than the job."""
+    """In a submitter's pod a prepare step runs on another disk than the job."""
     step = {"AGENT_PREPARE": "make data"}
     assert "runs in this pod" in changed_plan("kuberay-submitter-head", step).notes[-1]
     assert "runs in this pod" not in " ".join(changed_plan("kuberay-head", step).notes)
 
 
 def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
-    """The example parses; its workers are counted alike twice; its submitter's pod has a plan."""
+    """The example parses; its two worker counts agree; its submitter's pod has a plan."""
     text = EXAMPLE.read_text(encoding="utf-8")
     assert text.count("# change (") == 3
     assert max(n for n, line in enumerate(text.splitlines()) if "# change (" in line) < 15

@@ -1,4 +1,4 @@
-"""The layer over a framework's image: nothing that was there moves, or the build fails."""
+"""The layer over a framework's image: no library there changes, or the build fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 class Image:
-    """A Python environment that stands for an image's."""
+    """A Python environment that plays an image's."""
 
     def __init__(self, place: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
@@ -29,7 +29,7 @@ class Image:
         self.note = place / "base.json"
 
     def plant(self, name: str, version: str, **files: str) -> None:
-        """Install a distribution, as pip would leave it there."""
+        """Install a distribution with the files that pip would write."""
         info = self.packages / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -38,7 +38,7 @@ class Image:
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
     def look(self, verb: str) -> subprocess.CompletedProcess[str]:
-        """Note or check, as the image's build does."""
+        """Run note or check, as the image's build does."""
         words = [str(self.python), str(SCRIPT), verb, str(self.note)]
         return subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -56,7 +56,7 @@ def image(tmp_path: Path) -> Image:
 
 
 def test_nothing_moved(image: Image) -> None:
-    """What was added is told; all that was there is as it was."""
+    """New distributions are listed; the existing ones are unchanged."""
     image.plant("aiohttp_cors", "0.8.1")
     done = image.look("check")
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_another_version_moved(image: Image) -> None:
 
 
 def test_a_version_before_it_on_the_path_moved(image: Image, tmp_path: Path) -> None:
-    """A second one that imports find first is a move, though the first still lies there."""
+    """A second version earlier on the path is a change, although the first is still there."""
     before = json.loads(image.note.read_text())
     other = Image(tmp_path / "other")
     other.plant("ray", "2.60.0", raylet="another Ray's code")
@@ -97,7 +97,7 @@ def test_a_file_of_torch_cuda_or_ray_moved(image: Image) -> None:
 
 
 def test_many_moves_are_cut() -> None:
-    """A whole environment that went shows its first lines and a count."""
+    """After the loss of a whole environment, the first lines and a count are printed."""
     before = {"distribution": {f"d{i:02}": "1" for i in range(30)}, "file": {}}
     lines = moved.moves(before, {"distribution": {}})
     assert len(lines) == 30
@@ -105,7 +105,7 @@ def test_many_moves_are_cut() -> None:
 
 
 def test_system_packages(tmp_path: Path) -> None:
-    """CUDA may be the system's: its packages are compared too, removed ones are not there."""
+    """CUDA may be the system's: its packages are compared too, without removed ones."""
     status = tmp_path / "status"
     status.write_text(
         "Package: libcudnn8\nStatus: install ok installed\nArchitecture: amd64\nVersion: 8.9\n\n"
@@ -116,7 +116,7 @@ def test_system_packages(tmp_path: Path) -> None:
 
 
 def test_the_dockerfile_says_what_the_rest_says() -> None:
-    """Version and Ray are those of the package and of the pinned lists; no index, no shell form."""
+    """Version and Ray agree with the package and the pinned lists; no index, no shell form."""
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
     ray = next(w for w in DOCKERFILE.split() if w.startswith("RAY=")).removeprefix("RAY=")
     pins = (ROOT / "requirements" / "ray.txt").read_text().split()
@@ -138,7 +138,7 @@ def test_every_pin_has_digests(name: str) -> None:
 
 @pytest.mark.parametrize(("version", "has"), [("3.10", True), ("3.13", True), ("3.14", False)])
 def test_the_agents_libraries_are_pinned(version: str, *, has: bool) -> None:
-    """All that pyproject.toml asks for beside Ray has a digest, where the one file has it."""
+    """Every requirement in pyproject.toml except Ray has a digest, if the one file has it."""
     pinned = install.pinned_libraries(version)
     names = {line.partition("==")[0] for line in pinned}
     if has:
@@ -159,7 +159,7 @@ DIGEST = "sha256:" + "0f" * 32
 )
 @pytest.mark.parametrize("tool", ["skopeo", "docker"])
 def test_the_base_is_pinned(tmp_path: Path, tool: str, answer: str, code: int, base: str) -> None:
-    """`scripts/pin --base` writes the digest that the registry has; twice is the same."""
+    """`scripts/pin --base` writes the registry's digest; running it twice changes nothing."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for needed in ("bash", "dirname", "sed"):

@@ -1,4 +1,4 @@
-"""The speed of links between nodes: who measures which, and what a slow one means."""
+"""The speed of links between nodes: which are measured, and the effect of a slow one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_slow_ways(measured: list[Link], weights: int, platform: str, what: str)
 
 @given(st.lists(st.builds(Link, *[st.sampled_from("abcdef")] * 2, st.floats(1e3, 1e11))))
 def test_told_if_and_only_if_slow(measured: list[Link]) -> None:
-    """However many ways there are, the sentence stays short."""
+    """For any number of links, the sentence stays short."""
     real = [link for link in measured if link.one != link.other]
     found = slow_links(real)
     assert (found is not None) == any(link.rate < SLOW for link in real)
@@ -120,12 +120,12 @@ WAYS = [
 
 
 def sample(at: str, mbps: float) -> Answer:
-    """Return what came of a sample."""
+    """Return the result of a sample."""
     return Answer(SAMPLE, at, "", 1.0, round(mbps * 1e6 / 8))
 
 
 def answered(trace: Trace, mbps: float, at: float) -> None:
-    """Let everybody answer, each way as fast."""
+    """Let every node answer, with the same speed for each link."""
     for n in (2, 3):
         mine = [where for who, where in WAYS if who == f"agent{n}"]
         trace.take(reported(n, answers=tuple(sample(where, mbps) for where in mine)), at)
@@ -135,7 +135,7 @@ def answered(trace: Trace, mbps: float, at: float) -> None:
 
 
 def test_each_way_once() -> None:
-    """The head and each worker, and a ring; nothing waits, and another attempt asks no more."""
+    """The head with each worker, and a ring; nothing waits; another attempt measures none."""
     trace = Trace(replace(PAIR, retries=1), JOINED)
     assert trace.state.phase is HeadPhase.SUBMITTING
     assert [(who, at) for who, probe, at in trace.probes if probe == SAMPLE] == WAYS
@@ -180,7 +180,7 @@ def test_links_are_measured_until_they_are_known_to_be_fast() -> None:
 
 
 def test_a_large_cluster_has_few_ways_to_the_head() -> None:
-    """The head and its fellows take turns, so that only the ring grows with the cluster."""
+    """Only some workers measure the link to the head, so that only the ring grows."""
     count = 60
     workers = range(2, count + 2)
     joined = [(1.0, reported(n)) for n in workers]
@@ -213,7 +213,7 @@ def test_the_models_own_size() -> None:
 
 
 def test_late_is_a_warning() -> None:
-    """At the deadline what is known is told, and of which ways nothing was heard."""
+    """At the deadline the known speeds are logged, with the links that have no sample."""
     trace = Trace(PAIR, JOINED)
     answers = (sample("", 100), sample("10.0.0.3", 9000))
     trace.take(reported(2, answers=answers), 3.0)
@@ -227,7 +227,7 @@ def test_late_is_a_warning() -> None:
 
 
 def test_a_node_that_left_is_not_awaited() -> None:
-    """What it was to measure is told without it; a try that failed tells nothing of speed."""
+    """Its links are reported without it; a failed sample gives no speed."""
     trace = Trace(replace(PAIR, min_workers=1), JOINED)
     refused = tuple(Answer(SAMPLE, at, "connection refused") for at in ("", "10.0.0.3"))
     trace.take(reported(2, answers=refused), 3.0)
@@ -257,7 +257,7 @@ async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
 
 
 def drawn(run_id: str, asks: str, *, token: str | None = None, shows: str | None = None) -> object:
-    """Return what a sample gives, from a node of one run to one of perhaps another."""
+    """Return the result of a sample, from a node of one run to one of the same or another."""
 
     async def trace() -> object:
         async with a_node(run_id, token) as port:
@@ -267,7 +267,7 @@ def drawn(run_id: str, asks: str, *, token: str | None = None, shows: str | None
 
 
 def test_a_sample_is_drawn() -> None:
-    """Some MB come, and no more than was promised."""
+    """Some MB arrive, and no more than the limit."""
     found = drawn("run-1", "run-1", token=SECRET, shows=SECRET)
     assert isinstance(found, tuple)
     size, seconds = found
@@ -286,12 +286,12 @@ def test_not_for_everybody(asks: str, shows: str | None, status: int) -> None:
 
 
 def test_a_node_that_knows_no_run_gives_none() -> None:
-    """Before the head's first word a worker belongs to nobody."""
+    """Before the head's first reply a worker belongs to no run."""
     assert str(drawn("", "")).endswith("answered 409")
 
 
 def test_several_at_once_take_turns() -> None:
-    """All that ask get a sample, and one that reads nothing holds up the others for seconds."""
+    """All clients get a sample; one that reads nothing delays the others by some seconds."""
 
     async def trace() -> list[object]:
         found: list[object] = []
@@ -326,7 +326,7 @@ def test_several_at_once_take_turns() -> None:
 def test_what_is_slow_is_slow_each_time(
     looks: list[float], told: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine is slow now and fast then: looks that differ are not the last."""
+    """A busy machine varies: after different speeds the link is measured again."""
     left = [round(mbps * 1e6 / 8) for mbps in looks]
 
     async def look(*_: object) -> tuple[int, float]:
@@ -341,7 +341,7 @@ def test_what_is_slow_is_slow_each_time(
 
 
 def test_a_node_measures() -> None:
-    """The address is a fellow's or the head's, the port and the token are of this node's plan."""
+    """The address is a worker's or the head's; port and token are those of this node's plan."""
 
     async def trace() -> list[Answer]:
         async with a_node("run-1") as port:

@@ -1,4 +1,4 @@
-"""The agent's own log as a reader meets it: the real thing, in a process of its own."""
+"""The agent's log from a reader's view: real code in a separate process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def say(
     environ: dict[str, str] | None = None,
     stderr: int = subprocess.PIPE,
 ) -> tuple[str, str]:
-    """Say sentences; return what stderr and the file have of them."""
+    """Log sentences; return the lines on stderr and in the file."""
     file = tmp_path / "agent.log"
     words = [json.dumps([style, node, str(file), *said]), json.dumps(environ or {})]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def say(
 
 
 def at_terminal(tmp_path: Path, style: str, environ: dict[str, str] | None = None) -> str:
-    """Say a warning at a terminal; return what it shows."""
+    """Log a warning on a terminal; return the output."""
     reader, terminal = pty.openpty()
     said = (("a", "info"), ("b", "warning"), ("c", "error"))
     _, kept = say(tmp_path, style, *said, environ=environ, stderr=terminal)
@@ -61,7 +61,7 @@ def at_terminal(tmp_path: Path, style: str, environ: dict[str, str] | None = Non
 
 
 def test_a_line_for_people(tmp_path: Path) -> None:
-    """Time, node, a mark where it is no news but trouble, the sentence: alike in the file."""
+    """Time, node, a mark for warnings and errors, the sentence: the same in the file."""
     said = (("hello %s {x}", "info"), ("beware", "warning"), ("no", "error"))
     shown, kept = say(tmp_path, "auto", *said)
     assert re.sub(TIME, "T", shown) == "T poda hello %s {x}\nT poda WARN beware\nT poda ERROR no\n"
@@ -74,7 +74,7 @@ def test_no_name_no_gap(tmp_path: Path) -> None:
 
 
 def test_a_line_for_machines(tmp_path: Path) -> None:
-    """Four fields in their order, one object a line, alike in the file."""
+    """Four fields in order, one object per line, the same in the file."""
     shown, kept = say(tmp_path, "json", ("hällo", "info"), ("no", "error"))
     assert kept == shown
     first, second = (json.loads(line) for line in shown.splitlines())
@@ -87,7 +87,7 @@ def test_a_line_for_machines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["auto", "json"])
 def test_secrets_are_masked_wherever_they_stand(tmp_path: Path, style: str) -> None:
-    """In the sentence and in the name; also one that has a line's end within."""
+    """In the sentence and in the name; also a secret with a line break."""
     said = (("a s3cret-s3cret b", "info"), ("c of two\nlines d", "info"))
     shown, kept = say(tmp_path, style, *said, node="s3cret-s3cret")
     for text in (shown, kept):
@@ -98,7 +98,7 @@ def test_secrets_are_masked_wherever_they_stand(tmp_path: Path, style: str) -> N
 
 @pytest.mark.parametrize("style", ["auto", "json"])
 def test_no_name_forges_a_line(tmp_path: Path, style: str) -> None:
-    """Control characters are shown, not obeyed; what is merely foreign, or a tab, stays."""
+    """Control characters are escaped; foreign letters and tabs stay."""
     nasty = "x\n12:00:00 poda done\r\x1b[31m\x9b\x85\u2028\u202e\x7f\x00 \udc80 é漢\tend"
     shown, kept = say(tmp_path, style, (nasty, "info"), ("b", "info"), node="po\nda")
     for text in (shown, kept):
@@ -121,7 +121,7 @@ def test_colour_is_for_terminals(tmp_path: Path) -> None:
 
 
 def test_structlog_comes_late_and_alone(tmp_path: Path) -> None:
-    """Verbs that log nothing do without it; rich, where it is installed, is never loaded."""
+    """Verbs that log nothing do not load it; rich is never loaded for the log."""
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise SystemExit('rich was imported')")
     script = """

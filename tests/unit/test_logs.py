@@ -53,7 +53,7 @@ FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 def test_the_words_name_node_and_log(
     words: list[str], code: int, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node, a log, both or none; what is not there is named."""
+    """A node, a log, both or none; an unknown name is an error."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
@@ -66,7 +66,7 @@ def test_the_words_name_node_and_log(
 def test_a_worker_s_last_lines_are_not_followed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is shown once, and said why no more comes."""
+    """They are printed once, with the reason why no more follow."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
@@ -113,14 +113,14 @@ def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
 
 
 class Output(io.StringIO):
-    """A stdout that can be waited for; `capsys` loses what is printed while it is read."""
+    """A stdout with a wait; `capsys` loses text that is printed while it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._written = threading.Condition()
 
     def write(self, text: str) -> int:
-        """Write, and wake a test that waits."""
+        """Write, and notify a waiting test."""
         with self._written:
             count = super().write(text)
             self._written.notify_all()
@@ -135,7 +135,7 @@ class Output(io.StringIO):
 def test_following_survives_a_restarted_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another agent listens at the same port a moment later; after the verdict its end is ours."""
+    """Another agent listens at the same port a moment later; the exit code is the verdict's."""
     output = Output()
     monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)
@@ -151,7 +151,7 @@ def test_following_survives_a_restarted_agent(
 def test_following_ends_when_the_agent_stays_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
+    """Without a verdict the end of the run is unknown: this is an error."""
     monkeypatch.setattr(times, "AGENT_RESTARTS", 1.0)
     output = Output()
     monkeypatch.setattr(sys, "stdout", output)
@@ -169,7 +169,7 @@ def test_following_ends_when_the_agent_stays_away(
 
 
 class Asked:
-    """A head's logs, and the reports by which a worker sends its own."""
+    """A head's logs, and the reports with which a worker sends its own."""
 
     def __init__(self, root: Path) -> None:
         environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
@@ -186,7 +186,7 @@ class Asked:
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
-        """Ask for a part."""
+        """Request a part."""
         return anyio.run(self.logs.read, node, name, after)
 
 

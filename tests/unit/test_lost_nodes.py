@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_a_raylet_that_does_not_answer_is_named() -> None:
-    """Of two nodes one has a raylet that listens; of one address every raylet must answer."""
+    """One of two nodes has a listening raylet; all raylets at one address must answer."""
     with socket.create_server(("127.0.0.1", 0)) as lives, socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))  # and does not listen
         open_port, closed = lives.getsockname()[1], dead.getsockname()[1]

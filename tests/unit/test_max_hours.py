@@ -24,7 +24,7 @@ OVER = ends.MAX_HOURS.outcome(hours=2.0)
 
 
 def test_the_job_is_stopped_with_its_grace() -> None:
-    """A warning with the money ten minutes before, then a stop as by a signal, held afterwards."""
+    """A warning with the price ten minutes before, then a stop like by a signal; then held."""
     trace = Trace(HOURS, PAIR)
     trace.take(job("RUNNING"), 6500)
     assert "AGENT_MAX_HOURS" not in trace.log
@@ -50,7 +50,7 @@ def test_a_job_that_ends_at_that_moment_has_its_own_end() -> None:
 
 @pytest.mark.parametrize("retries", [0, 3])
 def test_no_attempt_follows(retries: int) -> None:
-    """Also where the job just stops for a loss, or the next attempt boots."""
+    """Also if the job is being stopped after a loss, or the next attempt boots."""
     trace = Trace(replace(HOURS, retries=retries, used_hours=1.0), RUNNING)
     assert trace.finish()
     (end,) = trace.outcomes
@@ -59,14 +59,14 @@ def test_no_attempt_follows(retries: int) -> None:
 
 
 def test_the_wait_for_a_node_that_never_comes_is_part_of_it() -> None:
-    """In a boot there is no job to stop: the head leaves."""
+    """During a boot there is no job to stop: the head ends."""
     trace = Trace(replace(HOURS, max_hours=0.01), [(1, nodes()), (36, TICK)])
     assert [end.exit_code for end in trace.outcomes] == [78]
     assert "StopJob" not in trace.kinds()
 
 
 def test_a_boot_that_begins_again_and_again_ends() -> None:
-    """A Ray that is lost in each boot restarts all waits, but not the boot's own deadline."""
+    """A Ray lost in each boot restarts all waits, but not the boot's own deadline."""
     trace = Trace(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])
     trace.take(h.RayGone("exit 1"), 100)
     assert trace.state.attempt.began == 100
@@ -80,7 +80,7 @@ def test_a_boot_that_begins_again_and_again_ends() -> None:
 
 
 def test_used_hours_are_kept(tmp_path: Path) -> None:
-    """A restarted head counts on; a raised limit continues the run, and no retry is used."""
+    """A restarted head continues counting; a raised limit continues the run, without a retry."""
     first = RunKeeper(tmp_path, "f" * 16, ChosenRun("run"))
     first.adopt_run("run", 0)
     first.record_submission(1, "run-1")
@@ -102,7 +102,7 @@ def test_used_hours_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_what_it_costs_at_most() -> None:
-    """The hours of all nodes, in money where the price is known."""
+    """The hours of all nodes, and their price if it is known."""
     given = {"AGENT_MAX_HOURS": "10", "EXPECTED_WORKERS": "3"}
     assert "AGENT_MAX_HOURS=10: then the job is stopped" in plan_of(given).notes
     (note,) = (n for n in plan_of({**given, "AGENT_PRICE_PER_HOUR": "2.5"}).notes if "HOURS" in n)

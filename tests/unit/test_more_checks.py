@@ -380,7 +380,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
 def test_findings(
     check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
 ) -> None:
-    """Each danger has its level and its words, and whatever is not fine a remedy."""
+    """Each fault has its level and text, and a remedy unless it is ok."""
     assert_finding(check, environ, facts, level, words)
 
 
@@ -391,7 +391,7 @@ def test_a_keys_text_is_never_shown() -> None:
 
 @pytest.mark.parametrize(("free", "warned"), [(210 << 30, False), (209 << 30, True), (None, False)])
 def test_room_for_two_checkpoints(free: int | None, warned: bool) -> None:  # noqa: FBT001 - a row
-    """Where the model's size is known, two checkpoints with their optimizer must fit."""
+    """If the model's size is known, two checkpoints with their optimizer must fit."""
     facts = replace(MACHINE, model_bytes=15 << 30, checkpoints_free=free)
     findings = checkpoint_space(facts, "/ckpt")
     assert bool(findings) is warned

@@ -1,4 +1,4 @@
-"""Names: asked of a resolver that may be slow, and never asked twice at once."""
+"""Name resolution by a resolver that may be slow, with one lookup at a time per name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.runtime import network
 
 
 class SlowDns:
-    """A resolver that answers when it is told to."""
+    """A resolver that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -29,7 +29,7 @@ class SlowDns:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
-    """Put a slow resolver in the place of the machine's."""
+    """Replace the machine's resolver by a slow one."""
     resolver = SlowDns()
     monkeypatch.setattr(network, "lookup", resolver.lookup)
     return resolver
@@ -42,7 +42,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
 def test_a_late_answer_is_there_for_the_next_who_asks(
     slow: SlowDns, host: str, answer: tuple[str, ...] | str
 ) -> None:
-    """A resolver slower than our patience is asked once, says so, and is heard in the end."""
+    """The lookup runs once, the wait is logged, and its late answer is used."""
 
     async def story() -> None:
         for _ in range(2):
@@ -77,13 +77,13 @@ def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
 
 
 def test_an_address_needs_no_dns(slow: SlowDns) -> None:
-    """An address is its own answer."""
+    """An address is returned unchanged."""
     assert anyio.run(network.resolve, "10.0.0.7") == ("10.0.0.7",)
     assert slow.asked == []
 
 
 def test_a_name_that_no_resolver_takes_is_told() -> None:
-    """A label beyond DNS's length is an answer, not an endless question."""
+    """A label beyond DNS's length gives an error, not an endless wait."""
     said = anyio.run(network.resolve, f"ü{'a' * 70}", 20)
     assert "does not resolve" in said
 
@@ -91,7 +91,7 @@ def test_a_name_that_no_resolver_takes_is_told() -> None:
 def test_an_answer_of_long_ago_is_asked_for_anew(
     slow: SlowDns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came too late for who asked is no answer for ever: a pod made anew moves."""
+    """An answer that came too late for its caller is not cached: a new pod may have the name."""
 
     async def story() -> None:
         await network.resolve("pod0", 0.01)
@@ -107,7 +107,7 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
 
 
 def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
-    """However often a resolver that hangs is asked, nothing piles up."""
+    """Lookups of a hung resolver do not accumulate."""
 
     async def story() -> None:
         for _ in range(5):
@@ -121,7 +121,7 @@ def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
 
 
 def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no further thread may be started, that is the evidence, and the next try may do."""
+    """If no thread can be started, that is the evidence, and the next try may succeed."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -135,7 +135,7 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_brief_look_up_of_an_odd_name() -> None:
-    """A name that no resolver takes is as one that nobody knows."""
+    """A name that a resolver refuses counts as unknown."""
     assert network.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
 
 
@@ -143,7 +143,7 @@ def test_a_brief_look_up_of_an_odd_name() -> None:
 def test_no_answer_is_not_an_unknown_name(
     monkeypatch: pytest.MonkeyPatch, code: int, *, mute: bool
 ) -> None:
-    """Only a server that did not answer may know the name all the same."""
+    """Only a server that did not answer may still know the name."""
 
     def fail(_host: str) -> tuple[str, ...]:
         raise socket.gaierror(code, "some words")

@@ -32,7 +32,7 @@ SAVED = h.SaveOver("run-1", "the job has saved checkpoint-7")
 
 
 def noticed(n: int, seconds: float, at: float, *, gone: bool = False) -> tuple[float, HeadEvent]:
-    """Return a worker's report that its node is taken away in so many seconds."""
+    """Return a worker's report that its node is taken away in this many seconds."""
     report = reported(n, gone=gone, heard=at)
     return at, replace(report, worker=replace(report.worker, notice=seconds))
 
@@ -43,7 +43,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> h.Hea
 
 
 def signals(trace: Trace) -> list[str]:
-    """Return what was done about the job and the workers, in order."""
+    """Return the actions on the job and the workers, in order."""
     kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.Retry, h.EndRun)
     return [type(deed).__name__ for deed in trace.effects if isinstance(deed, kinds)]
 
@@ -74,14 +74,14 @@ ONE = noticed(2, 14.0, 10)
     ],
 )
 def test_the_job_saves_before_its_node_is_taken_away(history: History, deeds: list[str]) -> None:
-    """It is stopped when it has saved, or with the end of the notice; then the node may leave."""
+    """It is stopped after it has saved, or at the end of the notice; then the node may leave."""
     trace = Trace(taken(), [*PAIR, *history])
     assert signals(trace) == deeds
     assert [d.signum for d in trace.effects if isinstance(d, h.SaveJob)] == [USR1]
 
 
 def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
-    """Without a retry and without a pause; GCS may list the node that left a while longer."""
+    """Without a retry and without a pause, although GCS may list the lost node for a while."""
     history = [*PAIR, ONE, (12, SAVED), (13, job("STOPPED")), noticed(2, 0.0, 14, gone=True)]
     trace = Trace(taken(), history)
     assert "announced losses that AGENT_JOB_RETRIES does not count: 1 of 10" in trace.log
@@ -113,7 +113,7 @@ def test_a_node_that_does_not_come_back_ends_the_run() -> None:
     ids=["booting", "not joined", "no signal", "no job", "a spare"],
 )
 def test_a_node_that_nothing_waits_for_may_leave_at_once(of: h.HeadGoal, history: History) -> None:
-    """The job goes on, and the worker is released once."""
+    """The job continues, and the worker is released once."""
     trace = Trace(of, [*history, noticed(2, 13.0, 11)])
     assert signals(trace) == ["ReleaseWorker"]
 
@@ -131,7 +131,7 @@ def test_a_loss_by_sigterm_costs_no_retry_where_retries_are_allowed(
 
 
 def test_a_loss_that_was_not_announced_counts_beside_one_that_was() -> None:
-    """Only an attempt that lost announced nodes alone is free."""
+    """Only an attempt that lost nothing but announced nodes is free."""
     pair: History = [(3.0, nodes(2, 3)), (4.0, reported(2)), (4.2, reported(3)), *PAIR[2:]]
     trace = Trace(taken(2), [*pair, (9, nodes(2)), ONE, (12, SAVED), (13, job("STOPPED"))])
     (end,) = trace.outcomes
@@ -143,7 +143,7 @@ def test_a_loss_that_was_not_announced_counts_beside_one_that_was() -> None:
     [(0, 2, 2), (1, 0, 0), (10, 0, 0), (11, 0, 1), (12, 1, 3)],
 )
 def test_ten_announced_losses_are_free(announced: int, others: int, counted: int) -> None:
-    """The eleventh counts as any other."""
+    """The eleventh counts like any other."""
     tried = [LostAttempt(9e3, announced=True)] * announced + [LostAttempt(9e3)] * others
     assert count_losses(tried) == counted
     assert retries_exhausted(tried, counted) is None
@@ -152,7 +152,7 @@ def test_ten_announced_losses_are_free(announced: int, others: int, counted: int
 
 
 def test_the_record_keeps_which_losses_were_announced() -> None:
-    """A head that goes on counts as its former one did, and older records stay readable."""
+    """A later head counts like its former one, and older records stay readable."""
     begun = RunRecord("r", "f", 1).begin_attempt(1, "r-1", "2026-11-23T10:00:00.000Z")
     for announced in (True, False):
         ended = begun.end_attempt("2026-11-23T10:10:00.000Z", "taken", 75, announced=announced)
@@ -170,7 +170,7 @@ def test_the_record_keeps_which_losses_were_announced() -> None:
     [(TERM, ["SaveJob"]), (INT, ["StopJob"])],
 )
 def test_sigterm_to_the_head_lets_the_job_save_first(event: HeadEvent, deeds: list[str]) -> None:
-    """Within half of the job's grace, all in all as long as any stop; Ctrl-C stops at once."""
+    """Within half of the job's grace, and in all no longer than any stop; Ctrl-C stops at once."""
     trace = Trace(taken(0), [*RUNNING, (10, event)])
     assert signals(trace) == deeds
     assert trace.finish()
@@ -180,7 +180,7 @@ def test_sigterm_to_the_head_lets_the_job_save_first(event: HeadEvent, deeds: li
 
 
 def test_a_job_that_cannot_save_is_stopped_at_once() -> None:
-    """It does not handle the signal, so nothing is waited for; a second stop does not wait."""
+    """It does not handle the signal, so there is no wait; nor after a second stop."""
     trace = Trace(taken(0), [*RUNNING, (10, TERM), (10.1, SAVED)])
     assert signals(trace) == ["SaveJob", "StopJob"]
     trace = Trace(taken(0), [*RUNNING, (10, TERM), (11, TERM)])
@@ -188,7 +188,7 @@ def test_a_job_that_cannot_save_is_stopped_at_once() -> None:
 
 
 def test_the_job_saves_before_its_hours_are_over() -> None:
-    """AGENT_MAX_HOURS stops as SIGTERM does, with its own end."""
+    """AGENT_MAX_HOURS stops like SIGTERM, with its own outcome."""
     trace = Trace(replace(taken(0), max_hours=0.01), [*RUNNING, (36, TICK), (38, SAVED)])
     assert signals(trace) == ["SaveJob", "StopJob"]
     trace.take(job("STOPPED"), 40)
@@ -238,7 +238,7 @@ def test_a_worker_waits_until_the_job_has_saved(
 
 
 def test_a_worker_leaves_at_once_where_no_job_saves() -> None:
-    """As it does before it has joined; its goodbye still says that the platform takes the node."""
+    """As before it has joined; its goodbye still has the platform's notice."""
     for of, history in ((saving_worker(limit=None), JOINED), (saving_worker(), JOINED[:1])):
         trace = of_worker.WorkerTrace(of, [*history, (10, of_worker.TERM)])
         assert [end.exit_code for end in trace.outcomes] == [143]
@@ -274,7 +274,7 @@ def test_the_verdict_ends_a_worker_that_waits() -> None:
     ],
 )
 def test_the_signal_is_the_users_else_the_recipes(environ: dict[str, str], signum: int) -> None:
-    """A recipe has one only where its program was seen to save on it."""
+    """A recipe has one only if its program was observed to save on it."""
     recipe = {"AGENT_MODEL": "m/m", "AGENT_TRAIN_DATA": "/d.jsonl"}
     given = environ | (recipe if "AGENT_JOB" in environ else {})
     assert notice_signal(load(given, None).settings) == signum

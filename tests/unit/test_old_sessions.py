@@ -1,4 +1,4 @@
-"""Sessions of earlier Rays: what of them goes, and that a living one never does."""
+"""Sessions of earlier Rays: what is removed, and that a running one never is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(*numbers: int) -> list[str]:
 
 
 def aged(*ages: float) -> dict[str, float]:
-    """Return sessions that changed so many seconds before they count as quiet."""
+    """Return sessions with changes this many seconds before they count as unused."""
     return {f"s{n}": OLD - age for n, age in enumerate(ages)}
 
 
@@ -52,7 +52,7 @@ def aged(*ages: float) -> dict[str, float]:
 def test_what_goes(
     found: dict[str, float], living: Sequence[str], whole: list[str], spilled: list[str]
 ) -> None:
-    """The oldest go whole, the newest lose what they spilled; those that live lose nothing."""
+    """The oldest are removed, the newest lose their spilled objects; running ones stay."""
     assert choose_removals(found, living, NOW) == (whole, spilled)
 
 
@@ -61,7 +61,7 @@ def test_what_goes(
     st.frozensets(st.text(max_size=3)),
 )
 def test_never_a_living_one(found: dict[str, float], living: frozenset[str]) -> None:
-    """Nothing that a process names, nothing that changed lately, and no more than was found."""
+    """None that a process uses, none that changed lately, and no more than were found."""
     whole, spilled_only = choose_removals(found, living, NOW)
     gone = {*whole, *spilled_only}
     assert not gone & living
@@ -70,7 +70,7 @@ def test_never_a_living_one(found: dict[str, float], living: frozenset[str]) -> 
 
 
 def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:
-    """Make a session's folder as Ray leaves it, with what it spilled."""
+    """Make a session's folder as Ray leaves it, with spilled objects."""
     session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
     for part in ("logs", "ray_spilled_objects_abc"):
         (session / part).mkdir(parents=True)
@@ -83,7 +83,7 @@ def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:
 
 
 def test_the_disk_is_freed(tmp_path: Path) -> None:
-    """Old sessions go; one that a process names, a fresh one, a link and strange names stay."""
+    """Old sessions are removed; used ones, new ones, links and other names stay."""
     dead = [made(tmp_path, day) for day in range(1, 7)]
     lives, fresh = made(tmp_path, 20), made(tmp_path, 21, age=0)
     strange = tmp_path / "session_mine"
@@ -110,6 +110,6 @@ def test_the_disk_is_freed(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none(tmp_path: Path) -> None:
-    """A first run on a pod has nothing to remove, not even a folder."""
+    """On a pod's first run there is nothing to remove, not even a folder."""
     anyio.run(prune_sessions, str(tmp_path / "none"), BestEffort())
     assert not (tmp_path / "none").exists()

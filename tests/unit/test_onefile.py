@@ -44,7 +44,7 @@ def write_wheel(folder: Path, name: str, files: dict[str, str]) -> Wheel:
 
 @dataclass(frozen=True)
 class Small:
-    """A small one file, which unpacks below a folder of the test's."""
+    """A small one file, which unpacks below a test folder."""
 
     file: Path
     parents: tuple[Path, ...]
@@ -60,13 +60,13 @@ class Small:
         )
 
     def run(self, *words: str, **environ: str) -> tuple[int, dict[str, object], str]:
-        """Run it; return its code, what the small agent prints, and stderr."""
+        """Run it; return its code, the small agent's output, and stderr."""
         process = self.start(*words, **environ)
         out, err = process.communicate(timeout=60)
         return process.returncode, ast.literal_eval(out or "{}"), err
 
     def homes(self) -> list[Path]:
-        """Return the folders that it unpacked into."""
+        """Return the folders that it unpacked to."""
         return [home for parent in self.parents for home in parent.glob("pod-agent-*/*")]
 
 
@@ -105,14 +105,14 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Small:
 
 
 def test_arguments_and_code_pass_through(small: Small) -> None:
-    """The agent gets the words as they were given, and its code is the file's."""
+    """The agent gets the arguments unchanged, and its exit code is the file's."""
     code, found, err = small.run("run", "--", "a b", "{nodes}")
     assert (code, err) == (7, "")
     assert found["argv"] == ["run", "--", "a b", "{nodes}"]
 
 
 def test_nothing_of_the_image_shadows_the_files_libraries(small: Small, tmp_path: Path) -> None:
-    """PYTHONPATH and the environment that starts it have the library too, in another version."""
+    """The image's environment and PYTHONPATH have another version of the library."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "library.py").write_text("VERSION = 'theirs'", encoding="utf-8")
@@ -125,7 +125,7 @@ def test_nothing_of_the_image_shadows_the_files_libraries(small: Small, tmp_path
 
 
 def test_the_folder_is_private_and_keyed_by_python_and_machine(small: Small) -> None:
-    """Nobody else may read it; each Python has its own libraries, the agent one path for all."""
+    """Only its user can read it; each Python has its libraries, the agent one path for all."""
     small.run()
     (home,) = small.homes()
     assert home.parent.name == f"pod-agent-{os.geteuid()}"
@@ -150,7 +150,7 @@ def test_eight_at_once(small: Small) -> None:
 
 
 def test_a_second_start_writes_nothing(small: Small) -> None:
-    """What is complete is not looked through again."""
+    """A complete folder is not checked again."""
     small.run()
     (home,) = small.homes()
     before = sorted((path, path.stat().st_mtime_ns) for path in home.rglob("*.py"))
@@ -159,7 +159,7 @@ def test_a_second_start_writes_nothing(small: Small) -> None:
 
 
 def test_what_a_cleaner_removed_is_written_again(small: Small) -> None:
-    """A day after the last look, files that are missing come back; others stay as they are."""
+    """A day after the last check, missing files are written again; others stay unchanged."""
     _, found, _ = small.run()
     (home,) = small.homes()
     library = Path(str(found["library"]))
@@ -185,7 +185,7 @@ def test_an_interrupted_start_is_completed(small: Small) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user, which needs root")
 @pytest.mark.parametrize("how", ["owned", "linked", "open"])
 def test_a_folder_of_somebody_else_is_not_used(small: Small, how: str) -> None:
-    """It could have put anything there: the next place is taken."""
+    """It may contain anything: the next place is used."""
     first = small.parents[0]
     folder = first / f"pod-agent-{os.geteuid()}"
     if how == "owned":
@@ -202,7 +202,7 @@ def test_a_folder_of_somebody_else_is_not_used(small: Small, how: str) -> None:
 
 
 def test_no_place_at_all_is_78(small: Small) -> None:
-    """The sentence names each place and why it is none."""
+    """The message names each place and the reason."""
     for parent in small.parents:
         (parent / f"pod-agent-{os.geteuid()}").write_text("a file", encoding="utf-8")
     code, _, err = small.run()
@@ -212,7 +212,7 @@ def test_no_place_at_all_is_78(small: Small) -> None:
 
 
 def test_versions_that_nobody_uses_are_removed(small: Small) -> None:
-    """After two weeks, unless an agent of theirs runs."""
+    """After two weeks, unless an agent of that version runs."""
     folder = small.parents[0] / f"pod-agent-{os.geteuid()}"
     folder.mkdir(mode=0o700)
     long_ago = time.time() - 20 * 86_400
@@ -231,7 +231,7 @@ def test_versions_that_nobody_uses_are_removed(small: Small) -> None:
 
 
 def test_a_python_that_does_not_suit_starts_one_that_does(small: Small, tmp_path: Path) -> None:
-    """`python3` is too old: a newer one on PATH is taken, unless it is one in name alone."""
+    """`python3` is too old: a newer one on PATH is used, if it really is newer."""
     text = (tmp_path / "launcher.py").read_text(encoding="utf-8")
     newer, newest = sys.version_info[1] + 1, sys.version_info[1] + 2
     changed = f"FIRST, LAST = (3, {newer}), (3, {newest})"
@@ -257,7 +257,7 @@ def test_a_python_that_does_not_suit_starts_one_that_does(small: Small, tmp_path
 
 
 def test_an_old_python_can_read_the_launcher() -> None:
-    """RHEL 8 has 3.6: its syntax is all that the launcher uses."""
+    """RHEL 8 has 3.6: the launcher uses only its syntax."""
     ast.parse(LAUNCHER.read_text(encoding="utf-8"), feature_version=(3, 6))
 
 
@@ -265,7 +265,7 @@ def test_an_old_python_can_read_the_launcher() -> None:
 
 
 def test_every_target_has_every_library() -> None:
-    """What pyproject.toml asks for is there for each Python and machine, as pinned."""
+    """Each requirement in pyproject.toml has a pinned wheel for each Python and machine."""
     wheels = lock.read_lock()
     for target in lock.TARGETS:
         pinned = lock.pins(target)
@@ -293,7 +293,7 @@ def test_the_lock_names_files_and_no_index() -> None:
 
 
 def test_the_needed_glibc_is_the_highest_of_the_lowest() -> None:
-    """A wheel of several tags runs with the oldest of them."""
+    """A wheel with several tags works with the oldest of them."""
     old = Wheel("", "a-1.0-cp311-cp311-manylinux_2_5_x86_64.manylinux_2_28_x86_64.whl", ())
     new = Wheel("", "b-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", ())
     both = Wheel("", "c-1.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", ())

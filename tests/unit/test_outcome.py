@@ -1,4 +1,4 @@
-"""The end of a run: codes, sentences, and the grace that is shared out."""
+"""The outcome of a run: codes, sentences, and how the grace is divided."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTCOMES = st.builds(
 
 @given(OUTCOMES)
 def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
-    """What a worker reads is what the head wrote."""
+    """A worker reads the outcome that the head wrote."""
     assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
 
 
@@ -75,7 +75,7 @@ def test_the_last_line() -> None:
     ],
 )
 def test_codes_as_a_shell_tells_them(code: int, shell: int, name: str) -> None:
-    """A death by signal n is 128+n, and is named."""
+    """A process killed by signal n is 128+n, with the signal's name."""
     assert shell_code(code) == shell
     assert name_of_code(shell) == name
 
@@ -94,7 +94,7 @@ def test_codes_as_a_shell_tells_them(code: int, shell: int, name: str) -> None:
     ],
 )
 def test_a_stop(signum: int, expected: bool, code: int, name: str) -> None:  # noqa: FBT001 - a table's column
-    """A signal is named as it came; it ends with 143 or 130, or 0 where staying was the task."""
+    """The signal is named; the code is 143 or 130, or 0 for a run without a job."""
     outcome = stopped(signum, expected=expected)
     assert (outcome.kind, outcome.exit_code) == (Kind.STOPPED, code)
     assert (outcome.culprit, outcome.reason) == (name, f"asked to stop by {name}")
@@ -122,7 +122,7 @@ def test_a_stop(signum: int, expected: bool, code: int, name: str) -> None:  # n
     ],
 )
 def test_verdict(report: JobReport, kind: Kind, code: int, words: str) -> None:
-    """The job's own code, verbatim, or the contract's for an end without one."""
+    """The job's own code, unchanged, or the contract's for an end without one."""
     outcome = verdict_of(report)
     assert report.ended
     assert (outcome.kind, outcome.exit_code) == (kind, code)
@@ -131,7 +131,7 @@ def test_verdict(report: JobReport, kind: Kind, code: int, words: str) -> None:
 
 
 def test_a_verdict_names_the_loss_before_it() -> None:
-    """A job that ended by itself after a node was lost gives its own code and names the loss."""
+    """A job that ended by itself after a loss gives its own code, and the loss is named."""
     outcome = verdict_of(JobReport("FAILED", driver_exit_code=1), "lost a needed node (pod2)")
     assert outcome.exit_code == 1
     assert "before that, lost a needed node (pod2)" in outcome.reason
@@ -145,7 +145,7 @@ def test_a_job_that_has_not_ended(status: str) -> None:
 
 @given(st.floats(1, 3600))
 def test_the_grace_is_never_exceeded(grace: float) -> None:
-    """The parts of a stop, those side by side counted once, fit, and the job gets most."""
+    """The parts of a stop fit into it, parallel ones counted once; the job gets the most."""
     parts = stop_budget(grace)
     together = max(parts.final_replies, parts.services, parts.ray)
     assert parts.job + parts.output + together + parts.leftovers + parts.bundle < grace
@@ -163,7 +163,7 @@ def test_errors_say_what_why_and_remedy() -> None:
 
 
 def test_a_settings_error_counts_and_names() -> None:
-    """One problem is told in full; several are counted, with every name once."""
+    """One problem is printed in full; several are counted, with every name once."""
     a, b = Problem("A", "1", "2"), Problem("B", "x", "y")
     assert SettingsError((a,)).what == "A: got 1; expected 2"
     assert "3 problems in the settings (A, B)" in SettingsError((a, b, b)).sentence()

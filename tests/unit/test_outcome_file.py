@@ -58,7 +58,7 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
 def test_an_outcome_that_cannot_be_written_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that is gone ends nothing: it is a warning."""
+    """A missing folder changes no outcome: it is a warning."""
     said: list[str] = []
     word = DiskAlarm(lambda sentence, _level: said.append(sentence))
     monkeypatch.setattr(run_folder, "disk_alarm", word)
@@ -71,7 +71,7 @@ def test_an_outcome_that_cannot_be_written_is_said(
 def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while it held the pod: its verdict is read; one killed under the job had none."""
+    """An agent killed while it held the pod left a verdict; one killed under the job did not."""
     folder = RunFolder(tmp_path, "run-1", "pod0")
     folder.own.write(folder.path / node_record.NODE_FILE)
     monkeypatch.setattr(parent, "former_agents", lambda: (os.getpid(),))

@@ -1,4 +1,4 @@
-"""The job's own output: Ray's lines taken out, every other byte passed on."""
+"""The job's output without Ray's lines, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(chunks: list[bytes]) -> bytes:
 )
 @given(data=st.data())
 def test_ray_s_lines_are_taken_out(text: bytes, own: bytes, data: st.DataObject) -> None:
-    """However the file is cut into chunks, what is left is the job's own."""
+    """For any split of the file into chunks, the result is the job's own output."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     edges = [0, *cuts, len(text)]
     chunks = [text[a:b] for a, b in itertools.pairwise(edges)]
@@ -59,7 +59,7 @@ def test_ray_s_lines_are_taken_out(text: bytes, own: bytes, data: st.DataObject)
 
 @given(st.text("ab\n", max_size=40), st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7))))
 def test_a_stream_that_begins_anew_is_written_once(text: str, drops: list[tuple[int, int]]) -> None:
-    """However often it drops and begins anew, the copy is the stream, nothing lost or doubled."""
+    """After any number of reconnects, the copy is the stream, without gaps and duplicates."""
     file = io.StringIO()
     copy = ResumableCopy(file)
     for length, step in [*drops, (len(text), 3)]:

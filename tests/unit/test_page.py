@@ -1,4 +1,4 @@
-"""The page and its form, and the status that fills them."""
+"""The page, its form, and the status that fills them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVED: History = [
     (4.0, reported(4, EVIL, joined=False, heard=4.0)),
 ]
 DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
-"""What the script's nodes have that are the page's, not the cluster's."""
+"""The attributes of the script's elements that belong to the page, not to the cluster."""
 
 
 def status(history: History) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_the_status_tells_all_of_it() -> None:
 def test_the_name_of_the_run(
     set_by_user: dict[str, str], command: list[str] | None, name: str | None
 ) -> None:
-    """It is AGENT_RUN_NAME, else what the recipe calls the run in W&B; a command has no other."""
+    """It is AGENT_RUN_NAME, else the recipe's name of the run in W&B; a command has no other."""
     plan = plan_of(set_by_user, command=command)
     found = status_of(
         Trace(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
@@ -79,7 +79,7 @@ def test_the_name_of_the_run(
 
 
 def test_the_status_follows_the_job() -> None:
-    """The job's status is Ray's word; the verdict is there at the end."""
+    """The job's status is Ray's; the verdict is included at the end."""
     running = [
         *SERVED,
         (5.0, ServiceReady(REWARD)),
@@ -92,7 +92,7 @@ def test_the_status_follows_the_job() -> None:
 
 
 def test_the_status_counts_outages() -> None:
-    """What was never ready has none; one that is not over counts to now."""
+    """A service that was never ready has none; a current outage counts up to now."""
     history: History = [
         (1.0, ServiceWaits(REWARD, "connection refused")),
         (2.0, ServiceReady(REWARD)),
@@ -106,7 +106,7 @@ def test_the_status_counts_outages() -> None:
 
 
 def test_the_page_is_the_same_for_every_run() -> None:
-    """Nothing of a run is in it: what others say comes as JSON, and never as markup."""
+    """It contains no data of a run: all texts arrive as JSON, and never as markup."""
     assert server.status_page(streams=False) == server.asset("page.html")
     changed = server.status_page(streams=True).replace(b'"events"', b'"status"')
     assert changed == server.asset("page.html")
@@ -114,7 +114,7 @@ def test_the_page_is_the_same_for_every_run() -> None:
 
 @pytest.mark.parametrize("name", ["page.html", "login.html"])
 def test_markup_holds_no_program_and_loads_only_what_is_ours(name: str) -> None:
-    """The policy would refuse it: scripts and styles are files of their own."""
+    """The content policy requires it: scripts and styles are separate files."""
     text = server.asset(name).decode()
     assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|javascript:", text)
     loaded = re.findall(r'(?:src|href)="([^"]*)"', text)
@@ -124,7 +124,7 @@ def test_markup_holds_no_program_and_loads_only_what_is_ours(name: str) -> None:
 
 
 def test_the_script_makes_no_markup() -> None:
-    """It writes text nodes only, asks nobody but us, and finds what it looks for on the page."""
+    """It writes text nodes only, requests only our URLs, and finds its elements on the page."""
     script, text = server.asset("page.js").decode(), server.asset("page.html").decode()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
     assert re.findall(r"https?://[^\"]+", script) == ["http://www.w3.org/2000/svg"]
@@ -135,7 +135,7 @@ def test_the_script_makes_no_markup() -> None:
 
 
 def test_what_the_script_reads_is_there() -> None:
-    """Every name of the status that it knows is told, by a head or beyond it by Watched."""
+    """Every key of the status that it reads exists, from a head or in RunStatus."""
     script = server.asset("page.js").decode()
     found = status(SERVED)
     more = {"attempts", "curve", "warnings", "job_tail", "progress"}

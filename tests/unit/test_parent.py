@@ -40,19 +40,19 @@ def run(folder: Path, body: str, *, of_a_run: bool = True) -> subprocess.Popen[b
 
 
 def said(folder: Path) -> str:
-    """Return what it said."""
+    """Return its output."""
     return (folder / "said").read_text()
 
 
 def lives(folder: Path) -> list[tuple[int, int]]:
-    """Return each life's pid and that of the one before it."""
+    """Return the PID of each agent and of the one before it."""
     path = folder / "lives"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
 
 
 def await_ready(folder: Path) -> None:
-    """Wait until a life says that it hears signals."""
+    """Wait until an agent reports that it handles signals."""
     path, until = folder / "lives", time.monotonic() + 20
     while not path.exists() or "ready" not in path.read_text():
         assert time.monotonic() < until
@@ -70,14 +70,14 @@ def await_ready(folder: Path) -> None:
     ],
 )
 def test_the_agents_own_end_is_the_runs(tmp_path: Path, body: str, code: int) -> None:
-    """Whatever ends in order, or by a signal that asks, is not started again."""
+    """An agent that ends in order, or by a stop signal, is not started again."""
     process = run(tmp_path, body)
     assert process.wait(20) == code, said(tmp_path)
     assert len(lives(tmp_path)) == 1
 
 
 def test_a_killed_agent_knows_in_whose_stead_it_lives(tmp_path: Path) -> None:
-    """After SIGKILL, or a crash, another life begins; the end of the last is the end."""
+    """After SIGKILL or a crash, another agent starts; the exit code is that of the last one."""
     crash = "os.kill(os.getpid(), {1: 9, 2: 11}[lived]) if lived < 3 else sys.exit(5)"
     process = run(tmp_path, crash)
     assert process.wait(20) == 5, said(tmp_path)
@@ -86,7 +86,7 @@ def test_a_killed_agent_knows_in_whose_stead_it_lives(tmp_path: Path) -> None:
 
 
 def test_it_gives_up_in_the_end(tmp_path: Path) -> None:
-    """The fourth death within ten minutes ends it with 70, and kills what was left."""
+    """The fourth crash within ten minutes ends it with 70, and kills what is left."""
     body = """
     import subprocess
     subprocess.Popen(["sleep", "987"], start_new_session=True)
@@ -101,14 +101,14 @@ def test_it_gives_up_in_the_end(tmp_path: Path) -> None:
 
 
 def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
-    """As a container's first process another verb has a parent, too, but one life."""
+    """As a container's first process another verb also has a parent, but runs once."""
     process = run(tmp_path, "os.kill(os.getpid(), 9)", of_a_run=False)
     assert process.wait(20) == 137
     assert len(lives(tmp_path)) == 1
 
 
 def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
-    """In a killed agent's stead: what that had started is to be stopped in order, by somebody."""
+    """The next agent gets it, since the killed agent's processes must be stopped in order."""
     body = """
     from agent.runtime import parent
     if lived == 1:
@@ -126,7 +126,7 @@ def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
 
 
 def test_requests_are_handed_down(tmp_path: Path) -> None:
-    """What the parent is asked, the agent hears."""
+    """Signals to the parent reach the agent."""
     body = """
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
     print("ready", file=lives, flush=True)
@@ -139,7 +139,7 @@ def test_requests_are_handed_down(tmp_path: Path) -> None:
 
 
 def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
-    """Nobody would start it again: it ends as on SIGTERM."""
+    """Nobody would restart it: it ends as on SIGTERM."""
     body = """
     signal.signal(signal.SIGTERM, lambda *_: (open("asked", "w").close(), os._exit(0)))
     print("ready", file=lives, flush=True)
@@ -156,7 +156,7 @@ def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
 
 
 def test_a_code_that_was_told_needs_no_end_of_the_process(tmp_path: Path) -> None:
-    """A thread that a disk holds keeps the process there: its parent leaves with the code."""
+    """A thread blocked by a disk keeps the process alive: its parent exits with the code."""
     body = """
     parent.send_exit_code(7)
     print("ready", file=lives, flush=True)

@@ -1,4 +1,4 @@
-"""What else platforms tell: the run's id, what is allotted, the address, the end."""
+"""Other data from platforms: the run's ID, allotted resources, the address, the end."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_slurms_gpus_come_with_their_kind(changes: dict[str, str], gpus: int | N
     [("slurm-head", False), ("skypilot-head", False), ("dstack-head", True), ("lws-head", True)],
 )
 def test_only_our_own_ray_is_stopped_on_shared_hosts(name: str, owns: bool) -> None:  # noqa: FBT001 - a table's column
-    """Another job's Ray, or SkyPilot's own, must outlive us."""
+    """Another job's Ray, and SkyPilot's own, must keep running."""
     assert plan_of(*read(name)).topology.owns_machine is owns
 
 
@@ -109,9 +109,9 @@ def test_only_our_own_ray_is_stopped_on_shared_hosts(name: str, owns: bool) -> N
 def test_the_head_listens_where_the_others_call(
     name: str, changes: dict[str, str], address: str | None
 ) -> None:
-    """The head's address is the one it is called by, else the platform's interface between nodes.
+    """The head's address is the one that the others use, else the platform's interface.
 
-    A host name of its own is read as the default route's address, never as a bridge's.
+    A node's own host name gives the default route's address, never that of a bridge.
     """
     environ = changed(name, changes)
     facts = machine(environ, is_first_process=read(name)[1].is_first_process)
@@ -132,7 +132,7 @@ def test_the_head_listens_where_the_others_call(
 def test_a_head_that_is_listed_by_its_own_host_name(
     found: tuple[str, ...], seen: str, address: str
 ) -> None:
-    """The address is the first of this node: of its name, of Slurm, of the default route."""
+    """The address is this node's first one: of its name, of Slurm, of the default route."""
     environ = changed("slurm-head", {"SLURM_LAUNCH_NODE_IPADDR": seen})
     facts = replace(
         machine(environ),

@@ -57,7 +57,7 @@ def mixtures(draw: st.DrawFn) -> dict[str, str]:
 
 
 def plan_or_error(environ: dict[str, str]) -> Plan | SettingsError:
-    """Return a node's plan, or why there is none; any other error is a bug."""
+    """Return a node's plan, or its error; any other exception is a bug."""
     try:
         return plan_of(environ, machine(environ))
     except SettingsError as error:
@@ -66,7 +66,7 @@ def plan_or_error(environ: dict[str, str]) -> Plan | SettingsError:
 
 @given(st.one_of(ENVIRONMENTS, mixtures()))
 def test_one_role_or_one_error(environ: dict[str, str]) -> None:
-    """Whatever is set, a node has exactly one role, or one error that names its variables."""
+    """For any variables, a node has exactly one role, or one error that names its variables."""
     plan = plan_or_error(environ)
     if isinstance(plan, SettingsError):
         assert plan.exit_code == 78
@@ -86,7 +86,7 @@ def test_one_role_or_one_error(environ: dict[str, str]) -> None:
 
 @given(st.one_of(ENVIRONMENTS, mixtures()))
 def test_every_environment_has_one_claim(environ: dict[str, str]) -> None:
-    """The last platform claims whatever is left, so that some platform always speaks."""
+    """The last platform claims every environment, so that there always is one."""
     try:
         settings = load(environ).settings
         claim = detect_platform(environ, settings)
@@ -107,7 +107,7 @@ def told(node: Node) -> Plan | SettingsError:
 @pytest.mark.parametrize("platform", CLUSTERS)
 @given(st.integers(2, 12))
 def test_one_head_that_all_workers_find(platform: str, nodes: int) -> None:
-    """Over all ranks there is one head, and every worker goes to an address of the head's."""
+    """Over all ranks there is one head, and every worker uses an address of the head."""
     plans = [plan_of(node.environ, node.facts) for node in cluster(platform, nodes)]
     heads = [plan for plan in plans if plan.topology.is_head]
     assert [plan.topology.platform.name for plan in plans] == [platform.partition(",")[0]] * nodes
@@ -156,7 +156,7 @@ def test_ranks_are_in_the_evidence(platform: str) -> None:
 
 
 def test_the_order_is_visible_and_has_an_end() -> None:
-    """Each platform stands once in the tuple, and `plain`, which claims everything, is last."""
+    """Each platform is once in the tuple, and `plain`, which claims everything, is last."""
     names = [name for name, _ in PLATFORMS]
     assert len(set(names)) == len(names)
     assert names[-1] == "plain"

@@ -26,7 +26,7 @@ def test_addresses_count_from_ten() -> None:
 
 
 def test_default_route_is_by_the_decoy() -> None:
-    """The pod's only default route leaves by eth0, and the void's links join no bridge."""
+    """The pod's only default route uses eth0, and the void's links are in no bridge."""
     lines = network.pod_batch(PORTS[0], PORTS)
     assert [line for line in lines if "default" in line] == [
         "route add default via 172.31.250.1 dev eth0"
@@ -50,7 +50,7 @@ def test_every_pod_is_a_port_of_the_bridge() -> None:
     ],
 )
 def test_names(pods: int, names: list[str] | None, expected: list[str]) -> None:
-    """Names are podN, or those given, which then also say how many."""
+    """Names are podN, or the given ones, which then also set the number."""
     assert lab.checked_names(pods, names) == expected
 
 
@@ -66,7 +66,7 @@ def test_names(pods: int, names: list[str] | None, expected: list[str]) -> None:
     ],
 )
 def test_wrong_names(pods: int, names: list[str] | None, word: str) -> None:
-    """What cannot be a host name is refused before anything is made."""
+    """Invalid host names are refused before anything is made."""
     with pytest.raises(LabError, match=word):
         lab.checked_names(pods, names)
 
@@ -79,13 +79,13 @@ def test_wrong_interfaces(interface: str) -> None:
 
 
 def test_unknown_unpublished_name() -> None:
-    """A typo in unpublished must not pass."""
+    """A typo in unpublished is an error."""
     with pytest.raises(LabError, match="podX"):
         lab.Lab(1, unpublished=["podX"])
 
 
 def test_hosts_of_dns() -> None:
-    """A bare name is known bare and in full, a full one as it is."""
+    """A name without a dot is known in both forms, a full one as it is."""
     table = {"pod1": "10.77.0.11", "other.example": "10.77.0.9"}
     assert dns.hosts_text(table, "runpod.internal") == (
         "10.77.0.9 other.example\n10.77.0.11 pod1.runpod.internal pod1\n"
@@ -115,7 +115,7 @@ CNAME_RECORD = b"\xc0\x0c\0\5\0\1\0\0\0\0\0\3\1c\0"
     ],
 )
 def test_dns_answers(packet: bytes, expected: str | None) -> None:
-    """An address, no such name, and what is no answer to our question are told apart."""
+    """An address, "no such name", and a reply to another query are distinguished."""
     assert dns.answer(packet, NUMBER) == expected
 
 
@@ -136,13 +136,13 @@ def test_dns_question() -> None:
     ],
 )
 def test_staged(path: str, expected: str | None) -> None:
-    """Only what lies inside a private place must be prepared there."""
+    """Only paths inside a private folder are prepared there."""
     found = mounts.staged(Path(path), Path("/r"))
     assert (str(found) if found else None) == expected
 
 
 def test_mounts_are_moved_last_and_tmp_after_all() -> None:
-    """Sources lie in /tmp, so /tmp is covered last but for /proc, and outer paths cover inner."""
+    """Sources are in /tmp, so /tmp is mounted last but for /proc; outer paths before inner."""
     needed = [Path("/opt/x"), Path("/tmp/repo"), Path("/tmp/repo/.venv")]
     plan = mounts.mount_plan(Path("/tmp/l/0"), Path("/etc/netns/n"), "1g", needed)
     moves = [step["target"] for step in plan if step["kind"] == "move"]
@@ -155,7 +155,7 @@ def test_mounts_are_moved_last_and_tmp_after_all() -> None:
 
 
 def test_an_images_mounts_lie_in_its_own_file_system() -> None:
-    """The image lies below, unwritten; what is mounted over it lies inside, so that all moves."""
+    """The image is mounted below, read-only; all other mounts are inside and move with it."""
     root = Path("/tmp/l/0")
     plan = mounts.image_mount_plan(Path("/images/x"), root, Path("/etc/netns/n"), "1g")
     top = mounts.image_root(root)
@@ -166,7 +166,7 @@ def test_an_images_mounts_lie_in_its_own_file_system() -> None:
 
 
 def test_needed_paths_hold_the_repository() -> None:
-    """The checkout is seen in pods, wherever it lies; so is what a test shares."""
+    """Pods see the checkout at any place, and a test's shared folders."""
     root = Path(__file__).parents[2]
     assert {root, Path("/usr")} <= set(mounts.needed_paths([Path("/usr"), Path("/nowhere")]))
 
@@ -183,12 +183,12 @@ def test_needed_paths_hold_the_repository() -> None:
     ],
 )
 def test_creator_of(name: str, expected: tuple[str, int] | None) -> None:
-    """Only our own pattern is ever taken for a lab's."""
+    """Only names of our own pattern count as a lab's."""
     assert leftovers.creator_of(name) == expected
 
 
 def test_is_dead_goes_by_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A living creator is spared; one whose pid is another's by now is not."""
+    """A running creator's lab is kept; a reused PID does not count."""
     monkeypatch.setattr(leftovers, "STATE_DIR", tmp_path)
     me = os.getpid()
     assert not leftovers.is_dead("podlab-1-1", me)
@@ -202,7 +202,7 @@ def test_is_dead_goes_by_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_folder_with_a_mount_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never delete through a mount: behind it are somebody's files."""
+    """A mount inside the folder leads to other files, which must not be deleted."""
     monkeypatch.setattr(lab, "mount_points", lambda: [f"{tmp_path}/pods/0/tmp/repo"])
     with pytest.raises(LabError, match="not removed"):
         lab.remove_folder(tmp_path)
@@ -220,7 +220,7 @@ def test_proc_texts() -> None:
 
 
 def test_until() -> None:
-    """A condition's value comes back; a deadline names what was awaited."""
+    """A condition's value is returned; a timeout names the condition."""
     assert until(lambda: 7, 0, "seven") == 7
     with pytest.raises(TimeoutError, match="rain: not within"):
         until(lambda: None, 0.05, "rain")

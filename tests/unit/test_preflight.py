@@ -1,4 +1,4 @@
-"""The all-reduce before the job: who takes part, the waits, and the result's meaning."""
+"""The all-reduce before the job: its participants, the waits, and its result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def came(
     at: Sequence[str] = (),
     in_time: bool = True,
 ) -> str:
-    """Return what the program on the head writes."""
+    """Return the output of the program on the head."""
     reduced = {"bytes": 256 << 20, "seconds": 0.0125} if in_time and not failed else None
     result = {"in_time": in_time, "at": at, "failed": failed, "all_reduce": reduced}
     return json.dumps({**result, "codes": []})
@@ -118,7 +118,7 @@ def test_how_fast_it_is() -> None:
     ],
 )
 def test_what_failed(words: str, failure: str) -> None:
-    """A cause goes before what follows from it; who never came is named."""
+    """The cause is reported before its effects; a missing node is named."""
     assert all_reduce_result(words, SHARES).failure == failure
 
 
@@ -126,7 +126,7 @@ def test_what_failed(words: str, failure: str) -> None:
 
 
 def answer(words: str = "", evidence: str = "") -> Answered:
-    """Return the head's own word of it."""
+    """Return the event of the head's own result."""
     return Answered(Answer(ALL_REDUCE, "", evidence, words=words))
 
 
@@ -152,7 +152,7 @@ def test_all_begin_together_and_the_job_waits() -> None:
 
 
 def test_it_is_done_once() -> None:
-    """Another attempt at the job does not pay for it again."""
+    """Another attempt of the job does not repeat it."""
     trace = Trace(replace(ASKED, retries=1), JOINED)
     trace.take(answer(came()), 9.0)
     trace.take(h.RayGone("killed"), 10.0)
@@ -163,7 +163,7 @@ def test_it_is_done_once() -> None:
 
 
 def test_a_failure_ends_the_run() -> None:
-    """78, by the node's name, and nothing is submitted."""
+    """78 with the node's name, and no submission."""
     trace = Trace(ASKED, JOINED)
     trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "Connection closed by peer"),)), 8.9)
     trace.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
@@ -175,7 +175,7 @@ def test_a_failure_ends_the_run() -> None:
 
 
 def test_a_node_that_could_not_begin() -> None:
-    """Its word counts where the head has none a moment later, though the limit is far off."""
+    """Its report counts if the head has no result a moment later, long before the limit."""
     trace = Trace(ASKED, JOINED)
     trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "no such Python"),)), 5.0)
     assert not trace.outcomes
@@ -189,7 +189,7 @@ def test_a_node_that_could_not_begin() -> None:
 
 
 def test_it_cannot_hang() -> None:
-    """Without any word the run ends at the deadline."""
+    """Without any result the run ends at the deadline."""
     trace = Trace(ASKED, JOINED)
     trace.take(TICK, 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE)
     (end,) = trace.outcomes
@@ -198,7 +198,7 @@ def test_it_cannot_hang() -> None:
 
 
 def test_a_node_that_goes_meanwhile() -> None:
-    """It has the grace that it would have while the job runs; then the run is lost, by its name."""
+    """It has the same grace as while the job runs; then the run is lost, with its name."""
     trace = Trace(ASKED, JOINED)
     trace.take(reported(2, gone=True), 10.0)
     trace.take(TICK, 10.0 + LIMITS[planned.NODE])
@@ -230,20 +230,20 @@ def test_a_node_that_goes_meanwhile() -> None:
 def test_what_else_is_over_meanwhile(
     of: h.HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
 ) -> None:
-    """Only the all-reduce is waited for then: the head does not spin until its deadline."""
+    """Only the all-reduce is waited for: the head does not loop until its deadline."""
     trace = Trace(of, [*history, (over, TICK)])
     (wait,) = head.pending_waits(trace.state)
     assert (wait.key, head.deadline(trace.state)) == (planned.PREFLIGHT, wait.deadline)
 
 
 def test_its_deadline_passes_while_ray_is_started_again() -> None:
-    """One look at the time decides on both."""
+    """One tick handles both."""
     trace = Trace(ASKED, [*JOINED, (6.0, h.RayHangs("its dashboard is stopped")), (1006.0, TICK)])
-    assert [end.exit_code for end in trace.outcomes] == [75]  # with that Ray all nodes are gone
+    assert [end.exit_code for end in trace.outcomes] == [75]  # all nodes are gone with that Ray
 
 
 def test_only_where_it_was_asked_for() -> None:
-    """It costs seconds."""
+    """It takes seconds."""
     trace = Trace(replace(ASKED, preflight=False), JOINED)
     assert trace.state.phase is HeadPhase.SUBMITTING
     assert not any(a.probe == ALL_REDUCE for a in trace.actions if isinstance(a, h.ProbeNode))
@@ -253,7 +253,7 @@ def test_only_where_it_was_asked_for() -> None:
 
 
 def test_a_worker_takes_part() -> None:
-    """By an order with its seat; one without is refused."""
+    """By an order with its rank; one without a rank is refused."""
     state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareOrder(1, (NodeSize(8),) * 2)
     order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, share=seat)
     assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.RunProbe(ALL_REDUCE, "", seat),)
@@ -279,7 +279,7 @@ def test_a_node_s_part_of_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_another_head_s_all_reduce_ends_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its agent was killed amid it: the old share is gone before the new one, and tells nothing."""
+    """Its agent was killed during it: the old processes end before the new ones start."""
     seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     happened: list[str] = []
 
@@ -321,7 +321,7 @@ def test_the_plan_shows_it() -> None:
 
 
 class Torch:
-    """Takes a store's socket over, with libuv or without, as a release of torch's does."""
+    """Accepts a store's socket, with libuv or without, like the releases of torch."""
 
     def __init__(self, *, by_libuv: bool) -> None:
         self._by_libuv = by_libuv
@@ -347,7 +347,7 @@ class Torch:
 
 @pytest.mark.parametrize("by_libuv", [True, False])
 def test_the_store_is_on_one_address(*, by_libuv: bool) -> None:
-    """Not on all, as torch's own is: nobody is asked for a token there."""
+    """Not on all addresses, as torch does, since it checks no token."""
     torch, port = Torch(by_libuv=by_libuv), free_port()
     found = serve_store(torch, "127.0.0.1", port, timedelta(seconds=1))
     assert found == f"127.0.0.1:{port}"
@@ -355,7 +355,7 @@ def test_the_store_is_on_one_address(*, by_libuv: bool) -> None:
 
 
 def test_without_torch() -> None:
-    """It is 78 before anything is started, with the Python that lacks it."""
+    """78 before anything is started, with the Python that lacks it."""
     settings = settings_of({"AGENT_PREFLIGHT": "nccl"})
     facts = replace(MACHINE, torch=TorchPython("/usr/bin/python3", None))
     (found,) = [
@@ -375,13 +375,13 @@ def test_without_torch() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
 def test_ranks_of_nodes(gpus: list[int]) -> None:
-    """One a GPU; one a node where there is none anywhere."""
+    """One per GPU; one per node if no node has GPUs."""
     counts = processes(gpus)
     assert sum(counts) == (sum(gpus) or len(gpus))
 
 
 def test_its_command_line() -> None:
-    """What the agent gives is what it takes."""
+    """It accepts the agent's arguments."""
     where = ("--address", "10.0.0.1", "--port", "19999", "--node", "1")
     options = parsed([*where, "--gpus", "8,8", "--within", "120.0", "--out", "x"])
     assert (options.node, options.gpus, options.host) == (1, "8,8", False)

@@ -1,4 +1,4 @@
-"""Prepare steps as they are run: side by side, stopped where need be, and run again."""
+"""Prepare steps run in parallel, are stopped when necessary, and run again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_run(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
 
 
 def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
-    """All of them, with what they started, and they tell nothing."""
+    """All of them with their child processes, without a report."""
     go, pids = tmp_path / "go", tmp_path / "pids"
     command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
     names = ("one", "two")

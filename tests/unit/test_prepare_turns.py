@@ -27,7 +27,7 @@ def of(*steps: PrepareStep) -> h.HeadGoal:
 
 
 def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
-    """Return a worker's first words: its machine, and that it waits."""
+    """Return a worker's first report: its machine, and that it waits."""
     facts = replace(MACHINE, disks={"/shared/.data": disk})
     return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
 
@@ -35,14 +35,14 @@ def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
 def says(
     n: int, *over: str, at: float, gone: bool = False, pending: tuple[str, ...] = ()
 ) -> tuple[float, h.HeadEvent]:
-    """Return a worker's word of the steps that are over there, and of others that it has."""
+    """Return a worker's report about finished steps, and its other steps."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     return at, reported(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
 
 
 def orders(trace: Trace) -> list[tuple[str, str]]:
-    """Name what was ordered, and where."""
+    """Name the orders and their nodes."""
     return [(deed.name, deed.node) for deed in trace.effects if isinstance(deed, h.OrderStep)]
 
 
@@ -107,7 +107,7 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
 def test_turns(
     steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
 ) -> None:
-    """What happens decides who prepares next."""
+    """The events decide which node prepares next."""
     assert orders(Trace(of(*steps), history)) == expected
 
 
@@ -128,7 +128,7 @@ def test_a_step_of_the_pass_that_says_so_may_run_anywhere(
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
 def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
-    """Whatever happens, one node at most works on a shared disk, and nobody is forgotten."""
+    """For any events, at most one node works on a shared disk, and every node has its turn."""
     trace = Trace(of(DATA), [HERE_DONE])
     working: list[str] = []
     for at, (n, kind) in enumerate(events, 3):
@@ -149,7 +149,7 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
 
 
 def test_what_is_by_order() -> None:
-    """What needs an order, and what depends on that; what depends on nothing does not wait."""
+    """Steps that need an order, and those that depend on them; independent ones do not wait."""
     plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
     last = replace(plain, name="last", after=("data",))
     assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()

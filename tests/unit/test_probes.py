@@ -1,4 +1,4 @@
-"""Probes: the sentences for a reward server's replies and for failed connections."""
+"""Probes: the results for a reward server's replies and for failed connections."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from agent.runtime.probes import (
     ],
 )
 def test_a_reply_is_judged(status: int, body: bytes, words: str) -> None:
-    """Only 200 with one finite number is a score; anything else is told as what it is."""
+    """Only 200 with one finite number is a score; anything else is reported as what it is."""
     told = check_reward_reply(status, body)
     assert words in told
     assert bool(told) == bool(words)
@@ -64,7 +64,7 @@ def test_a_reply_is_judged(status: int, body: bytes, words: str) -> None:
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_judge(body: bytes) -> None:
-    """Whatever a server sends is evidence, shown in part, never an error of ours."""
+    """Any bytes of a server are evidence, shown in part, and raise no error."""
     told = check_reward_reply(200, body)
     assert told
     assert len(told) < 250
@@ -99,7 +99,7 @@ def test_an_ipv6_address_is_told_in_brackets() -> None:
 
 
 def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name whose first address nobody listens on answers by its second."""
+    """A name whose first address is closed works by its second."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.2", 0))
         listener.listen()
@@ -127,14 +127,14 @@ print(anyio.run(asked, *eval(sys.argv[2])))
     [("port_answers", ("head", 6379, 0.2)), ("reward_answers", ("http://head:5000/x", 0.2))],
 )
 def test_a_dead_dns_holds_up_nobody(probe: str, arguments: tuple[object, ...]) -> None:
-    """The probe ends in its time, and so does the process, though its resolver still hangs."""
+    """The probe ends in time, and so does the process, although its resolver still hangs."""
     words = [sys.executable, "-c", DEAD_DNS, probe, repr(arguments)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.startswith("no answer")
 
 
 def test_a_reward_server_of_no_known_name() -> None:
-    """What the resolver says is the evidence."""
+    """The resolver's error is the evidence."""
     said = anyio.run(reward_answers, f"http://{'a' * 70}.example:5000/get_reward", 20.0)
     assert "does not resolve" in said
 
@@ -155,7 +155,7 @@ def test_a_reward_server_of_no_known_name() -> None:
     ],
 )
 def test_an_address_is_told_from_a_name(url: str, is_address: object) -> None:
-    """A proxy may know a name; what names an address is asked directly."""
+    """A proxy may resolve a name; an address is always contacted directly."""
     assert names_an_address(url) is is_address
 
 
@@ -174,7 +174,7 @@ def test_errors_read_as_a_person_would_say(error: Exception, words: str) -> None
 
 
 def test_a_question_that_is_lost_is_asked_again_beside_it() -> None:
-    """The first connection is taken and never answered, as with a lost packet; a later one is."""
+    """The first connection gets no answer, as after a lost packet; a later one does."""
     asked: list[int] = []
 
     async def ask() -> str:
@@ -189,7 +189,7 @@ def test_a_question_that_is_lost_is_asked_again_beside_it() -> None:
 
 @pytest.mark.parametrize("says", ["", "connection refused"])
 def test_an_answer_is_not_waited_for_again(says: str) -> None:
-    """Yes or no, it is one: nobody is asked a second time."""
+    """Yes or no, the first answer is final."""
     asked: list[int] = []
 
     async def ask() -> str:
@@ -201,7 +201,7 @@ def test_an_answer_is_not_waited_for_again(says: str) -> None:
 
 
 def test_silence_is_listened_to_until_the_limit() -> None:
-    """Then it is told as such."""
+    """Then the timeout is reported."""
 
     async def ask() -> str:
         await anyio.sleep_forever()

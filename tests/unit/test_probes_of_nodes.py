@@ -1,4 +1,4 @@
-"""Probes between nodes: who probes what and when, the waits, and the warnings."""
+"""Probes between nodes: which node probes what and when, the waits, and the warnings."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ ONE, TWO = ("agent2", SCORE, ""), ("agent3", SCORE, "")
 
 
 def scores(trace: Trace) -> list[tuple[str, str, str]]:
-    """Return who was asked for a score."""
+    """Return the nodes with an order to request a score."""
     return [probe for probe in trace.probes if probe[1] == SCORE]
 
 
 def test_each_node_is_asked_once_as_soon_as_may_be() -> None:
-    """Those that are there when the reward server answers at once, later ones as they report."""
+    """Present nodes when the reward server answers, later ones with their first report."""
     trace = Trace(SCORED, [(1.0, reported(2, "joining Ray", joined=False))])
     assert not trace.probes
     trace.take(READY[1], 2.0)
@@ -65,7 +65,7 @@ def test_each_node_is_asked_once_as_soon_as_may_be() -> None:
 
 
 def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
-    """A score that was asked for is awaited; 10 s later its node is named, and on it goes."""
+    """An ordered score is awaited; after 10 s its node is named, and the job is submitted."""
     trace = Trace(
         SCORED, [(1.0, reported(2)), READY, (6.0, reported(2, answers=FINE)), (7.0, reported(3))]
     )
@@ -82,7 +82,7 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
 
 @pytest.mark.parametrize("last", [reported(3, answers=FINE), reported(3, gone=True)])
 def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
-    """Nothing is waited for once all have answered, or are gone."""
+    """The wait ends when all have answered, or are gone."""
     asked = replace(SCORED, expected_workers=1, min_workers=1)
     trace = Trace(
         asked, [(1.0, reported(2, answers=())), (1.0, reported(3)), READY, (6.0, nodes(2))]
@@ -95,7 +95,7 @@ def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
 
 
 def test_a_node_that_gets_no_score_is_named() -> None:
-    """It is a warning: which node asks for rewards is the framework's affair."""
+    """A warning only: the framework decides which node requests rewards."""
     bad = (Answer(SCORE, "", "connection refused by 10.0.0.1:5000"),)
     trace = Trace(goal(1, services=(REWARD,)), [(1.0, reported(2)), READY, (6.0, nodes(2))])
     trace.take(reported(2, answers=bad), 7.0)
@@ -106,7 +106,7 @@ def test_a_node_that_gets_no_score_is_named() -> None:
 
 
 def test_a_reward_server_on_a_worker() -> None:
-    """The others are given its address, the head among them; it need not try itself."""
+    """The other nodes, the head included, get its address; it does not probe itself."""
     spec = replace(REWARD_SPEC, where=replace(ON_EVERY, kind="rank", rank=1))
     asked = replace(goal(2), services=(spec,))
     lives = (ItemReport(REWARD, Step.READY),)
@@ -121,7 +121,7 @@ def test_a_reward_server_on_a_worker() -> None:
 
 
 def test_a_ring_and_the_head() -> None:
-    """Each worker and the head try each other, and each worker its neighbour; nothing waits."""
+    """Each worker and the head probe each other, and each worker the next; nothing waits."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in (2, 3, 4)]
     trace = Trace(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
     assert trace.state.phase is HeadPhase.SUBMITTING
@@ -136,7 +136,7 @@ def test_a_ring_and_the_head() -> None:
 
 @given(st.sets(st.sampled_from(sorted(NODES))), st.sets(st.sampled_from(sorted(NODES))))
 def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: set[int]) -> None:
-    """It grows with the nodes, not with their pairs; nobody tries itself, nor without an agent."""
+    """The number grows with the nodes, not their pairs; no node probes itself."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in sorted(there - by_hand)]
     trace = Trace(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
     assert len(trace.probes) == len(set(trace.probes))
@@ -161,7 +161,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
     ],
 )
 def test_what_is_told_of_the_network(answer: Answer, said: str) -> None:
-    """Who does not reach whom is named, and a way that is long."""
+    """Unreachable pairs are named, and slow links."""
     trace = Trace(goal(2), [(1.0, reported(2)), (1.0, reported(3)), (2.0, nodes(2, 3))])
     before = trace.log
     trace.take(reported(2, answers=(answer,)), 3.0)
@@ -170,7 +170,7 @@ def test_what_is_told_of_the_network(answer: Answer, said: str) -> None:
 
 
 def test_many_are_counted() -> None:
-    """A network that is closed between all nodes does not flood the log."""
+    """A network closed between all nodes makes few log lines."""
     trace = Trace(goal(1), [(1.0, reported(2)), (2.0, nodes(2))])
     for n in range(100):
         trace.take(reported(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
@@ -182,7 +182,7 @@ def test_many_are_counted() -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a table
-    """On a Ray that others started no port of ours is known."""
+    """The ports of a given Ray are unknown."""
     trace = Trace(goal(1, given=given), [(2.0, nodes(2))])
     assert (not trace.probes) == given
 
@@ -191,7 +191,7 @@ def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a
 
 
 def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
-    """Return what a worker does upon an order to try something."""
+    """Return a worker's action for a probe order."""
     state = worker.first_state(w.WorkerGoal("head", {}))
     order = Order("head-agent", 1, OrderKind.PROBE, name, at=at)
     return worker.decide(state, w.Ordered(order), 1.0)[1]
@@ -200,7 +200,7 @@ def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
 @pytest.mark.parametrize("probe", [SCORE, REACH, SAMPLE])
 @pytest.mark.parametrize("at", ["", "10.0.0.3"])
 def test_a_worker_tries(probe: str, at: str) -> None:
-    """It tries what it knows, at the address of a fellow node or the head's."""
+    """It probes known ports, at the address of another node or the head."""
     assert ordered(probe, at) == (w.RunProbe(probe, at),)
 
 
@@ -208,14 +208,14 @@ def test_a_worker_tries(probe: str, at: str) -> None:
     ("name", "at"), [("format", ""), (SCORE, "http://evil"), (REACH, "example.org")]
 )
 def test_a_worker_refuses(name: str, at: str) -> None:
-    """An order has neither a URL nor a name to look up, nor anything that is not known here."""
+    """An order has no URL and no host name, and names only known probes."""
     (said,) = ordered(name, at)
     assert isinstance(said, LogLine)
     assert "refused" in said.sentence
 
 
 def test_the_way_of_an_order_and_its_answer() -> None:
-    """An order travels as JSON, is obeyed once, and its answer comes back for the decisions."""
+    """An order is sent as JSON, runs once, and its answer reaches the decisions."""
     told: list[object] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
     reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), told.append, lambda: 1.0)
@@ -243,7 +243,7 @@ def test_the_way_of_an_order_and_its_answer() -> None:
 
 
 def listening(count: int) -> list[socket.socket]:
-    """Listen on neighbouring ports, as the agent's and Ray's inner ones are."""
+    """Listen on consecutive ports, like the agent's and Ray's inner ones."""
     for _ in range(50):
         (first,) = bind(["127.0.0.1"], 0)
         port, found = int(first.getsockname()[1]), [first]
@@ -258,7 +258,7 @@ def listening(count: int) -> list[socket.socket]:
 
 
 def test_reaching_a_fellow() -> None:
-    """Its raylet and object manager take connections; one that is closed is named."""
+    """Its raylet and object manager accept connections; a closed port is named."""
     agent, raylet, objects = listening(3)
     port = int(agent.getsockname()[1])
     prober = prober_of(plan_of({"AGENT_PORT": str(port)}))
@@ -272,7 +272,7 @@ def test_reaching_a_fellow() -> None:
 
 
 def test_a_score_from_nobody() -> None:
-    """The URL is of this node's own plan; what is wrong is told without a secret."""
+    """The URL is from this node's own plan; the error has no secret."""
     (free,) = bind(["127.0.0.1"], 0)
     port = int(free.getsockname()[1])
     free.close()

@@ -1,4 +1,4 @@
-"""Children: their end is observed, they are stopped as a group, and reaped once."""
+"""Child processes: their exit is observed, they are stopped as a group, and reaped once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENV = {"PATH": os.defpath}
 
 @pytest.fixture(params=["pidfd", "timer"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test also as on a kernel that has no pidfd."""
+    """Run every test also as on a kernel without pidfd."""
     if request.param == "timer":
 
         def refuse(_pid: int) -> int:
@@ -39,7 +39,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run a story; no child, no file and no managed pid may be left."""
+    """Run a coroutine; afterwards no child, open file or managed PID may be left."""
     before = open_files()
     anyio.run(story)
     assert not psutil.Process().children()
@@ -72,17 +72,17 @@ async def written(path: Path) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Return what is in a file so far."""
+    """Return a file's content so far."""
     return path.read_text() if path.exists() else ""
 
 
 def await_end(pid: int, options: int = 0) -> None:
-    """Wait for a child's end, and keep the loop from seeing it."""
+    """Wait for a child's exit without letting the loop see it."""
     os.waitid(os.P_PID, pid, os.WEXITED | options)
 
 
 def lives(pid: int) -> bool:
-    """Say whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -90,7 +90,7 @@ def lives(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    """Wait until a process has ended; it may be init's to reap."""
+    """Wait until a process has exited; init may have to reap it."""
 
     async def check() -> bool | NotYet:
         return NotYet() if lives(pid) else True
@@ -100,7 +100,7 @@ async def gone(pid: int) -> None:
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
 def test_any_number_of_waiters_hear_the_code(tmp_path: Path, script: str, code: int) -> None:
-    """Whoever waits, early or late, is told the same code."""
+    """Each waiter, early or late, gets the same code."""
 
     async def story() -> None:
         child = await start(tmp_path, script)
@@ -119,7 +119,7 @@ def test_any_number_of_waiters_hear_the_code(tmp_path: Path, script: str, code: 
 
 
 def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
-    """Its end is seen and it is reaped though nobody waits."""
+    """Its exit is observed and it is reaped without a waiter."""
 
     async def story() -> None:
         child = await start(tmp_path, "exit 3")
@@ -136,7 +136,7 @@ def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
 def test_the_rest_of_its_group_ends_before_it_is_reaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group is signalled only while its leader, a zombie, keeps its number from others."""
+    """A group is signaled only while its leader, a zombie, keeps the PID reserved."""
     leaders: list[str] = []
     killpg = os.killpg
 
@@ -160,7 +160,7 @@ def test_the_rest_of_its_group_ends_before_it_is_reaped(
 def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopping a child that was reaped signals nothing at all."""
+    """Stopping a reaped child sends no signal."""
 
     async def story() -> None:
         child = await start(tmp_path, "true")
@@ -178,7 +178,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
 
 
 def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
-    """Where the rest is meant to go on, it does."""
+    """If its background processes are to continue, they do."""
 
     async def story() -> None:
         script = f"sleep 1000 & echo $! > {tmp_path}/pid"
@@ -201,7 +201,7 @@ def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
 def test_stop_ends_it_and_its_group(
     tmp_path: Path, script: str, code: int, *, leader_only: bool
 ) -> None:
-    """TERM, and KILL for who does not heed it; nobody of the group is left."""
+    """TERM, and KILL for a process that ignores it; none of the group is left."""
     wait = (
         f"sh -c 'echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done' & while :; do wait; done"
     )
@@ -217,7 +217,7 @@ def test_stop_ends_it_and_its_group(
 
 
 def test_a_stop_that_is_cancelled_still_kills(tmp_path: Path) -> None:
-    """Whoever has no patience for the grace leaves nothing behind."""
+    """A canceled stop leaves no process behind."""
 
     async def story() -> None:
         child = await start(tmp_path, f"trap '' TERM; echo > {tmp_path}/up; while :; do :; done")
@@ -230,7 +230,7 @@ def test_a_stop_that_is_cancelled_still_kills(tmp_path: Path) -> None:
 
 
 def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
-    """A child that has ended, and was not reaped by us so far, is not the reaper's."""
+    """A child that has exited, and is not yet reaped by us, is left to its owner."""
 
     async def story() -> None:
         child = await start(tmp_path, "exit 9")
@@ -254,7 +254,7 @@ def test_a_child_that_others_reaped_is_no_success(tmp_path: Path) -> None:
 
 
 def test_talking_through_pipes(tmp_path: Path) -> None:
-    """What is sent arrives, what it says is read to the end, and a closed pipe is told."""
+    """Input arrives, output is read to the end, and a closed pipe is reported."""
 
     async def story() -> None:
         script = "read line; echo heard $line; echo bye; echo oops >&2"
@@ -275,7 +275,7 @@ def test_talking_through_pipes(tmp_path: Path) -> None:
 
 
 def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
-    """Neither a full pipe nor words that nobody reads keep it, or a file, alive."""
+    """Neither a full pipe nor unread output keeps it running, or a file open."""
 
     async def story() -> None:
         script = "import sys; print('x' * 20_000_000, flush=True); sys.stdin.read()"
@@ -308,7 +308,7 @@ def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_opened_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk or a vanished folder costs a child's output, and not the run."""
+    """A full disk or a missing folder costs a child's output, and not the run."""
     said: list[str] = []
     word = DiskAlarm(lambda text, _level: said.append(text))
     monkeypatch.setattr(process, "disk_alarm", word)
@@ -330,10 +330,10 @@ def test_a_log_that_cannot_be_opened_is_said_once(
 
 @pytest.mark.parametrize("place", ["/dev/full", "fifo"], ids=["full", "stalled"])
 def test_a_disk_that_takes_nothing_holds_no_child_up(tmp_path: Path, place: str) -> None:
-    """Three megabytes into a full or stalled disk: the child goes on to its own end and words."""
+    """3 MB to a full or stalled disk: the child runs on to its own exit and output."""
     path = Path(place) if place == "/dev/full" else tmp_path / place
     if place == "fifo":
-        os.mkfifo(path)  # to open it without a reader blocks for ever
+        os.mkfifo(path)  # opening it without a reader blocks for ever
 
     async def story() -> None:
         script = "yes 'a line that no disk takes' | head -c 3000000; echo last words; exit 6"
@@ -346,7 +346,7 @@ def test_a_disk_that_takes_nothing_holds_no_child_up(tmp_path: Path, place: str)
 
 
 def test_a_fast_child_loses_nothing(tmp_path: Path) -> None:
-    """It may write faster than the disk takes it: then it waits, and every byte arrives."""
+    """If it writes faster than the disk, it waits, and every byte arrives."""
 
     async def story() -> None:
         child = await start(tmp_path, "seq 1000000")
@@ -357,7 +357,7 @@ def test_a_fast_child_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_child_outlives_who_reads_its_output(tmp_path: Path) -> None:
-    """The reader is gone as with a killed agent: the child writes on, and another reads on."""
+    """After its agent is killed the child continues to write, and another agent reads."""
     program = f"""
 import os, sys, anyio
 from pathlib import Path
@@ -395,7 +395,7 @@ anyio.run(story)
 
 
 def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
-    """A pid and its start time say who it is; the name of a program may hold anything."""
+    """PID and start time identify a process; a program's name may contain anything."""
 
     async def story() -> None:
         child = await start(tmp_path, "printf ') 1 2 (' > /proc/self/comm; exec sleep 1000")

@@ -48,7 +48,7 @@ main()
 
 
 def test_a_full_machine_is_said_with_its_limit() -> None:
-    """Every way in which a child is started ends with 69, limit and remedy."""
+    """Every failed start of a child ends with 69, limit and remedy."""
     done = subprocess.run(
         [sys.executable, "-c", FULL],
         cwd=ROOT,

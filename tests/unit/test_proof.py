@@ -1,4 +1,4 @@
-"""Mutual proof: who holds the secret is served, and believed, and nobody else."""
+"""Mutual proof: both sides prove that they hold the secret, or are refused."""
 
 from __future__ import annotations
 

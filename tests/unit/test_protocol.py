@@ -101,27 +101,27 @@ PROPER = {"id": "agent1", "phase": "joining Ray"}
 
 @given(REPORTS)
 def test_a_report_survives_the_wire(report: Report) -> None:
-    """What the head reads is what the worker wrote."""
+    """The head reads what the worker wrote."""
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 @given(REPLIES)
 def test_a_reply_survives_the_wire(reply: Reply) -> None:
-    """What a worker reads is what the head wrote, with a verdict or without."""
+    """A worker reads what the head wrote, with or without a verdict."""
     assert Reply.from_dict(json.loads(json.dumps(reply.to_dict()))) == reply
     data = {**reply.to_dict(), "verdict": None}
     assert Reply.from_dict(json.loads(json.dumps(data))).verdict is None
 
 
 def test_a_report_may_be_short() -> None:
-    """Only id and phase are needed: a beat says little where there is little to say."""
+    """Only id and phase are required: most heartbeats have nothing else."""
     report = Report.from_dict(PROPER)
     assert report == Report("agent1", "", "joining Ray")
     assert len(json.dumps(report.to_dict())) < 250
 
 
 def test_unknown_fields_do_no_harm() -> None:
-    """A newer worker may say more than this head understands."""
+    """A newer worker may send fields that this head does not know."""
     assert Report.from_dict({**PROPER, "mood": "fine"}) == Report.from_dict(PROPER)
 
 
@@ -155,7 +155,7 @@ def test_unknown_fields_do_no_harm() -> None:
     ],
 )
 def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
-    """What is wrong is told by the field's name."""
+    """The error names the field."""
     with pytest.raises(ValueError, match=f"^{field}: expected"):
         Report.from_dict({**PROPER, field: value})
 
@@ -176,7 +176,7 @@ def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
     ],
 )
 def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
-    """What is wrong with a hello is told by the field's name, too."""
+    """The error for a hello names the field, too."""
     with pytest.raises(ValueError, match=f"^hello.{field}: expected"):
         Report.from_dict({**PROPER, "hello": {"name": "pod1", field: value}})
 
@@ -191,7 +191,7 @@ def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
     ],
 )
 def test_another_version_of_the_agent_is_refused_by_name(data: object, words: str) -> None:
-    """Two agents that speak differently say so, rather than misread each other."""
+    """Agents with different protocol versions refuse each other instead of misreading."""
     said = protocol_mismatch(data, "this worker")
     assert words in said
     assert bool(said) == bool(words)
@@ -211,14 +211,14 @@ def test_the_version_names_the_wire_format_of_facts() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "report", 7, True, [PROPER]])
 def test_what_is_no_object(data: object) -> None:
-    """A report is a JSON object; anything else is told so."""
+    """A report is a JSON object; anything else is an error."""
     with pytest.raises(ValueError, match="a report is a JSON object"):
         Report.from_dict(data)
 
 
 @given(JSON | st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
-    """Whatever is sent, the head's port answers 200 or 400, never 500."""
+    """For any request, the head's port answers 200 or 400, never 500."""
     try:
         report = Report.from_dict(data)
     except ValueError:
@@ -233,7 +233,7 @@ def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
     | REPLIES.map(Reply.to_dict).flatmap(lambda d: st.sampled_from([{**d, f: None} for f in d]))
 )
 def test_what_is_no_reply(data: dict[str, object]) -> None:
-    """Whatever answers on the head's port, a worker reads a reply or an error it expects."""
+    """For any answer on the head's port, a worker reads a reply or handles an error."""
     try:
         reply = Reply.from_dict(data)
     except ValueError:
@@ -259,7 +259,7 @@ def test_deeply_nested_data_are_refused() -> None:
 
 @given(st.text(min_size=1), st.text(), st.text())
 def test_texts_are_printable(name: str, detail: str, error: str) -> None:
-    """No line end, escape sequence or lone surrogate comes in; the rest stays as it was."""
+    """Line ends, escape sequences and lone surrogates are removed; the rest is unchanged."""
     said = {**PROPER, "hello": {"name": name}, "detail": detail, "error": error}
     report = Report.from_dict(json.loads(json.dumps(said)))
     assert report.hello is not None
@@ -281,7 +281,7 @@ def test_texts_are_printable(name: str, detail: str, error: str) -> None:
     ],
 )
 def test_versions_must_agree(head: Versions, worker: Versions, words: str) -> None:
-    """Ray refuses what differs even in the patch, so it is refused before joining, by name."""
+    """Ray refuses any difference, even in the patch, so the head refuses it first, by name."""
     told = version_disagreement(head, worker)
     assert words in told
     assert bool(told) == bool(words)

@@ -1,4 +1,4 @@
-"""Chaos, its pure part: what a seed means, what may follow from it, and stored results."""
+"""The pure part of chaos: a seed's faults, the permitted results, and stored results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ REWARD_DIES = InjectedFault(30.0, p.KILL, p.REWARD, 0)
 
 
 def test_a_seed_always_gives_the_same_faults() -> None:
-    """A failure is repeated by its seed; another seed is another story."""
+    """A failure is repeated by its seed; another seed gives other faults."""
     assert plan(7, 200.0) == plan(7, 200.0)
     assert plan(7, 200.0) != plan(8, 200.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_faults_are_sorted_and_within_the_time(seed: int) -> None:
-    """Each is one of the chances, after the first seconds, and undone within its longest."""
+    """Each is one of the kinds, after the first seconds, and undone within its maximum."""
     found = plan(seed, 100.0)
     assert [one.at for one in found] == sorted(one.at for one in found)
     for one in found:
@@ -47,13 +47,13 @@ def test_faults_are_sorted_and_within_the_time(seed: int) -> None:
 
 
 def test_a_longer_time_begins_as_a_shorter_one_does() -> None:
-    """The first minute of a seed is the same, however long it is tried."""
+    """The first minute of a seed is the same for any duration."""
     long = plan(3, 200.0)
     assert plan(3, 60.0) == long[: len(plan(3, 60.0))]
 
 
 def test_every_kind_of_fault_occurs() -> None:
-    """Twenty seeds of 200 s do everything that there is, to workers too."""
+    """Twenty seeds of 200 s include every kind, on workers too."""
     found = {(one.kind, one.what) for seed in range(20) for one in plan(seed, 200.0)}
     assert found == {(chance.kind, chance.what) for chance in CHANCES}
     assert any(one.lasts is None for seed in range(20) for one in plan(seed, 200.0))
@@ -82,12 +82,12 @@ def test_every_kind_of_fault_occurs() -> None:
     ],
 )
 def test_what_a_head_may_end_with(done: list[InjectedFault], may: set[int]) -> None:
-    """What harms nobody changes nothing; a loss allows its code, and nothing else."""
+    """A harmless fault changes nothing; a loss permits its code, and no other."""
     assert head_codes(done, began=20.0) == may
 
 
 def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
-    """Without a loss its code is the head's; after one its own cause may be nearer."""
+    """Without a loss its code is the head's; after one it may have its own cause."""
     assert worker_codes([AGENT_DIES], 1, 7, 20.0) == {7}
     assert worker_codes([WORKER_DIES], 1, 9, 20.0) == {9, 69, 75}
     assert worker_codes([AGENT_DIES] * 4, 1, 7, 20.0) == {7, 70}
@@ -97,7 +97,7 @@ def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
 
 
 def test_a_wrong_exit_code_is_reported_with_the_permitted_ones() -> None:
-    """Pods that were killed for good end as they do."""
+    """Pods that were killed for good may have no code."""
     ends = {0: 7, 1: 75, 2: None}
     assert wrong_ends([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, permitted: 7"]
     assert wrong_ends([WORKER_DIES], ends, 20.0) == []
@@ -114,7 +114,7 @@ def test_overlapping_attempts_are_reported() -> None:
 
 
 def test_too_many_attempts_are_reported() -> None:
-    """Where nothing was lost there is one, and never more than retries and one."""
+    """Without a loss there is one, and never more than the retries plus one."""
     beats = [Beat(n, "driver", 10.0 * n, 10.0 * n + 5) for n in range(1, model.RETRIES + 3)]
     assert wrong_attempts([], beats[:2]) == ["attempt 2 was made, permitted: 1"]
     assert wrong_attempts([WORKER_DIES], beats[:3]) == []
@@ -134,7 +134,7 @@ def test_too_many_attempts_are_reported() -> None:
     ],
 )
 def test_the_targets_of_a_fault_are_found(what: str, pids: list[int]) -> None:
-    """By parent, name or command line; never the agent's parent, the dead, or a shell around."""
+    """By parent, name or command line; never the agent's parent, zombies, or a shell."""
     run = f"python /bin/pod-agent run -- {DRIVER} /shared"
     listed = [
         (1, 0, "sleep", "sleep infinity"),
@@ -156,14 +156,14 @@ def test_the_targets_of_a_fault_are_found(what: str, pids: list[int]) -> None:
 
 
 def test_beats_are_read_from_the_ledger(tmp_path: Path) -> None:
-    """By attempt and place, in seconds of the run; a process that never beat counts for none."""
+    """By attempt and place, in seconds of the run; a process without timestamps is ignored."""
     (tmp_path / "1.driver.77").write_text("105.00\n105.20\n107.00\n")
     (tmp_path / "2.actor-10.77.0.10.78").write_text("")
     assert read_beats(tmp_path, 100.0) == [Beat(1, "driver", 5.0, 7.0)]
 
 
 def test_results_are_kept_and_counted(tmp_path: Path) -> None:
-    """By seed and length; what failed is told by its seed."""
+    """By seed and duration; failures are listed with their seed."""
     good = Result(3, 60.0, 2, ("4 s: kill agent of pod1",), (7, 7, None), 1, 9.0, ())
     bad = Result(4, 60.0, 0, (), (7, 75, 7), 1, 70.0, ("it hung",))
     save(tmp_path, good)
@@ -179,7 +179,7 @@ def test_results_are_kept_and_counted(tmp_path: Path) -> None:
 def test_a_seed_that_held_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resumed, only what failed or was never tried is."""
+    """A resumed run executes only seeds that failed or never ran."""
     tried: list[int] = []
 
     def attempt(seed: int, seconds: float, _keep: Path, _say: object) -> Result:
@@ -197,7 +197,7 @@ def test_a_seed_that_held_is_not_tried_again(
 def test_the_faults_of_a_seed_are_printed_without_applying_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """--show prints what would be done."""
+    """--show prints the faults."""
     assert cli.main(["--show", "--seeds", "1", "--first", "5", "--seconds", "60"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "seed 5:"

@@ -1,4 +1,4 @@
-"""AGENT_RAY_ARGS: what passes, what the agent owns, and the temp dir."""
+"""AGENT_RAY_ARGS: accepted flags, flags that the agent sets, and the temp dir."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
     ],
 )
 def test_what_is_no_flag(given: str, complaint: str) -> None:
-    """Stray words and half flags are named."""
+    """Stray words and incomplete flags are named."""
     assert complaint in told(given)
 
 
 def test_the_users_memory_wins() -> None:
-    """A size of his own silences ours, and a directory of his own the limit by /dev/shm."""
+    """A user's size replaces ours, and a user's directory the limit by /dev/shm."""
     small = replace(MACHINE, shm=64 * MIB, shm_free=64 * MIB)
     sizes = {
         given: [w for w in our_ray(plan).command(is_head=True) if w.startswith("--object-store")]
@@ -102,7 +102,7 @@ def test_the_users_memory_wins() -> None:
 
 
 def test_sessions_follow_the_temp_dir(tmp_path: Path) -> None:
-    """They lie in a folder of ours below it, on workers too, and all that looks there follows."""
+    """They are in our folder below it, on workers too, and all readers use that folder."""
     given = {"AGENT_RAY_ARGS": "--temp-dir=/"}
     plan = plan_input.plan_from_environment(given, None)
     assert our_ray(plan).session == plan.launch.session
@@ -124,7 +124,7 @@ def test_sessions_follow_the_temp_dir(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing", "file", "a b"])
 def test_a_temp_dir_that_cannot_be(tmp_path: Path, name: str) -> None:
-    """One that is not there, no folder, or taken apart by a shell is refused by its name."""
+    """A missing one, a file, or one that a shell would split is refused by its name."""
     (tmp_path / "file").touch()
     (tmp_path / "a b").mkdir()
     _, (problem,) = temp_root(settings_of({"AGENT_RAY_ARGS": f"'--temp-dir={tmp_path}/{name}'"}))

@@ -57,7 +57,7 @@ def test_ray_sees_none_of_a_nodes_gpus() -> None:
 
 
 def test_ray_misses_one() -> None:
-    """A warning, and on it goes."""
+    """A warning; the run continues."""
     trace = met(7.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
     (said,) = [a for a in trace.actions if isinstance(a, LogLine) and a.level == "warning"]

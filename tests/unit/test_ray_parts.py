@@ -1,4 +1,4 @@
-"""Ray's own processes: who is gone, who is stopped, and for how long that is borne."""
+"""Ray's own processes: which are gone or stopped, and how long that is tolerated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BOTH = {"gcs_server": GCS, "raylet": RAYLET}
     ],
 )
 def test_a_look(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> None:
-    """What was there once must be there; what is stopped may go on."""
+    """A process seen once must stay; a stopped one may continue."""
     seen = RayPartsState()
     verdicts = [seen.update(look, float(at)) for at, look in enumerate(looks)]
     assert (verdicts[-1].gone, verdicts[-1].stopped) == (gone, stopped)
@@ -51,7 +51,7 @@ def test_a_look(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> 
 
 
 def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
-    """Then it is taken for lost; one that went on in between begins anew."""
+    """Then it counts as lost; if it continued in between, the time starts again."""
     seen, stopped = RayPartsState(), {**BOTH, "gcs_server": RayProcess(10, "T")}
     for at in (0.0, 20.0):
         assert not seen.update(stopped, at).gone
@@ -66,7 +66,7 @@ def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
 def test_a_part_that_is_killed_ends_its_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, though its parent does not look at its children; a stopped one is logged."""
+    """At once, although its parent does not reap its children; a stopped one is logged."""
     sleep = shutil.which("sleep")
     assert sleep is not None
     for name in ("gcs_server", "raylet"):

@@ -1,4 +1,4 @@
-"""Which events the head's record keeps."""
+"""The events that the head's record keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAITS = ServiceWaits(REWARD, "connection refused")
 
 
 def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:
-    """Return those of a history that are news."""
+    """Return the events of a history that are recorded."""
     news, fleet, found = EventFilter(), Fleet(), []
     for event in events:
         if news.is_new(event, fleet):
@@ -24,24 +24,24 @@ def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:
 
 
 def test_complaints_that_take_turns_are_kept_once() -> None:
-    """Two things that are waited for do not fill the record."""
+    """Two alternating wait messages do not fill the record."""
     history: list[h.HeadEvent] = [SILENT, WAITS, TICK]
     assert kept(*history * 50) == [SILENT, WAITS]
 
 
 def test_a_complaint_after_something_else_is_news_again() -> None:
-    """What went silent again after it had answered did so anew."""
+    """A node that becomes silent again after a reply is recorded again."""
     assert kept(SILENT, nodes(), SILENT) == [SILENT, nodes(), SILENT]
 
 
 def test_a_state_is_news_when_it_changes_even_back() -> None:
-    """A node that was lost and came back left twice a trace."""
+    """A node that was lost and came back leaves two events."""
     states: list[h.HeadEvent] = [nodes(2), nodes(2), nodes(dead=(2,)), nodes(2)]
     history = [*states, job("RUNNING"), job("RUNNING")]
     assert kept(*history) == [nodes(2), nodes(dead=(2,)), nodes(2), job("RUNNING")]
 
 
 def test_a_worker_that_says_the_same_is_no_news() -> None:
-    """Its beats are not kept, its changes are."""
+    """Its heartbeats are not recorded, its changes are."""
     again, left = reported(2, heard=9.0), reported(2, heard=10.0, gone=True)
     assert kept(reported(2), again, left) == [reported(2), left]

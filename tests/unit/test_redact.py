@@ -1,4 +1,4 @@
-"""Secrets are masked wherever text passes."""
+"""Secrets are masked in all text output."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ IS_NONE = [
 
 @pytest.mark.parametrize("name", IS_SECRET)
 def test_names_that_tell_of_a_secret(name: str) -> None:
-    """A secret is known by its variable's name, and its value is masked."""
+    """A secret is detected by its variable's name, and its value is masked."""
     assert looks_secret(name)
     assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b"
 
 
 @pytest.mark.parametrize("name", IS_NONE)
 def test_names_that_only_sound_like_one(name: str) -> None:
-    """A path to a secret, a count of tokens, a column's key: what they say stays readable."""
+    """A path to a secret, a count of tokens, a column's key: their values stay readable."""
     assert not looks_secret(name)
     text = "message-of-the-day, message"
     assert redactor_for({name: "message-of-the-day"}, None).clean(text) == text
@@ -98,7 +98,7 @@ def test_a_value_that_is_no_secret_tears_no_hole(name: str, value: str) -> None:
     ],
 )
 def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str) -> None:
-    """A password in a URL or connection string is masked alone; what is around it stays."""
+    """Only the password in a URL or connection string is masked."""
     cleaned = redactor_for({name: value}, None).clean(f"{value} and {hidden}")
     assert hidden not in cleaned
     assert MASK in cleaned
@@ -123,7 +123,7 @@ def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str)
     ],
 )
 def test_a_token_that_no_variable_holds(token: str) -> None:
-    """A program that prints a key of a well-known service is masked, whatever surrounds it."""
+    """A key of a well-known service in the output is masked, in any context."""
     assert Redactor([]).clean(f"using key='{token}', see") == f"using key='{MASK}', see"
 
 

@@ -1,4 +1,4 @@
-"""Known words in logs: each row is found by the exact text of those who met it."""
+"""Known texts in logs: each row matches the exact text of a real failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
 
 
 def test_every_row_was_met_by_somebody() -> None:
-    """No text without a row; no two rows of one name."""
+    """No text without a row; no two rows with one name."""
     keys = [row.key for row in (*table().causes, *table().symptoms, *table().noise)]
     assert len(keys) == len(set(keys))
     assert {key for key, _ in LINES} <= set(keys)
@@ -63,7 +63,7 @@ def test_every_row_was_met_by_somebody() -> None:
 
 @pytest.mark.parametrize("line", NOISY)
 def test_noise_is_never_a_cause(line: str) -> None:
-    """A line that alarms and means nothing hides no cause, and is none."""
+    """A harmless line that looks like an error hides no cause, and is none."""
     assert matches([line], table().noise_rows)
     assert not explain(("job.log", line)).is_known
     found = explain(("job.log", f"RuntimeError: CUDA out of memory\n{line}\n{line}"))
@@ -71,7 +71,7 @@ def test_noise_is_never_a_cause(line: str) -> None:
 
 
 def test_numbers_and_names_are_filled_in() -> None:
-    """What the line tells is in the sentence."""
+    """Values from the line are in the sentence."""
     text = "Total available GPUs 8.0 is less than total desired GPUs 16"
     found = explain(("job.log", text))
     assert found.cause == "the job wants 16 GPUs, and Ray has 8.0"
@@ -79,7 +79,7 @@ def test_numbers_and_names_are_filled_in() -> None:
 
 
 def test_the_nearer_log_is_asked_first() -> None:
-    """What the job says goes before what Ray says."""
+    """The job's output comes before Ray's log."""
     logs = (
         ("job.log", "RuntimeError: CUDA out of memory"),
         ("raylet.out", "Failed accept4: Too many open files"),
@@ -90,7 +90,7 @@ def test_the_nearer_log_is_asked_first() -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_can_be_looked_at(text: str) -> None:
-    """Whatever a log holds, looking at it fails never; plain words explain nothing."""
+    """Any log can be searched without an error; ordinary words match nothing."""
     explain(("job.log", text))
 
 
@@ -105,7 +105,7 @@ def test_any_text_can_be_looked_at(text: str) -> None:
     ],
 )
 def test_plain_lines_explain_nothing(line: str) -> None:
-    """A cause that is none would send a person the wrong way."""
+    """A wrong cause would mislead the user."""
     assert not explain(("job.log", line)).is_known
 
 
@@ -122,12 +122,12 @@ def run(tmp_path: Path) -> NodeRun:
 
 
 def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
-    """Return an outcome as it leaves."""
+    """Return an outcome with its remedy."""
     return anyio.run(explain_end, run, Outcome(kind, 1, "the job failed", remedy=remedy))
 
 
 def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
-    """The remedy names the log, keeps what was there, and shows no secret."""
+    """The remedy names the log, keeps the existing text, and shows no secret."""
     text = f"Failed to initialize NVML: {SECRET}\n"
     run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
     told = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
@@ -138,7 +138,7 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
 
 
 def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None:
-    """Where the output here tells nothing; a node that was lost explains itself."""
+    """If the output here has no cause; a lost node is its own explanation."""
     there = Log("pod2", "the job's output", "torch.OutOfMemoryError: CUDA out of memory. Tried")
 
     def remedy(kind: Kind) -> str:
@@ -156,7 +156,7 @@ def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None
 
 
 def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
-    """What Ray said earlier is no cause of a job's own end, and is one where Ray was lost."""
+    """Earlier lines in Ray's log explain a lost Ray, but not a job's own failure."""
     run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")
     assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
     assert outcome_of(run, Kind.LOST).remedy.startswith(
@@ -167,20 +167,20 @@ def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.DONE, Kind.STOPPED, Kind.REFUSED, Kind.BUG])
 def test_other_ends_need_no_explanation(run: NodeRun, kind: Kind) -> None:
-    """A run that ended well, or by itself says why, is left as it is."""
+    """A run that succeeded, or has its own reason, is left unchanged."""
     run.folder.file("job.log").write_text("CUDA out of memory\n")
     assert outcome_of(run, kind).remedy == ""
     run.close()
 
 
 def test_no_logs_no_remedy(run: NodeRun) -> None:
-    """Where nothing was written, or nothing is known, the outcome stays as it was."""
+    """Without logs or a known line, the outcome stays unchanged."""
     assert outcome_of(run, Kind.UNAVAILABLE, "Look there").remedy == "Look there"
     run.close()
 
 
 def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Ray could not write why it ended, the disk itself tells; never for a job's own end."""
+    """If Ray could not write its error, the full disk is named; never for a job's own failure."""
     monkeypatch.setattr(explained_module, "free_at", lambda _folder: 4096)
     told = outcome_of(run, Kind.UNAVAILABLE).remedy
     assert told.startswith(f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is ")
@@ -218,7 +218,7 @@ def test_the_log_of_an_actor_that_died_is_read(run: NodeRun) -> None:
 
 
 def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
-    """The driver's output names the process of an error by its node's address."""
+    """The driver's output identifies the process of an error by its node's address."""
     run.folder.file("job.log").write_text(
         "(WorkerDict pid=7, ip=10.0.0.7) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
     )
@@ -229,7 +229,7 @@ def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
 
 
 def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
-    """What an earlier attempt printed explains nothing."""
+    """Output of earlier attempts explains nothing."""
     before = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
     run.output_begins = len(before)

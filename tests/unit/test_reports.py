@@ -1,4 +1,4 @@
-"""The head's reports: taken in, news handed out, orders given, a farewell at the end."""
+"""The head's reports: received, answered with news and orders, and the farewell at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATE = 20.0
 
 
 class Counter:
-    """A head's reports, and what they told."""
+    """A head's reports, and their events."""
 
     def __init__(self, *, has_token: bool = False) -> None:
         self.heard: list[Worker] = []
@@ -62,12 +62,12 @@ class Counter:
         self.byes.append((name, bye))
 
     def take(self, report: Report) -> Reply:
-        """Take a report that is answered at once."""
+        """Accept a report that is answered at once."""
         return anyio.run(self.reports.handle, report)
 
 
 def test_a_report_is_told_and_answered() -> None:
-    """A first report is answered at once, and the head's story hears who it was."""
+    """A first report is answered at once, and the head's decisions get the worker's data."""
     counter = Counter()
     assert anyio.run(counter.reports.handle, replace(POD1, hold=LATE)) == FIRST
     (worker,) = counter.heard
@@ -82,7 +82,7 @@ def test_a_report_is_told_and_answered() -> None:
 
 @pytest.mark.parametrize("has_token", [True, False])
 def test_a_worker_of_a_later_head_is_not_heard(*, has_token: bool) -> None:
-    """Its hello proves the later head to one with a token, be it known here or not."""
+    """With a token, its hello proves the later head, whether the worker is known or not."""
     counter = Counter(has_token=has_token)
     counter.take(replace(POD1, epoch=1))
     assert (counter.later, len(counter.heard)) == ([], 1)
@@ -100,7 +100,7 @@ IN_RUN = ',"run_id":"run-1"'
 @pytest.mark.parametrize("has_token", [True, False])
 @pytest.mark.parametrize("more", ["", IN_RUN, ',"run_id":"another"'])
 def test_no_report_alone_ends_the_run(more: str, *, has_token: bool) -> None:
-    """Anyone may send one where there is no token; with one, no epoch is so far ahead."""
+    """Without a token anyone may send one; with a token, no epoch is so far ahead."""
     counter = Counter(has_token=has_token)
     counter.take(POD1)
     evil = Report.from_dict(json.loads(EVIL % more))
@@ -120,7 +120,7 @@ def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None
 
 
 def test_a_report_is_held_until_there_is_news() -> None:
-    """A worker that knows all is answered in the moment that something changes."""
+    """A worker that is up to date is answered at the moment of a change."""
     counter, replies = Counter(), list[Reply]()
 
     async def ask() -> None:
@@ -143,7 +143,7 @@ def test_a_report_is_held_until_there_is_news() -> None:
 
 @pytest.mark.parametrize("news", [-1, 0])
 def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) -> None:
-    """It is answered at once: what it says of its node was outdated when it arrived."""
+    """It is answered at once: its content was outdated when it arrived."""
     counter = Counter()
     counter.take(replace(POD1, sequence=1))
     counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
@@ -160,7 +160,7 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
 
 
 def test_reports_without_numbers_are_taken_as_they_come() -> None:
-    """An agent of the version before has none."""
+    """An agent of the former version sends none."""
     counter = Counter()
     for joined in (False, True, False):
         counter.take(replace(POD1, joined=joined))
@@ -168,20 +168,20 @@ def test_reports_without_numbers_are_taken_as_they_come() -> None:
 
 
 async def within_soon(reports: Reports, report: Report) -> Reply:
-    """Take a report that must not be held."""
+    """Accept a report that must not be held."""
     with anyio.fail_after(LATE / 10):
         return await reports.handle(report)
 
 
 def test_patience_ends() -> None:
-    """Without news a held report is answered when its patience ends, with what there is."""
+    """Without news a held report is answered at its limit, with the current state."""
     counter = Counter()
-    counter.reports.publish(phase="booting", ray_ready=False, verdict=None)  # says nothing new
+    counter.reports.publish(phase="booting", ray_ready=False, verdict=None)  # without news
     assert anyio.run(counter.reports.handle, replace(POD1, news=0, hold=SOON)) == FIRST
 
 
 def test_another_version_is_refused() -> None:
-    """A worker whose Ray differs is refused by name, and nobody waits for its goodbye."""
+    """A worker with another Ray is refused by name, and its goodbye is not awaited."""
     counter = Counter()
     reply = anyio.run(counter.reports.handle, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
@@ -211,14 +211,14 @@ def test_farewell_waits_for_each() -> None:
 
 
 def test_farewell_names_those_who_stay_silent() -> None:
-    """Who does not say goodbye in time is named."""
+    """Workers without a goodbye in time are named."""
     counter = Counter()
     anyio.run(counter.reports.handle, POD1)
     assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 0) == (["pod1"], 0)
 
 
 def test_farewell_waits_for_those_who_are_about_to_call() -> None:
-    """A worker that was never heard of is waited for, and told the end if it calls in time."""
+    """A worker that never reported is awaited, and gets the verdict if it reports in time."""
     counter, ended = Counter(), list[tuple[list[str], int]]()
 
     async def part() -> None:
@@ -241,7 +241,7 @@ def test_farewell_waits_for_those_who_are_about_to_call() -> None:
 
 
 def test_a_stranger_is_asked_who_it_is() -> None:
-    """A beat of an agent that never said hello counts for nothing, until it has."""
+    """A heartbeat of an unknown agent does not count until it has sent a hello."""
     counter = Counter()
     reply = counter.take(BEAT)
     assert (reply.wants_hello, reply.verdict, counter.heard) == (True, None, [])
@@ -250,7 +250,7 @@ def test_a_stranger_is_asked_who_it_is() -> None:
 
 
 def test_a_worker_whose_address_changed_is_the_same() -> None:
-    """An agent is known by its own id: another address leaves no ghost behind."""
+    """An agent is identified by its ID: another address makes no second entry."""
     counter = Counter()
     counter.take(POD1)
     counter.take(replace(BEAT, ip="10.0.0.77"))
@@ -259,7 +259,7 @@ def test_a_worker_whose_address_changed_is_the_same() -> None:
 
 
 def test_a_later_life_of_a_node_replaces_the_former() -> None:
-    """A pod that was killed and started again is one worker, whatever its address."""
+    """A pod that was killed and restarted is one worker, whatever its address."""
     counter = Counter()
     counter.take(POD1)
     counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
@@ -268,7 +268,7 @@ def test_a_later_life_of_a_node_replaces_the_former() -> None:
 
 
 def test_two_machines_of_one_name_are_two_workers() -> None:
-    """Two that live at once are told apart, though they share name and rank."""
+    """Two that run at the same time are distinguished, though they share name and rank."""
     counter = Counter()
 
     async def story() -> None:
@@ -279,7 +279,7 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
                 await anyio.wait_all_tasks_blocked()
                 await counter.reports.handle(replace(POD1, id="agent9", ip="10.0.0.99"))
                 assert counter.replaced == []
-                counter.now += 100  # the first has been silent for long, once nothing is held
+                counter.now += 100  # the first has been silent for long, and no request is held
                 tasks.cancel_scope.cancel()
         await counter.reports.handle(replace(BEAT, id="agent9"))
 
@@ -294,7 +294,7 @@ def test_another_plan_of_services_is_refused() -> None:
 
 
 def test_an_order_is_repeated_until_it_was_taken_in() -> None:
-    """It goes to one worker alone, at once, and ends when that worker has it."""
+    """It goes to one worker only, at once, and ends when that worker has it."""
     counter, replies = Counter(), list[Reply]()
 
     async def story() -> None:
@@ -322,7 +322,7 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
 
 
 def test_logs_that_were_asked_for_are_kept() -> None:
-    """The end of a log comes with a report; what nobody asked for is not kept."""
+    """The end of a log comes with a report; unrequested ones are discarded."""
     counter = Counter()
     counter.take(POD1)
     counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
@@ -333,7 +333,7 @@ def test_logs_that_were_asked_for_are_kept() -> None:
 
 
 def test_who_said_goodbye_has_no_orders_any_more() -> None:
-    """A node that leaves hears no order; a later one has a number of its own."""
+    """A node that leaves gets no order; a later one has its own number."""
     counter = Counter()
     counter.take(POD1)
     counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
@@ -343,7 +343,7 @@ def test_who_said_goodbye_has_no_orders_any_more() -> None:
 
 
 def test_a_bye_is_told_once_with_its_cause() -> None:
-    """Why a worker left, and last output, reach the head."""
+    """The reason and the last output of a worker reach the head."""
     counter = Counter()
     for report in (POD1, replace(BEAT, bye=BYE), replace(BEAT, bye=BYE)):
         counter.take(report)
@@ -351,7 +351,7 @@ def test_a_bye_is_told_once_with_its_cause() -> None:
 
 
 def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
-    """A head that holds its verdict says so, and no more, to agents of another run."""
+    """A head that holds its verdict says only that to agents of another run."""
     counter = Counter()
     counter.take(POD1)
     counter.reports.publish(phase="leaving", verdict=DONE)
@@ -364,7 +364,7 @@ def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
 
 
 def test_facts_travel_once_as_a_value() -> None:
-    """What a worker's machine is comes with its hello, through JSON, as the same value."""
+    """A worker's machine data comes with its hello, through JSON, as the same value."""
     counter = Counter()
     hello = replace(HELLO, facts=MACHINE)
     wire = json.loads(json.dumps(replace(POD1, hello=hello).to_dict()))
@@ -374,7 +374,7 @@ def test_facts_travel_once_as_a_value() -> None:
 
 
 def test_a_hello_tells_of_the_clock() -> None:
-    """How far a node's clock is off is measured as its hello arrives, and kept with its facts."""
+    """A node's clock offset is measured when its hello arrives, and kept with its facts."""
     counter = Counter()
     hello = replace(HELLO, facts=MACHINE, clock=time.time() + 60)
     counter.take(replace(POD1, hello=hello))

@@ -1,4 +1,4 @@
-"""The workers that an attempt requires: those it is sized for, also for the next agent."""
+"""The workers that an attempt requires: those it is sized for, also after a restart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ONE_LOST: History = [*THREE, (9, nodes(2, dead=(3,)))]
 def test_a_job_is_sized_for_its_nodes(
     command: list[str] | None, environ: dict[str, str], *, is_sized: bool, tmp_path: Path
 ) -> None:
-    """A recipe, a placeholder for nodes or GPUs, and torchrun are; other commands are not."""
+    """A recipe, a node or GPU placeholder, and torchrun are sized; other commands are not."""
     plan = plan_of(environ, command=command)
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     assert make_goal(plan, keeper, 0.0).is_sized_to_nodes is is_sized
@@ -64,7 +64,7 @@ def test_a_job_is_sized_for_its_nodes(
 
 
 def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
-    """More than were expected: one of them is lost for good, and the job does not hang."""
+    """More than expected: one of them is lost for good, and the job does not hang."""
     trace = Trace(SIZED, ONE_LOST)
     assert "lost a needed node (1 of 2 joined; pod3 last reported" in trace.log
     trace.take(job("RUNNING"), 68)
@@ -75,18 +75,18 @@ def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
     trace.take(nodes(2), 75)
     trace.take(reported(2), 75)
     assert trace.finish()
-    assert trace.effects[-2] == h.SubmitJob("run-2")  # which is sized for those that are left
+    assert trace.effects[-2] == h.SubmitJob("run-2")  # sized for the remaining nodes
 
 
 def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
-    """It goes on without one of them."""
+    """It continues without one of them."""
     trace = Trace(goal(1), ONE_LOST)
     assert (trace.state.phase, trace.state.below_required_since) == (HeadPhase.RUNNING, None)
 
 
 @pytest.mark.parametrize(("lost", "is_short"), [(2, True), (3, False)])
 def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short: bool) -> None:
-    """Where any node has some; a worker that the size leaves out is a spare."""
+    """If any node has GPUs; a worker outside the size is a spare."""
     bare = replace(NODES[3], gpus=0.0)
     both = h.RayNodes((HEAD, NODES[2], bare))
     history = [(at, both if event == nodes(2, 3) else event) for at, event in THREE]
@@ -96,7 +96,7 @@ def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short
 
 
 def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
-    """Nodes without GPUs that were asked for; then no spare among them is told from the others."""
+    """Nodes without GPUs that were expected; then no spare can be distinguished from them."""
     bare = tuple(replace(NODES[n], gpus=0.0) for n in (2, 3))
     joined: History = [(2, reported(2)), (2, reported(3)), (3, h.RayNodes((HEAD, *bare)))]
     trace = Trace(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
@@ -104,7 +104,7 @@ def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
 
 
 def test_every_share_of_torchrun_is_required() -> None:
-    """Until it has ended: a node that is done with its share may leave."""
+    """Until it has ended: a node whose ranks are done may leave."""
     of = replace(by_torchrun(1, prepare=True), is_sized_to_nodes=True)
     joined: History = [(1, share_of(2, at=1)), (1, share_of(3, at=1))]
     begun: History = [*joined, *((2, done) for done in PREPARED), (5, SUBMITTED)]
@@ -153,7 +153,7 @@ def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Pa
 
 
 def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> None:
-    """Its name tells, as where the agent was never killed."""
+    """It is identified by its name, as without the restart."""
     after = goes_on(Trace(goal(1), TWO), tmp_path)
     after.take(nodes(3, dead=(2,)), 1)
     back = replace(reported(3).worker, name="pod2")
@@ -163,7 +163,7 @@ def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
-    """Nothing is lost where all are there still, nor where a record knows no places."""
+    """Nothing is lost if all are present, or if a record has no nodes."""
     after = goes_on(Trace(goal(1), TWO), tmp_path)
     known = after.state.goal.resumed_attempt
     assert known is not None

@@ -1,4 +1,4 @@
-"""Restarted containers: no finished job runs again, and no end is repeated for ever."""
+"""Restarted containers: no finished job runs again, and no failure repeats for ever."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MISHAPS = (NO_WORKERS, LOST, STOPPED, UNFIT, BUG)
 
 @pytest.fixture(autouse=True)
 def _the_kernel_takes_the_locks_of_killed_containers() -> Iterator[None]:
-    """Close the files of the locks that their agents held until the end."""
+    """Close the lock files that their agents held until the end."""
     yield
     for descriptor in map(int, [path.name for path in Path("/proc/self/fd").iterdir()]):
         with suppress(OSError):
@@ -49,7 +49,7 @@ def _the_kernel_takes_the_locks_of_killed_containers() -> Iterator[None]:
 
 
 class Container:
-    """A container of a platform: its agents' ends are given, its files stay."""
+    """A container of a platform: the test sets its agents' outcomes, its files stay."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
@@ -57,9 +57,9 @@ class Container:
         self.environ = {**environ, "AGENT_LOG_DIR": str(folder), "EXPECTED_WORKERS": "0"}
         self.facts = POD if "RUNPOD_POD_ID" in environ else replace(MACHINE, is_first_process=True)
         self.jobs = 0
-        """Jobs that ran to their end."""
+        """Jobs that ran to completion."""
         self.held = ""
-        """What was done instead of the exit."""
+        """The action instead of the exit."""
         self._outcomes: list[Outcome] = []
         monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
         monkeypatch.setattr(run, "_run_role", self._role)
@@ -67,7 +67,7 @@ class Container:
         monkeypatch.setattr(parent, "is_init", lambda: True)
 
     def start(self, outcome: Outcome, command: list[str] | None = None) -> int:
-        """Start the container; return the exit code of an agent that would end so."""
+        """Start the container; return the exit code of an agent with this outcome."""
         self._outcomes.append(outcome)
         self.held = ""
         try:
@@ -104,14 +104,14 @@ RULES: dict[str, tuple[dict[str, str], str]] = {
     "runpod terminates": ({**RUNPOD, **KEY, "AGENT_ON_DONE": "terminate-pod"}, "always"),
     "machine": ({}, "never"),
 }
-"""By platform: its environment, and which containers it starts again."""
+"""Per platform: its environment, and the containers that it restarts."""
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_every_end_stops_the_bill(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever happens, containers are restarted a few times only, and no job runs twice."""
+    """For any outcomes, containers restart a few times only, and no job runs twice."""
     chance = random.Random(seed)  # noqa: S311 - mishaps, no secrets
     environ, rule = RULES[chance.choice([*RULES])]
     pod = Container(tmp_path, monkeypatch, environ)
@@ -128,7 +128,7 @@ def test_every_end_stops_the_bill(
         assert starts <= len(script) + 4, f"it loops with {outcome}"
     assert pod.jobs <= 1
     assert pod.held == ("" if rule == "never" else environ.get("AGENT_ON_DONE", "hold"))
-    if pod.jobs:  # somebody starts the container again
+    if pod.jobs:  # a person starts the container again
         pod.start(DONE)
         assert pod.jobs == 1 or rule == "never"
         assert pod.held or rule == "never"
@@ -157,7 +157,7 @@ def test_a_finished_job_is_not_run_again(
 def test_a_command_that_is_typed_again_is_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the first process of a restarted container, or on no such platform: it runs."""
+    """It runs unless it is the first process of a restarted container on such a platform."""
     shell = Container(tmp_path, monkeypatch, RUNPOD)
     shell.facts = replace(POD, is_first_process=False)
     monkeypatch.setattr(parent, "is_init", lambda: False)
@@ -186,7 +186,7 @@ def test_the_fourth_equal_end_is_the_verdict(
 
 
 def end_at(began: int, seconds: int, outcome: Outcome = LOST, digest: str = "d") -> PastEnd:
-    """Return an end of an agent that began at a second of an hour."""
+    """Return an outcome of an agent that began at a second of an hour."""
 
     def at(second: int) -> str:
         return f"2026-01-01T{second // 3600:02}:{second % 3600 // 60:02}:{second % 60:02}Z"
@@ -207,12 +207,12 @@ def end_at(began: int, seconds: int, outcome: Outcome = LOST, digest: str = "d")
     ],
 )
 def test_which_restarts_are_quick(past: list[PastEnd], count: int) -> None:
-    """Equal settings and cause, soon after the end, and none that got further than its boot."""
+    """Equal settings and cause, soon after the end, and no progress beyond the boot."""
     assert quick_restarts(past, longest=1800.0) == count
 
 
 def test_the_digest_is_of_the_job() -> None:
-    """How the pod ends, and secrets, change nothing; a setting and the command do."""
+    """Secrets and the action at the end do not change it; a setting and the command do."""
     plain = settings_digest({"AGENT_MODEL": "m"}, JOB)
     more = {"AGENT_MODEL": "m", "AGENT_ON_DONE": "hold", "AGENT_RERUN": "1", "OTHER": "x"}
     assert settings_digest(more, JOB) == plain
@@ -223,7 +223,7 @@ def test_the_digest_is_of_the_job() -> None:
 
 
 def test_wrong_settings_do_not_hide_how_to_end() -> None:
-    """Where settings are wrong, those about the end are read as far as they are right."""
+    """If settings are invalid, those about the end are still read where valid."""
     found = settings_for_end({**KEY, "AGENT_ON_DONE": "stop-pod", "AGENT_PORT": "x"})
     assert found.on_done == "stop-pod"
     found = settings_for_end({**KEY, "AGENT_ON_DONE": "sleep", "AGENT_LOG_DIR": "/logs"})

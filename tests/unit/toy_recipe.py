@@ -24,7 +24,7 @@ ABOUT = "nothing: it is there for tests"
 
 
 def make(asked: RecipeInput) -> Command:
-    """Make a command whose batch all GPUs must divide."""
+    """Make a command whose batch size must be divisible by the number of GPUs."""
     if "--no-such" in asked.args:
         raise MisfitError("--no-such is no argument of it")
     total = sum(node.gpus for node in asked.gpu_nodes)
@@ -42,7 +42,7 @@ def make(asked: RecipeInput) -> Command:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> KnownJob:
-    """Have the toy among the recipes."""
+    """Add the toy to the recipes."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, KNOWN)
     monkeypatch.setitem(sys.modules, f"{recipes.__name__}.toy", sys.modules[__name__])
     return KNOWN

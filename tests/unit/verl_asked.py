@@ -1,4 +1,4 @@
-"""Inputs of verl's recipes: a test names only what it is about."""
+"""Inputs of verl's recipes: a test sets only the values under test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 def nodes(text: str, cpus: int | None = 64) -> tuple[NodeSize, ...]:
-    """Read `2x8` or `8,8,4`; `0/2` is a node of no GPUs and two CPUs."""
+    """Parse `2x8` or `8,8,4`; `0/2` is a node without GPUs and with two CPUs."""
     if "x" in text:
         count, gpus = map(int, text.split("x"))
         return (NodeSize(gpus, cpus),) * count

@@ -75,7 +75,7 @@ class WorkerTrace:
             assert then is None or then > at, f"{worker.pending_waits(self.state)}: {then} at {at}"
 
     def finish(self, steps: int = 50) -> bool:
-        """Let only time pass, from deadline to deadline; say whether the trace comes to rest."""
+        """Tick at each deadline; return whether none is left."""
         for _ in range(steps):
             then = worker.deadline(self.state)
             if then is None or self.state.phase is WorkerPhase.LEAVING:

@@ -1,4 +1,4 @@
-"""Machines and plans as values, for the tests of everything that is pure."""
+"""Machines and plans as values, for tests of pure functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POD = replace(
     is_first_process=True,
     gpus=8,
 )
-"""A RunPod pod: the default route leaves by eth0, the pods meet on podnet1."""
+"""A RunPod pod: the default route uses eth0, the pods' network podnet1."""
 
 
 def with_ray(facts: Facts, **changes: Any) -> Facts:  # noqa: ANN401 - any field of RayPython
@@ -53,12 +53,12 @@ def with_ray(facts: Facts, **changes: Any) -> Facts:  # noqa: ANN401 - any field
 
 
 def settings_of(environ: Mapping[str, str], command: list[str] | None = None) -> Settings:
-    """Return the settings of an environment that must be right."""
+    """Return the settings of a valid environment."""
     return load(environ, command).settings
 
 
 def topology_of(environ: Mapping[str, str], facts: Facts = MACHINE) -> Topology:
-    """Return who a node with this environment is."""
+    """Return the topology of a node with this environment."""
     return resolve(environ, settings_of(environ), facts)
 
 
@@ -71,6 +71,6 @@ def plan_of(
 
 
 def our_ray(plan: Plan) -> OwnRay:
-    """Return how a plan starts Ray; it must not be given."""
+    """Return the plan's Ray start, for an agent that starts Ray."""
     assert plan.own_ray is not None
     return plan.own_ray

@@ -1,4 +1,4 @@
-"""What both roles' agents have: tasks on a machine, an inbox, files that are written late."""
+"""The common part of both roles' agents: tasks on a machine, an inbox, late file writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """One agent, until it leaves or is killed."""
+    """One agent, until it exits or is killed."""
 
     def __init__(self, machine: Machine, *, replaces: bool) -> None:
         self.machine, self.world = machine, machine.world
@@ -30,21 +30,21 @@ class Agent:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the agent's task."""
         self.go(self.live())
 
     async def live(self) -> None:
-        """Live its whole story."""
+        """Run the agent from start to exit."""
         raise NotImplementedError
 
     def begin(self) -> NodeLife:
-        """Look at what is here, and begin to keep a record."""
+        """Read the state on this machine, and start a record."""
         self.node = NodeLife(self.machine, replaces=self.replaces)
         self.world.note(self.machine.label, f"{type(self).__name__} begins")
         return self.node
 
     def go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Do something beside all else."""
+        """Run a coroutine as a task of this agent."""
         task = self.machine.run(work)
         self._tasks.append(task)
         task.add_done_callback(self._over)
@@ -56,12 +56,12 @@ class Agent:
             self.world.fail(task.exception())
 
     def kill(self) -> None:
-        """Be no more."""
+        """Cancel all its tasks."""
         for task in [*self._tasks]:
             task.cancel()
 
     async def dies_here(self) -> None:
-        """Count an action; be killed before it where it is this one's turn."""
+        """Count an action; kill the agent before it, if the setup says so."""
         place = self.world.counted(self.machine.label, "actions")
         if place in self.world.setup.kills:
             self.world.note(self.machine.label, f"agent is killed before its action {place[1]}")
@@ -74,7 +74,7 @@ class Agent:
         return await self.inbox.take(None if limit is None else max(0.0, limit)) or Tick()
 
     async def prepared(self, step: PrepareStep) -> str:
-        """Run a prepare step, unless that was done; return '' or how it failed."""
+        """Run a prepare step, unless it has finished before; return '' or the failure."""
         async with self._turns[step.name]:
             if step.name in self.node.finished_steps:
                 return ""
@@ -84,7 +84,8 @@ class Agent:
             try:
                 await asyncio.sleep(self.world.random.uniform(0.5, self.world.setup.step_seconds))
             except asyncio.CancelledError:
-                if self.machine.agent is self:  # it was stopped, and not killed with its agent
+                # the step was stopped, and not killed with its agent
+                if self.machine.agent is self:
                     self.machine.steps.discard(running)
                 raise
             running.succeeds()
@@ -92,7 +93,7 @@ class Agent:
             return ""
 
     def serve(self, name: str, generation: int) -> None:
-        """Start a service, or take over one that a killed agent left behind."""
+        """Start a service, or adopt one that a killed agent left running."""
         former = self.machine.services.get(name)
         if former is not None and self.node.surviving is not None and former.lives:
             former.attended(generation)
@@ -103,8 +104,8 @@ class Agent:
 
 
 class End(Value):
-    """How an agent left."""
+    """The end of an agent."""
 
     code: int
     was_told: bool
-    """True on a worker that leaves with the head's verdict."""
+    """True on a worker that ends with the head's verdict."""

@@ -1,4 +1,4 @@
-"""What may go wrong in a world: each fault by the name under which a setup has it."""
+"""The faults of a world: each one by the name that a setup uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Has things go wrong in a world."""
+    """Injects faults into a world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def happens(self, name: str, index: int) -> None:
-        """Have something go wrong; the index chooses where, or how."""
+        """Inject a fault; the index selects the target, or the variant."""
         self._world.note("FAULT", f"{name} {index}")
         getattr(self, f"_{name}")(index)
 
@@ -125,7 +125,7 @@ class Faults:
             cluster.mute_until = self._world.now + (15.0, 60.0, 130.0, 200.0)[index]
 
     def _ray_hangs(self, index: int) -> None:
-        """Have a part of the head's Ray stopped that a running job does not need."""
+        """Stop a part of the head's Ray that a running job does not need."""
         cluster = self._world.head.cluster
         if cluster is not None and cluster.lives:
             busy = any(job.has_driver for job in cluster.jobs.values())
@@ -167,7 +167,7 @@ class Faults:
         machine.clock.skew += self._world.random.choice((-3600.0, -30.0, 30.0, 3600.0))
 
     def _second_head(self, index: int) -> None:
-        """Have the platform start another head, which takes one for lost that is there still."""
+        """Let the platform start a second head, because it takes the first one for lost."""
         if (
             self._world.former_heads
             or self._world.head.code is not None
@@ -199,7 +199,7 @@ class Faults:
         )
 
     def starts_ray(self, machine: Machine) -> None:
-        """Have the owner of a given Ray start it on a node."""
+        """Let the owner of a given Ray start it on a node."""
         machine.is_on = True
         if self._world.given is not None and machine.raylet is None:
             machine.raylet = Raylet(self._world.given, machine)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
 
 RUNS = Path("/dev/null/runs")
-"""No folder can be made there: what is written goes to the machine's own files."""
+"""No folder can be made there: files are written to the simulated machine."""
 _HEARTBEAT = 10.0
 RAYLET_PORT = 8267
 REDUCED = json.dumps(
@@ -61,7 +61,7 @@ class HeadAgent(Agent):
     """One agent of a head."""
 
     async def live(self) -> None:
-        """Live its whole story; cf. boot/run.py, boot/make_ready.py and boot/head.py."""
+        """Run the agent from start to exit: boot/run.py, boot/make_ready.py and boot/head.py."""
         node, machine, world = self.begin(), self.machine, self.world
         self.plan = plan = world.plan(machine)
         self.keeper = keeper = self._keeper(plan)
@@ -135,13 +135,13 @@ class HeadAgent(Agent):
         return json.dumps(reply.to_dict())
 
     async def _watch_record(self) -> None:
-        """Tell of a later head that has written the record."""
+        """Report a later head that has written the record."""
         while not (epoch := self.keeper.later_epoch()):  # noqa: ASYNC110 - a look at a disk
             await asyncio.sleep(3.0)
         self.inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 
     async def _watch_stall(self, limit: float) -> None:
-        """Tell of a job that shows no sign of work since a node was lost, as boot/stall.py does."""
+        """Report a job without progress since a node was lost, as boot/stall.py does."""
         quiet: attempts.Quiet | None = None
         while True:
             await asyncio.sleep(attempts.diagnostics_interval(limit))
@@ -320,7 +320,7 @@ class HeadAgent(Agent):
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self, outcome: Outcome) -> None:
-        """Tell the workers, and take everything down."""
+        """Send the verdict to the workers, and stop everything."""
         self.keeper.record_outcome(outcome)
         self._publish()
         await asyncio.sleep(0.1)
@@ -338,7 +338,7 @@ class HeadAgent(Agent):
 
 
 class Bridge:
-    """Stands for the bridge to Ray: watches the cluster that is there, and the jobs asked about."""
+    """Models the bridge to Ray: watches the cluster and the submitted jobs."""
 
     def __init__(self, agent: HeadAgent) -> None:
         self._agent, self._world = agent, agent.world
@@ -356,7 +356,7 @@ class Bridge:
         return self._world.given or self._agent.machine.cluster
 
     async def _watch(self) -> None:
-        """Look at Ray whenever something of it has changed, and now and then."""
+        """Read Ray's state after each change, and at intervals."""
         changed = asyncio.Event()
         last_word = 0.0
         while True:
@@ -410,7 +410,7 @@ class Bridge:
                 tell(h.JobHeard(id_, report))
 
     def submit(self, id_: str) -> None:
-        """Have a job submitted and followed."""
+        """Submit a job and follow it."""
         self._asks.append(self._agent.go(self._submit(id_)))
 
     async def _submit(self, id_: str) -> None:
@@ -434,7 +434,7 @@ class Bridge:
         cluster.changed()
 
     def follow(self, id_: str) -> None:
-        """Have a job followed that an earlier agent submitted, or was about to."""
+        """Follow a job that an earlier agent submitted, or was about to submit."""
         self._asks.append(self._agent.go(self._follow(id_)))
 
     async def _follow(self, id_: str) -> None:
@@ -453,18 +453,18 @@ class Bridge:
         cluster.changed()
 
     def stop(self, id_: str) -> None:
-        """Have a job stopped; one that is not taken yet, by whoever submits it."""
+        """Stop a job; if Ray has not accepted it yet, its submission is canceled."""
         self._cancelled.add(id_)
         cluster = self._cluster
         if id_ in self._jobs and cluster is not None and id_ in cluster.jobs:
             cluster.jobs[id_].stop()
 
     def forget(self, id_: str) -> None:
-        """Ask no more about a job."""
+        """Stop following a job."""
         self._jobs.discard(id_)
 
     def renew(self) -> None:
-        """Begin anew, as another bridge that knows nothing of the Ray before."""
+        """Restart, like another bridge without knowledge of the former Ray."""
         self._jobs.clear()
         for ask in self._asks:
             ask.cancel()

@@ -33,22 +33,22 @@ _SETTLED_WITHIN = 0.5
 
 
 class Machine:
-    """One pod: its agent, and all that outlives an agent."""
+    """One pod: its agent, and everything that outlasts an agent."""
 
     def __init__(self, world: World, number: int, clock: Clock, files: dict[str, str]) -> None:
         self.world, self.clock = world, clock
         self.label, self.ip = f"pod{number}", f"10.0.0.{number + 1}"
         self.name = self.label
-        """As its agent has it; a platform may give another machine the same name."""
+        """The name that its agent uses; a platform may give it to another machine, too."""
         self.files = files
-        """What its disk of run folders holds, by path; two machines may share it."""
+        """The run folders on its disk, by path; two machines may share a disk."""
         self.is_on = True
         self.boots = 1
         self.agent: Agent | None = None
         self.serves: Callable[[str], Awaitable[str]] | None = None
-        """Answers reports, on a head."""
+        """On a head: answers reports."""
         self.code: int | None = None
-        """With which its agent left, once it has."""
+        """The outcome of its agent, once it has ended."""
         self.deaths = 0
         self.cluster: Cluster | None = None
         self.raylet: Raylet | None = None
@@ -59,11 +59,11 @@ class Machine:
         self.context.run(HERE.set, self)
 
     def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something on this machine."""
+        """Run a task on this machine."""
         return self.context.run(asyncio.get_running_loop().create_task, work)
 
     def listens(self, what: str) -> bool:
-        """Say whether something of it takes connections."""
+        """Return whether the agent's port accepts connections."""
         if what == "agent":
             return self.agent is not None
         if what == "gcs":
@@ -72,23 +72,23 @@ class Machine:
         return own or (self.raylet is not None and self.raylet.is_up and self.raylet.lives)
 
     def tell(self, event: Any) -> None:  # noqa: ANN401 - of a head's or of a worker's
-        """Let its agent take an event, where one lives."""
+        """Send its agent an event, if there is an agent."""
         if self.agent is not None:
             self.agent.inbox.put(event)
 
     # --- its agent ------------------------------------------------------------------------------
 
     def boot(self, *, replaces: bool = False) -> None:
-        """Start an agent, perhaps in the stead of a killed one."""
+        """Start an agent, possibly in place of a killed one."""
         if self.is_on and self.agent is None and self.code is None:
             self.agent = self.world.new_agent(self, replaces=replaces)
             self.agent.start()
 
     def kill_agent(self) -> None:
-        """Kill the agent alone: its parent starts another, three times.
+        """Kill only the agent: its parent starts another, three times.
 
-        Not that of a former head: the next would take a later head's record on their disk for its
-        own, which no rule allows for.
+        This is not allowed for a former head: its next agent would take a later head's record on
+        their disk for its own, and no rule covers that.
         """
         if self.agent is None or self in self.world.former_heads:
             return
@@ -111,7 +111,7 @@ class Machine:
         self.world.network.agent_is_gone(self)
 
     def die(self) -> None:
-        """Take the whole pod away, with all that runs on it."""
+        """Remove the whole pod, with everything that runs on it."""
         self.is_on = False
         self.boots += 1
         self.world.network.notice_cuts()
@@ -127,14 +127,14 @@ class Machine:
             self.boot()
 
     def start_again(self, *, keeps_disk: bool = True) -> None:
-        """Start the container again after its agent has left."""
+        """Start the container again after its agent has ended."""
         if self.is_on and self.code is not None:
             self.code, self.boots, self.deaths = None, self.boots + 1, 0
             self.files = self.files if keeps_disk else {}
             self.boot()
 
     def leave(self, code: int) -> None:
-        """End in good order: nothing is left here."""
+        """End in order, without leftovers."""
         self.world.note(self.label, f"exits with {code}")
         self.code = code
         self._agent_gone()
@@ -156,12 +156,12 @@ class Machine:
     # --- what it runs ---------------------------------------------------------------------------
 
     def ray_is_up(self, raylet: Raylet) -> None:
-        """Let the agent see that its raylet listens."""
+        """Report to the agent that its raylet listens."""
         if raylet is self.raylet and self.world.given is None:
             self.tell(w.RayUp())
 
     def ray_ended(self, raylet: Raylet, why: str) -> None:
-        """Let the agent see that its raylet has ended."""
+        """Report to the agent that its raylet has ended."""
         if raylet is self.raylet:
             self.raylet = None
             if self.world.given is None:
@@ -184,13 +184,13 @@ class Service:
             self.attended(self.generation)
 
     def attended(self, generation: int) -> None:
-        """Let an agent see how it stands, which may be another than the one that started it."""
+        """Report its state to the agent, which may not be the one that started it."""
         self.generation = generation
         if self.is_ready:
             self.machine.tell(ServiceReady(self.name, generation=generation))
 
     def end(self, why: str) -> None:
-        """End."""
+        """Stop it."""
         if self.lives:
             self.lives = False
             del self.machine.services[self.name]
@@ -204,19 +204,19 @@ class Execution:
         self.machine, self.step = machine, step
         self.disk = machine.world.disk_of(machine)
         self.is_unasked = False
-        """True where a worker runs it that has never had a reply of an agent."""
+        """True if a worker runs it that has never received a reply from an agent."""
         machine.world.rules.step_begins(self)
         machine.steps.add(self)
 
     def succeeds(self) -> None:
-        """End well, and leave the marker."""
+        """Succeed, and write the marker file."""
         self.machine.steps.discard(self)
         if self.step.once is not None:
             self.machine.world.markers.add((self.disk, self.step.once))
 
 
 class Group:
-    """The shares of one attempt that torchrun starts: all run, or none gets far."""
+    """All nodes' torchrun processes of one attempt: all run, or all stop."""
 
     def __init__(self, world: World, id_: str, number: int, size: int) -> None:
         self.world, self.id, self.number, self.size = world, id_, number, size
@@ -226,11 +226,11 @@ class Group:
 
     @property
     def lives(self) -> bool:
-        """Say whether something of it runs anywhere."""
+        """Return whether any of them still runs."""
         return any(share.lives for share in self.shares)
 
     def joins(self, share: Share) -> None:
-        """Take a share in."""
+        """Add a node's torchrun."""
         self.shares.append(share)
         self.world.rules.begins(self)
         if len(self.shares) == self.size:
@@ -238,7 +238,7 @@ class Group:
 
     @property
     def is_stuck(self) -> bool:
-        """Say whether it comes to nothing any more."""
+        """Return whether it can no longer make progress."""
         return self.is_broken and self.world.setup.on_loss == HANGS
 
     def _meet_in_time(self) -> None:
@@ -251,7 +251,7 @@ class Group:
                 share.end(ShareEnd(self.world.setup.job_code))
 
     def breaks(self, by: Share | None) -> None:
-        """Lose a share: the others fail by that after a while, or hang."""
+        """Lose one: the others fail after a while, or hang."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -262,7 +262,7 @@ class Group:
 
 
 class Share:
-    """A node's share of such an attempt."""
+    """One node's torchrun of such an attempt."""
 
     def __init__(self, machine: Machine, group: Group) -> None:
         self.machine, self.group, self.lives = machine, group, True
@@ -270,7 +270,7 @@ class Share:
         group.joins(self)
 
     def end(self, end: ShareEnd) -> None:
-        """End, and let the agent know how."""
+        """End, and report the result to the agent."""
         if not self.lives:
             return
         self.lives = False
@@ -281,18 +281,18 @@ class Share:
         self.machine.tell(h.OwnShareOver(over) if self.machine is self.machine.world.head else over)
 
     def stop(self) -> None:
-        """Be asked to end."""
+        """Stop after a request."""
         pause = self.machine.world.random.uniform(0, 3)
         self.machine.world.later(pause, self.end, ShareEnd(143, by_order=True))
 
 
-# --- what a disk keeps --------------------------------------------------------------------------
+# --- files on a disk ----------------------------------------------------------------------------
 
 
 class LateFile(Generic[T]):
-    """Writes values some time after they came; an agent that is killed has not written the last.
+    """Writes values with a delay; if the agent is killed, the last value is not written.
 
-    Stands for the thread that writes `run.json`.
+    It models the thread that writes `run.json`.
     """
 
     def __init__(self, name: str, write: Callable[[T], object], _disk: object) -> None:
@@ -305,10 +305,10 @@ class LateFile(Generic[T]):
         self._agent.files.append(self)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing."""
 
     def put(self, value: T) -> None:
-        """Have a value written in place of the last."""
+        """Queue a value in place of the last one."""
         is_first, self._value = self._value is None, value
         world, label = self._machine.world, self._machine.label
         is_lost = self._name == RUN and world.counted(label, RUN) in world.setup.lost_writes
@@ -319,34 +319,34 @@ class LateFile(Generic[T]):
             asyncio.get_running_loop().call_later(pause, self.flush)
 
     def flush(self) -> None:
-        """Write what waits, if the agent lives still."""
+        """Write the queued value, if the agent still runs."""
         value, self._value = self._value, None
         if value is not None and self._machine.agent is self._agent:
             self._write(value)
 
     def _kill(self) -> None:
-        """Kill the agent while this write is under way."""
+        """Kill the agent during this write."""
         if self._machine.agent is self._agent:
             self._machine.world.note(self._machine.label, f"agent is killed as it writes {RUN}")
             self._machine.kill_agent()
 
     def settle(self) -> None:
-        """Wait until all was written: in a thread, for which `in_thread` stands."""
+        """Wait until everything is written; `in_thread` models the thread that waits."""
         raise NotImplementedError
 
     async def settled(self) -> None:
-        """Wait until all was written, though not for long."""
+        """Wait until everything is written, up to a limit."""
         until = self._machine.world.now + _SETTLED_WITHIN
         while self._value is not None and self._machine.world.now < until:  # noqa: ASYNC110 - a disk has no event
             await asyncio.sleep(0.01)
 
     def finish(self) -> None:
-        """Write what waits."""
+        """Write the queued value."""
         self.flush()
 
 
 async def in_thread(work: Callable[[], T], **_options: object) -> T | None:
-    """Stand for a thread: waiting for a file takes virtual time, all else takes none."""
+    """Model a thread: waiting for a file takes virtual time, other calls take none."""
     if getattr(work, "__func__", None) is LateFile.settle:
         await work.__self__.settled()  # type: ignore[attr-defined]  # a bound method
         return None
@@ -354,7 +354,7 @@ async def in_thread(work: Callable[[], T], **_options: object) -> T | None:
 
 
 class NodeLife:
-    """What an agent keeps in node.json, and what it found there of a killed one."""
+    """The agent's node.json, and the record that a killed agent left there."""
 
     def __init__(self, machine: Machine, *, replaces: bool) -> None:
         self.machine = machine
@@ -371,7 +371,7 @@ class NodeLife:
             self.surviving = Left(machine, former)
             self.run_id = former.run_id
             self.record = self.record.continuing(former)
-        machine.steps.clear()  # what a killed agent's steps left is ended first
+        machine.steps.clear()  # leftovers of a killed agent's steps are stopped first
         if machine.share is not None:
             machine.share.end(ShareEnd(137))
         if self.surviving is None:
@@ -394,7 +394,7 @@ class NodeLife:
         self._file.put(self.record)
 
     def started_ray(self) -> None:
-        """Note that Ray was started here."""
+        """Record that Ray was started here."""
         others = tuple(one for one in self.record.started if one.name != RAY)
         self.update(started=(*others, StartedProcess(RAY, self.machine.world.count(), 1)))
 
@@ -408,11 +408,11 @@ class NodeLife:
         return self.machine.clock.monotonic() - self.started
 
     def run_time(self, moment: float | None) -> float | None:
-        """Return a moment of the monotonic clock as the run's clock has it."""
+        """Convert a monotonic time to the run's clock."""
         return None if moment is None else moment - self.started
 
     def end_ray(self) -> None:
-        """End a Ray that runs here, and what it left running."""
+        """Stop a Ray that runs here, and its leftovers."""
         machine = self.machine
         if machine.raylet is not None:
             machine.raylet.end("ended", at_once=True)
@@ -423,7 +423,7 @@ class NodeLife:
 
 
 class Left:
-    """What a killed agent left behind here, by its record."""
+    """The processes that a killed agent left, by its record."""
 
     def __init__(self, machine: Machine, record: NodeRecord) -> None:
         self.record = record

@@ -1,7 +1,7 @@
-"""The network between the machines: partitions, slow and lost packets, requests sent twice.
+"""The network between machines: partitions, slow and lost packets, duplicate requests.
 
-A worker's real link posts its reports here instead of through aiohttp; the text of the real
-protocol is what travels.
+A worker's real link posts its reports here instead of through aiohttp; the data is the text of the
+real protocol.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from unit.simulated.virtual import HERE
 
@@ -25,7 +25,7 @@ _LIMIT, _CONNECT = 15.0, 3.0
 
 
 class Call:
-    """One request: the caller waits for the reply, and the server may hold it back."""
+    """One request: the caller waits for the reply, and the server may delay it."""
 
     def __init__(self, src: Machine, dst: Machine) -> None:
         self.src, self.dst = src, dst
@@ -34,45 +34,45 @@ class Call:
         self.arrived = self.broken = False
 
     def fail(self) -> None:
-        """Let the caller see that the connection broke."""
+        """Report to the caller that the connection broke."""
         if not self.reply.done():
             self.reply.set_exception(ConnectionResetError(104, "connection reset by peer"))
-            self.reply.exception()  # it may be gone
+            self.reply.exception()  # the caller may be gone
 
     def break_off(self) -> None:
-        """Let the server see that the caller is gone; what was sent before arrives all the same."""
+        """Report to the server that the caller is gone; data sent before still arrives."""
         self.broken = True
         if self.arrived and self.server is not None:
             self.server.cancel()
 
 
 class Network:
-    """All links, and all requests under way."""
+    """All links, and all requests in progress."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.cut_off: set[str] = set()
-        """Machines that reach no other."""
+        """Machines that reach no other machine."""
         self.is_bad = False
         self.doubles = False
         self._calls: dict[Call, None] = {}
-        """In their order, which a set would not keep: a seed is one world."""
+        """An ordered list, since a set's order would make a seed ambiguous."""
 
     def reaches(self, one: Machine, other: Machine) -> bool:
-        """Say whether packets get from one machine to another and back."""
+        """Return whether packets get from one machine to another and back."""
         if one is other:
             return one.is_on
         is_cut = {one.label, other.label} & self.cut_off
         return one.is_on and other.is_on and not is_cut
 
     def delay(self) -> float:
-        """Return how long one way takes now: a lost packet is sent again later."""
+        """Return the current one-way delay: a lost packet is sent again later."""
         draw = self._world.random
         late = self.is_bad and draw.random() < 0.3
         return draw.uniform(0.2, 4.0) if late else draw.uniform(0.001, 0.02)
 
     async def post(self, ip: str, body: object) -> str:
-        """Send a report from this machine, and return the text of the reply."""
+        """Send a report from this machine; return the text of the reply."""
         src, dst = HERE.get(), self._world.at(ip)
         await asyncio.sleep(self.delay())
         if dst is None or not self.reaches(src, dst):
@@ -112,7 +112,7 @@ class Network:
             call.reply.set_result(reply)
 
     def notice_cuts(self) -> None:
-        """Have both ends of connections that are cut notice that, each in its time."""
+        """Report cut connections to both ends, each after its own timeout."""
         for call in [*self._calls]:
             if not self.reaches(call.src, call.dst):
                 for end in (call.fail, call.break_off):
@@ -123,7 +123,7 @@ class Network:
             end()
 
     def agent_is_gone(self, machine: Machine) -> None:
-        """Close all connections of an agent that is no more, as the kernel does."""
+        """Close all connections of an ended agent, as the kernel does."""
         for call in [*self._calls]:
             if call.dst is machine and call.server is not None:
                 call.server.cancel()
@@ -131,7 +131,7 @@ class Network:
                     self._world.later(self.delay(), call.fail)
 
     async def probe(self, ip: str, what: str, limit: float) -> str:
-        """Try whether something listens on a machine; return '' or why not."""
+        """Probe a port of a machine; return '' or the error."""
         src, dst = HERE.get(), self._world.at(ip)
         await asyncio.sleep(self.delay())
         if dst is None or not self.reaches(src, dst):
@@ -140,14 +140,14 @@ class Network:
         return "" if dst.listens(what) else f"connection refused by {ip} ({what})"
 
 
-# --- what stands for aiohttp and for probes in product code -------------------------------------
+# --- replacements for aiohttp and for probes in product code ------------------------------------
 
 
 class Session:
-    """Stands for aiohttp's client session."""
+    """Replaces aiohttp's client session."""
 
     def __init__(self, **_options: object) -> None:
-        """Take what the real one takes."""
+        """Accept the arguments of the real one."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,9 +161,10 @@ class Session:
 
 
 class _Posted:
-    """A request, and its answer once it is there."""
+    """A request, and its reply when it has arrived."""
 
     status = 200
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, url: str, body: object) -> None:
         self._url, self._body = url, body
@@ -178,7 +179,7 @@ class _Posted:
 
     @property
     def content(self) -> Self:
-        """Return what has the text."""
+        """Return the object with the text."""
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
@@ -194,19 +195,19 @@ def ip_in(url: str) -> str:
 
 
 async def resolve(_host: str) -> tuple[str, ...]:
-    """Return the head's address, as DNS has it now."""
+    """Return the head's address from DNS."""
     await asyncio.sleep(0)
     return (HERE.get().world.head_ip,)
 
 
 async def port_answers(ip: str, port: int, limit: float = 2.0) -> str:
-    """Try a port of Ray's."""
+    """Probe a port of Ray."""
     world = HERE.get().world
     return await world.network.probe(ip, "gcs" if port == world.gcs_port else "raylet", limit)
 
 
 async def reply_evidence(url: str, _body: object, _expect: str, limit: float) -> str:
-    """Try an agent's port."""
+    """Probe an agent's port."""
     return await HERE.get().world.network.probe(ip_in(url), "agent", limit)
 
 

@@ -1,4 +1,4 @@
-"""Plays worlds: product code meets a world instead of this machine."""
+"""Runs worlds: product code uses a world instead of this machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _write(path: object, text: str, *, durable: bool = True) -> None:  # noqa: A
 
 
 class _Boot:
-    """Stands for the place in which a moment's seconds have their meaning."""
+    """Replaces the class that defines a boot of the machine."""
 
     @property
     def boot_id(self) -> str:
-        """Name this boot of this machine."""
+        """Return the ID of this boot of this machine."""
         machine = HERE.get()
         return f"{machine.name}-{machine.boots}"
 
@@ -61,12 +61,12 @@ SEAMS: dict[str, object] = {
         )
     },
 }
-"""Where product code meets the machine: time, disk and network, and nothing else."""
+"""The functions by which product code uses the machine: time, disk and network."""
 
 
 @contextmanager
 def in_a_world() -> Iterator[None]:
-    """Have product code meet a world instead of this machine."""
+    """Let product code use a world instead of this machine."""
     with ExitStack() as stack:
         for name, new in SEAMS.items():
             stack.enter_context(patch(name, new))
@@ -74,7 +74,7 @@ def in_a_world() -> Iterator[None]:
 
 
 def play(seed: int, setup: Setup | None = None) -> World:
-    """Let a world happen, and return it."""
+    """Run a world, and return it."""
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
@@ -95,7 +95,7 @@ async def _played(seed: int, setup: Setup, loop: VirtualLoop) -> World:
 
 
 def broken_rules(seeds: Iterable[int]) -> str:
-    """Play worlds; return which rules are broken in which, and the first history, or ''."""
+    """Run worlds; return the broken rules by world, and the first history, or ''."""
     broken, story = [], ""
     with in_a_world():
         for seed in seeds:

@@ -1,6 +1,6 @@
-"""Ray as slow and as stubborn as it may be: clusters, raylets, jobs.
+"""A model of Ray with its slowest behavior: clusters, raylets, jobs.
 
-Actors outlive their driver until the raylet ends on which they run; GCS misses a dead node late.
+Actors outlast their driver until their raylet ends; GCS reports a dead node late.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 FALLS, HANGS, GOES_ON = "falls", "hangs", "goes on"
 MISSED_AFTER = 17.0
-"""So long GCS lists a node that does not answer."""
+"""Seconds for which GCS lists a node that does not answer."""
 
 
 class Raylet:
-    """Ray on one node that is not the cluster's head."""
+    """Ray on a node other than the cluster's head."""
 
     def __init__(self, cluster: Cluster, machine: Machine) -> None:
         self.cluster, self.machine = cluster, machine
@@ -40,7 +40,7 @@ class Raylet:
             self.end("could not join", at_once=True)
 
     def end(self, why: str, *, at_once: bool) -> None:
-        """End it, and with it all that runs on it; `at_once` where GCS sees that it ends."""
+        """Stop it with everything that runs on it; `at_once` if GCS sees the end."""
         if not self.lives:
             return
         self.lives, random = False, self.cluster.world.random
@@ -51,7 +51,7 @@ class Raylet:
 
 
 class Cluster:
-    """One life of a head's Ray."""
+    """One start of a head's Ray."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine
@@ -60,14 +60,14 @@ class Cluster:
         self.dead: dict[str, Raylet] = {}
         self.jobs: dict[str, Job] = {}
         self.mute_until = 0.0
-        """Until then it says nothing of jobs."""
+        """Until then it does not answer questions about jobs."""
         self.on_change: list[Callable[[], None]] = []
         opened = world.random.uniform(0.5, 2)
         world.later(opened, self._open)
         world.later(opened + world.random.uniform(1, 4), self._up)
 
     def reaches(self, machine: Machine) -> bool:
-        """Say whether its head and a node reach each other."""
+        """Return whether its head and a node can reach each other."""
         return self.world.network.reaches(self.machine, machine)
 
     def _open(self) -> None:
@@ -81,19 +81,19 @@ class Cluster:
             self.changed()
 
     def changed(self) -> None:
-        """Let those who watch it look again."""
+        """Notify those that watch it."""
         for look in [*self.on_change]:
             look()
 
     def joined(self, raylet: Raylet) -> None:
-        """Have GCS list a node; a job that runs may use it at once."""
+        """Let GCS list a node; a running job may use it at once."""
         for job in self.jobs.values():
             if job.has_driver and self.world.random.random() < 0.5:
                 job.uses.add(raylet)
         self.changed()
 
     def missed(self, raylet: Raylet, after: float) -> None:
-        """Have GCS miss a node some time later, unless it answers then."""
+        """Let GCS remove a node some time later, unless it answers by then."""
         self.world.later(after, self._miss, raylet)
 
     def _miss(self, raylet: Raylet) -> None:
@@ -107,13 +107,13 @@ class Cluster:
             self.changed()
 
     def submit(self, id_: str, number: int, needed: int | None) -> None:
-        """Take a job; `needed` workers do, or all that are there where it is sized for them."""
+        """Accept a job with `needed` workers, or with all nodes if it is sized for them."""
         if id_ not in self.jobs:
             self.jobs[id_] = Job(self, id_, number, needed)
             self.world.rules.begins(self.jobs[id_])
 
     def end(self) -> None:
-        """End GCS and the head's raylet; drivers outlive them for a while."""
+        """End GCS and the head's raylet; drivers outlast them for a while."""
         if not self.lives:
             return
         self.lives = self.has_gcs = self.is_up = False
@@ -124,7 +124,7 @@ class Cluster:
         self.changed()
 
     def end_drivers(self) -> None:
-        """End what jobs left running on the head's machine."""
+        """End processes of jobs that still run on the head's machine."""
         for job in self.jobs.values():
             job.end_driver()
 
@@ -148,7 +148,7 @@ class Job:
 
     @property
     def lives(self) -> bool:
-        """Say whether something of it runs anywhere."""
+        """Return whether any of its processes runs."""
         return self.has_driver or any(one.lives for one in self.uses)
 
     def _succeeds(self) -> None:
@@ -161,7 +161,7 @@ class Job:
         return len(self._lost) > self._spare
 
     def loses(self, raylet: Raylet) -> None:
-        """Lose the actors on a node; a job that cannot do without fails by that, or hangs."""
+        """Lose the actors on a node; a job that needs them fails, or hangs."""
         if raylet not in self._needs or raylet in self._lost or self.status != "RUNNING":
             return
         self._lost.add(raylet)
@@ -171,7 +171,7 @@ class Job:
 
     @property
     def is_stuck(self) -> bool:
-        """Say whether it comes to nothing any more."""
+        """Return whether it can no longer make progress."""
         falls = self.cluster.world.setup.on_loss != GOES_ON
         return self.status == "RUNNING" and falls and self._lost_too_many
 
@@ -181,7 +181,7 @@ class Job:
             self.finish("FAILED", 1)
 
     def finish(self, status: str, code: int | None = None) -> None:
-        """End, whatever has become of who asked for it."""
+        """End, even if its submitter is gone."""
         if self.status != "RUNNING" or not self.has_driver or not self.cluster.lives:
             return
         self.status, self.code = status, code
@@ -190,14 +190,14 @@ class Job:
         self.cluster.changed()
 
     def stop(self) -> None:
-        """Be asked to end: it does so in its time, and may have succeeded by then."""
+        """Stop after a request: it takes time, and may succeed before."""
         world = self.cluster.world
         succeeds = world.random.random() < 0.15 and not self.is_stuck
         status, code = ("SUCCEEDED", 0) if succeeds else ("STOPPED", None)
         world.later(world.random.uniform(0, 14), self.finish, status, code)
 
     def end_driver(self) -> None:
-        """End its driver; on a Ray of others the actors end with it."""
+        """End its driver; on a given Ray the actors end with it."""
         self.has_driver = False
         if self.cluster is self.cluster.world.given:
             self.uses.clear()

@@ -1,4 +1,4 @@
-"""What must hold in every world: looked at with each decision, each process, and at the end."""
+"""Rules that hold in every world: checked at each decision, at each process, and at the end."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 _MOST_TICKS = 5
 _QUIET = 60.0
-"""What was disturbed less long ago than this may still act oddly."""
+"""A machine disturbed less than this many seconds ago may still behave oddly."""
 _MOST_LIVES_KEPT = 4
-"""So many agents of one name may be known at a time."""
+"""The maximum number of known agents with one name."""
 TWO_HEADS = 45.0
-"""How long a former head that is cut off may take to end its job beside a later head's.
+"""Seconds for which a former, cut-off head may still run its job beside a later head's.
 
-One that shares its disk with the later head sees its record. Of two heads each of which has a
-disk and enough workers none can know of the other.
+A head that shares its disk with the later head sees its record. Two heads with separate disks and
+enough workers cannot detect each other.
 """
 
 
 class Rules:
-    """The rules of one world, and what they need to remember."""
+    """The rules of one world, and the data to check them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,17 +48,17 @@ class Rules:
         self._ticks: Counter[str] = Counter()
         self._ticked_at: dict[str, float] = {}
         self._succeeded: set[tuple[str, int]] = set()
-        """The heads, and which boots of them, that have had word of a success."""
+        """The heads, and their boots, that were informed of a success."""
         self._stopped = False
         self._known: set[str] = set()
-        """Workers that have had a reply of an agent."""
+        """Workers that have received a reply from an agent."""
         self._sent: dict[str, list[tuple[Any, ...]]] = {}
         self._newest: dict[str, int] = {}
         self._codes: set[int] = set()
-        """With which heads have decided to leave."""
+        """The outcomes that heads have decided."""
 
     def breaks(self, rule: str, how: str) -> None:
-        """Note that a rule does not hold, and end the world."""
+        """Record a broken rule, and end the world."""
         self.broken.append(f"{rule}: {how}")
         self._world.note("RULE", f"BROKEN {rule}: {how}")
         self._world.over.set()
@@ -67,11 +67,11 @@ class Rules:
 
     @property
     def job_works(self) -> bool:
-        """Say whether something of a job goes on."""
+        """Return whether any process of a job runs."""
         return any(one.lives and not one.is_stuck for one in self._attempts)
 
     def begins(self, new: Job | Group) -> None:
-        """One attempt at a time, anywhere; and no more than were allowed."""
+        """At most one attempt runs at a time, and no more attempts than allowed."""
         if new not in self._attempts:
             self._attempts.append(new)
         for other in self._attempts:
@@ -105,7 +105,7 @@ class Rules:
             self.breaks("a former head makes room", how)
 
     def step_begins(self, new: Execution) -> None:
-        """A step with a marker runs once on a disk: neither again, nor twice at once."""
+        """A step with a marker runs once per disk: neither again, nor twice in parallel."""
         agent = new.machine.agent
         new.is_unasked = agent is not None and self._takes_it_for_bare(agent)
         if new.step.once is None or new.is_unasked:
@@ -118,7 +118,7 @@ class Rules:
             self.breaks("a step runs once on a disk", how)
 
     def _takes_it_for_bare(self, agent: Agent) -> bool:
-        """Say whether a worker began while the head's agent was away: it cannot know of one."""
+        """Return whether a worker began while the head's agent was down, and cannot detect it."""
         state = getattr(agent, "state", None)
         known = getattr(agent, "id", "") in self._known
         return isinstance(state, w.WorkerState) and state.is_plain_head and not known
@@ -126,7 +126,7 @@ class Rules:
     # --- decisions ------------------------------------------------------------------------------
 
     def _ticked(self, agent: Agent, event: object, deadline: float | None) -> None:
-        """Look that no deadline in the past survives a Tick: the agent would spin."""
+        """Check that no deadline is in the past after a Tick: the agent would loop."""
         name, now = agent.machine.label, self._world.now
         if not isinstance(event, Tick) or now > self._ticked_at.get(name, -1.0) + 1e-6:
             self._ticks[name] = 0
@@ -141,7 +141,7 @@ class Rules:
     def head_decided(
         self, agent: HeadAgent, before: h.HeadState, event: object, actions: Iterable[object]
     ) -> None:
-        """Look at one decision of a head."""
+        """Check one decision of a head."""
         after, order = agent.state, [*HeadPhase]
         deadline = head.deadline(after)
         self._ticked(agent, event, deadline)
@@ -167,13 +167,13 @@ class Rules:
             self.breaks("one submission at a time", f"{actions}")
 
     def sent(self, key: str, content: tuple[Any, ...]) -> None:
-        """Note what a worker says, in its order."""
+        """Record a worker's report, in order."""
         said = self._sent.setdefault(key, [])
         if not said or said[-1] != content:
             said.append(content)
 
     def _in_order(self, one: Worker) -> None:
-        """Look that no older report stands in for a newer one."""
+        """Check that no older report replaces a newer one."""
         content = said_by(one)
         said = self._sent.get(one.key, [])
         found = [number for number, other in enumerate(said) if other == content]
@@ -186,7 +186,7 @@ class Rules:
     def worker_decided(
         self, agent: WorkerAgent, before: w.WorkerState, event: object, actions: Iterable[object]
     ) -> None:
-        """Look at one decision of a worker."""
+        """Check one decision of a worker."""
         after = agent.state
         deadline = worker.deadline(after)
         self._ticked(agent, event, deadline)
@@ -204,7 +204,7 @@ class Rules:
     # --- ends -----------------------------------------------------------------------------------
 
     def head_left(self, agent: HeadAgent, end: Outcome) -> None:
-        """Look at how a head leaves."""
+        """Check the end of a head."""
         state = agent.state
         self._world.note(agent.machine.label, f"the run ends: {end.sentence()}")
         if (agent.machine.label, agent.machine.boots) in self._succeeded and end.exit_code != 0:
@@ -215,7 +215,7 @@ class Rules:
         was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
         given = self._world.given
         unsure = given is not None and self._world.now < given.mute_until + _QUIET
-        is_final = end.attempts_are_used_up or unsure  # what may live has no successor
+        is_final = end.attempts_are_used_up or unsure  # a process that may run has no successor
         if is_loss(end) and retries_left and was_under_way and not is_final:
             self.breaks("a loss is followed by another attempt", end.reason)
         if end.kind is Kind.BUG:
@@ -229,7 +229,7 @@ class Rules:
         self._bounded(state)
 
     def _of_the_last_attempt(self, end: Outcome, *, retries_left: bool) -> None:
-        """Look that a run which ends with its job ends with the last attempt's own end."""
+        """Check that a run that ends with its job has the last attempt's result."""
         last = self._attempts[-1] if self._attempts else None
         if not isinstance(last, Job) or self._world.has_two_heads:
             return
@@ -242,7 +242,7 @@ class Rules:
             self.breaks("a job that fell by a loss is tried again", end.reason)
 
     def _bounded(self, state: h.HeadState) -> None:
-        """Look that what is kept of agents is bounded by the number of names."""
+        """Check that stored agents are bounded by the number of names."""
         probes = state.probes
         kept = {
             "workers": {*state.fleet.workers},
@@ -258,7 +258,7 @@ class Rules:
                 self.breaks("memory is bounded by the number of names", f"{what}: {of_name}")
 
     def worker_left(self, agent: WorkerAgent, outcome: Outcome, end: End) -> None:
-        """Look at how a worker leaves."""
+        """Check the end of a worker."""
         machine, the_head = agent.machine, self._world.head
         self._world.note(machine.label, f"leaves: {outcome.sentence()}")
         if end.was_told and end.code not in self._codes:
@@ -270,7 +270,7 @@ class Rules:
             self.breaks("a head in reach is followed", f"{machine.name}: {outcome.reason}")
 
     def at_the_end(self) -> None:
-        """Look that all have left; and that those who could hear the verdict did."""
+        """Check that all have ended, and that all reachable workers received the verdict."""
         for machine in self._world.machines:
             if machine.is_on and machine.code is None and self._world.has_agent(machine):
                 agent = machine.agent
@@ -280,7 +280,7 @@ class Rules:
 
 
 def said_by(one: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a worker or its report
-    """Return what of a worker's report decisions rest on."""
+    """Return the parts of a worker's report that decisions use."""
     same = (one.phase, one.joined, one.preparing, one.items)
     if isinstance(one, Worker):
         return (*same, one.running_attempt, one.share, one.has_left)

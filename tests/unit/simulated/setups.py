@@ -1,4 +1,4 @@
-"""What a seed decides before a world begins: what is asked for, and what goes wrong."""
+"""The setup that a seed draws for a world: its settings and its faults."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unit.simulated.rays import FALLS, GOES_ON, HANGS
 
 LAST_FAULT = 600.0
 LONGEST_ATTEMPT = 1000.0
-"""The sum of all deadlines of one attempt and of the pause before it."""
+"""The sum of all timeouts of one attempt and of the pause before it."""
 RAY, GIVEN, TORCHRUN = "ray", "given Ray", "torchrun"
 
 
 class Setup(Value):
-    """What is asked for, and what happens: all that a seed decides before the world begins."""
+    """Everything that a seed decides before the world begins."""
 
     kind: str
     workers: int
@@ -27,7 +27,7 @@ class Setup(Value):
     job_seconds: float
     job_code: int
     on_loss: str
-    """What the job does where it loses a node that it needs: it falls, hangs, or goes on."""
+    """The job's reaction to the loss of a needed node: it fails, hangs, or continues."""
     fails_within: float
     step_seconds: float
     environ: Mapping[str, str]
@@ -37,14 +37,14 @@ class Setup(Value):
     clocks: tuple[tuple[float, float], ...]
     faults: tuple[tuple[float, str, int], ...]
     kills: frozenset[tuple[str, int]] = field(default_factory=frozenset)
-    """Before which of its actions, counted from the world's beginning, an agent is killed."""
+    """Agents to kill before an action, numbered from the beginning."""
     lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
-    """While it writes which version of its run.json it is."""
+    """Agents to kill during a write of run.json, numbered from the beginning."""
     has_token: bool = False
 
     @property
     def notices(self) -> int:
-        """Return how many attempts the loss of announced nodes may cost beside the retries."""
+        """Return how many attempts announced losses of nodes may cost beside the retries."""
         is_allowed = self.retries or "AGENT_NOTICE_SIGNAL" in self.environ
         return sum(name == "stop_worker" for _, name, _ in self.faults) if is_allowed else 0
 
@@ -88,7 +88,7 @@ AFTER = '= 8000\nafter = ["data"]'
 
 
 def setup_of(seed: int) -> Setup:
-    """Draw a world."""
+    """Draw a setup."""
     draw = Random(seed)  # noqa: S311 - worlds, no secret
     kind = draw.choice((RAY, RAY, RAY, RAY, RAY, TORCHRUN, GIVEN, GIVEN))
     workers = draw.choice((1, 1, 2, 2, 3))

@@ -1,6 +1,6 @@
 """Virtual time: an event loop whose clock jumps to the next timer, and a clock per machine.
 
-Product code that looks at the time runs in the context of a machine, and reads that one's clocks.
+Product code runs in the context of a machine, and reads that machine's clocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE: ContextVar[Machine] = ContextVar("the machine on which this code runs")
 
 
 class _Jump(selectors.SelectSelector):
-    """Waits for no file: it lets the time pass instead."""
+    """A selector that waits for no file, and advances the time instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,23 +45,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Clock:
-    """The clocks of one machine: off by `skew` seconds, and faster or slower by `drift`."""
+    """A machine's clocks: wrong by `skew` seconds, and by a rate of `drift`."""
 
     def __init__(self, skew: float, drift: float) -> None:
         self.skew = skew
         self.rate = 1.0 + drift
 
     def monotonic(self) -> float:
-        """Return the time since some moment before the machine's start."""
+        """Return the seconds since a time before the machine's start."""
         return 1000.0 + asyncio.get_running_loop().time() * self.rate
 
     def wall(self) -> float:
-        """Return the time since 1970, as this machine has it."""
+        """Return the seconds since 1970 by this machine's clock."""
         return EPOCH + self.skew + asyncio.get_running_loop().time() * self.rate
 
 
 class LocalTime:
-    """Stands for the module `time` in product code: the clocks of the machine that runs it."""
+    """Replaces the module `time` in product code by the clocks of the current machine."""
 
     def time(self) -> float:
         """Return the machine's wall clock."""

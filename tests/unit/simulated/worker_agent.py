@@ -26,7 +26,7 @@ class WorkerAgent(Agent):
     """One agent of a worker."""
 
     async def live(self) -> None:
-        """Live its whole story."""
+        """Run the agent from start to exit."""
         node, plan = self.begin(), self.world.plan(self.machine)
         self.plan = plan
         self.id = f"{self.machine.name}-{self.world.count()}"
@@ -150,7 +150,7 @@ class WorkerAgent(Agent):
     async def _run_step(self, step: Any) -> None:  # noqa: ANN401 - a PrepareStep
         self.inbox.put(StepOver(step.name, await self.prepared(step)))
 
-    # --- what the head is told ------------------------------------------------------------------
+    # --- reports to the head --------------------------------------------------------------------
 
     def _hello(self) -> Hello:
         last = self.reply

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """All of it, on one virtual clock."""
+    """A simulated cluster on one virtual clock."""
 
     def __init__(self, seed: int, setup: Setup, loop: VirtualLoop) -> None:
         self.seed, self.setup = seed, setup
@@ -70,33 +70,33 @@ class World:
         return self._loop.time()
 
     def later(self, seconds: float, do: Callable[..., None], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
-        """Do something in so many seconds."""
+        """Call a function after this many seconds."""
         self._loop.call_later(seconds, lambda: do(*args, **kwargs))
 
     def note(self, who: str, what: object, actions: Iterable[object] = ()) -> None:
-        """Keep something for the history."""
+        """Add an entry to the history."""
         self.history.append((self.now, who, what, tuple(actions)))
 
     def fail(self, error: BaseException | None) -> None:
-        """End the world by an exception in product code."""
+        """End the world with an exception of product code."""
         if error is not None:
             self.errors.append(error)
             self.rules.breaks("no exception", repr(error))
 
     def count(self) -> int:
-        """Return another number."""
+        """Return the next number."""
         self._count += 1
         return self._count
 
     def counted(self, label: str, what: str) -> tuple[str, int]:
-        """Count something that happens to a machine; return the machine and how often it did."""
+        """Count an event of a machine; return the machine and the count."""
         self._counts[label, what] += 1
         return label, self._counts[label, what]
 
     # --- machines -------------------------------------------------------------------------------
 
     def add_machine(self, files: dict[str, str] | None = None) -> Machine:
-        """Add a machine; its run folders lie on the disk of another where that is given."""
+        """Add a machine, with its own disk or with another machine's."""
         number = len(self.machines)
         clock = Clock(*self.setup.clocks[number % len(self.setup.clocks)])
         machine = Machine(self, number, clock, {} if files is None else files)
@@ -105,22 +105,22 @@ class World:
 
     @property
     def workers(self) -> list[Machine]:
-        """Return all machines but heads."""
+        """Return all machines except heads."""
         return [one for one in self.machines if not self.is_head(one)]
 
     def is_head(self, machine: Machine) -> bool:
-        """Say whether a machine is a head."""
+        """Return whether a machine is a head."""
         return machine in self.heads
 
     @property
     def heads(self) -> list[Machine]:
-        """Return the head, and the one before where another took its place."""
+        """Return the head, and the former head if another took its place."""
         return [self.head, *self.former_heads]
 
     former_heads: tuple[Machine, ...] = ()
 
     def has_agent(self, machine: Machine) -> bool:
-        """Say whether an agent belongs there: a Ray of others has none on its nodes."""
+        """Return whether an agent runs there: nodes of a given Ray have none."""
         return self.given is None or self.is_head(machine)
 
     def at(self, ip: str) -> Machine | None:
@@ -130,24 +130,24 @@ class World:
         return next((one for one in self.machines if one.ip == ip), None)
 
     def disk_of(self, machine: Machine) -> str:
-        """Name the disk on which a machine's data lie."""
+        """Return the name of the disk with a machine's data."""
         return "shared" if self.setup.shared_data else machine.name
 
     def run_ids(self, files: Mapping[str, str], left: Any) -> list[str]:  # noqa: ANN401 - what a killed agent left
-        """Return the run to go on with: a killed agent's, else the one written last."""
+        """Return the run to continue: a killed agent's, else the one written last."""
         if left is not None and left.record.run_id:
             return [left.record.run_id]
         known = [path.split("/")[-2] for path in files if path.startswith(f"{RUNS}/")]
         return known[-1:]
 
     def is_former_gone(self, machine: Machine) -> bool:
-        """Say whether what former heads of a disk ran is over for certain, or visible here."""
+        """Return whether the processes of a disk's former heads have ended or are visible."""
         return all(
             one.files is not machine.files or one.code is not None for one in self.former_heads
         )
 
     def new_run_id(self) -> str:
-        """Name a run."""
+        """Make a run ID."""
         self._runs += 1
         if self.setup.kind == GIVEN:
             return "rayjob"
@@ -190,7 +190,7 @@ class World:
         return make_plan(loaded, topology, facts, environ, {}, file)
 
     def start_share(self, machine: Machine, number: int, size: int) -> None:
-        """Start a node's share of an attempt; an earlier one is stopped first."""
+        """Start a node's torchrun of an attempt; an earlier one is stopped first."""
         if machine.share is not None:
             machine.share.lives, machine.share = False, None
         groups = [one for one in self.groups if one.number == number and not one.is_broken]
@@ -201,14 +201,14 @@ class World:
         Share(machine, fits)
 
     def quiet_for(self, machine: Machine) -> float:
-        """Return how long nothing has happened to a machine, or to the head."""
+        """Return the time since the last fault of a machine, or of the head."""
         names = ("", machine.label, self.head.label)
         return self.now - max(self.disturbed.get(name, 0.0) for name in names)
 
-    # --- its life -------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Let all happen, until all have left."""
+        """Run until all agents have ended."""
         setup = self.setup
         if setup.kind == GIVEN:
             ray_head = Machine(self, 256, self.head.clock, {})
@@ -239,10 +239,10 @@ class World:
     def _awaited(self) -> list[Machine]:
         return [one for one in self.machines if one.is_on and self.has_agent(one)]
 
-    # --- for a person ---------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------
 
     def story(self) -> str:
-        """Return what happened, line by line."""
+        """Return the history, line by line."""
         setup = asdict(self.setup)
         lines = [f"seed {self.seed}", *(f"  {name} = {value!r}" for name, value in setup.items())]
         last: dict[tuple[str, str], str] = {}
@@ -250,7 +250,7 @@ class World:
             if isinstance(what, Tick) and not actions:
                 continue
             line = what if isinstance(what, str) else shown(what)
-            kind = (who, line[:40])  # of what is told again and again only what is new
+            kind = (who, line[:40])  # repeated lines are printed only if they differ
             gist = re.sub(r"(heard|seconds)=[0-9.]+", "", line)
             is_known, last[kind] = last.get(kind) == gist, gist
             if not is_known or actions or isinstance(what, str):
@@ -263,7 +263,7 @@ class World:
 
 
 def shown(value: object) -> str:
-    """Show a value with what differs from its defaults, and without what is long."""
+    """Render a value without its default and long fields."""
     if not isinstance(value, Value):
         return repr(value)
     parts = []
