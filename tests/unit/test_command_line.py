@@ -108,6 +108,31 @@ def test_bash_completes(words: list[str], found: str) -> None:
     assert sorted(done.stdout.split()) == [word for word in found.split() if word != "--"]
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pod-agent sta", "status"),
+        ("pod-agent logs --f", "--follow"),
+        ("pod-agent recipe verl-", "verl-grpo verl-ppo"),
+        ("/shared/pod-agent init sl", "slurm"),
+    ],
+)
+def test_fish_completes(line: str, found: str, tmp_path: Path) -> None:
+    """Fish completes a line from the script."""
+    script = f"{completion_for('fish', LINE)}\ncomplete -C '{line}'"
+    done = subprocess.run(
+        ["fish", "--no-config"],
+        input=script,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert sorted(row.split("\t")[0] for row in done.stdout.splitlines()) == found.split()
+
+
 def test_lines_fit_the_terminal() -> None:
     """A folded text continues below itself; a pipe gets it in one line."""
     line = Line("warn ", "one two three four five six seven eight nine", "busy")

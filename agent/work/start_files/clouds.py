@@ -24,7 +24,7 @@ _DSTACK = """\
 type: task
 name: {recipe}
 image: {image}   # change (1 of 3): the framework's image
-nodes: {nodes}   # change (2 of 3): nodes; EXPECTED_WORKERS follows from it
+nodes: {nodes}   # change (2 of 3): nodes, the head among them
 resources:
   gpu: 80GB:{gpus}   # change (3 of 3): what each node has
   shm_size: 128GB
