@@ -1,4 +1,4 @@
-"""The services as the head counts them: what is awaited, until when, and on which node."""
+"""The services in the head's state: which are awaited, their limits, and their nodes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ JOINED: History = [(3, nodes(2)), (4, reported(2)), apart(5, Step.PENDING), apar
 
 
 def test_a_node_of_its_own_is_awaited() -> None:
-    """The job waits for the node of that rank, and for its service; it is no worker."""
+    """The job waits for the node with that rank, and for its service; it is no worker."""
     trace = Trace(OF_ALONE, [(3, nodes(2)), (4, reported(2))])
     assert trace.state.phase == "booting"
     (wait,) = head.pending_waits(trace.state)
@@ -84,7 +84,7 @@ def test_a_node_of_its_own_is_awaited() -> None:
 
 
 def test_a_node_that_never_comes() -> None:
-    """Without it the run ends at the workers' deadline, and says what was missing."""
+    """Without it the run ends at the workers' deadline, naming the missing service."""
     trace = Trace(OF_ALONE, [(3, nodes(2)), (4, reported(2)), (200, TICK)])
     assert trace.outcomes[0].exit_code == 69
     assert "rank 2, which is to run reward server not ready in time" in trace.outcomes[0].reason
@@ -96,7 +96,7 @@ def test_a_node_that_never_comes() -> None:
     ids=["silent", "gone", "at a time that floats round"],
 )
 def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) -> None:
-    """Ray knows nothing of it: AGENT_NODE_GRACE counts from its last word."""
+    """Ray does not list it: AGENT_NODE_GRACE counts from its last report."""
     trace = Trace(OF_ALONE, [*JOINED, (7, SUBMITTED), (8, job("RUNNING")), last])
     trace.take(TICK, over - 1)
     assert trace.state.phase == "running"
@@ -116,7 +116,7 @@ def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
 
 
 def test_what_an_earlier_head_started_is_taken_over() -> None:
-    """A worker may tell of a later start than any that this head ordered."""
+    """A worker may report a later start than any that this head ordered."""
     trace = Trace(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, reported(2))])
     trace.take(reported(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
     item = trace.state.services["agent2", RETRIEVER]

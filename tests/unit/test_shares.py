@@ -1,4 +1,4 @@
-"""Decisions of head and worker where torchrun starts the job: shares, verdicts, losses."""
+"""Decisions of head and worker for a torchrun job: results, verdicts, losses."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_verdicts(history: History, code: int, words: str) -> None:
     ],
 )
 def test_a_lost_node_is_a_loss(history: History, words: str) -> None:
-    """Whatever the others' ranks say then, the end is 75 and names the node."""
+    """For any reports of other ranks, the run ends with 75 and names the node."""
     end = end_of(*history)
     assert (end.kind, end.exit_code) == (Kind.LOST, 75)
     assert words in end.reason
@@ -128,7 +128,7 @@ def test_a_lost_node_is_a_loss(history: History, words: str) -> None:
 
 
 def test_the_others_are_stopped_by_the_first_failure() -> None:
-    """One StopJob, and no end before all have told theirs or had their time."""
+    """One StopJob, and no outcome before all have reported or their time is over."""
     trace = Trace(by_torchrun(), STARTED)
     trace.take(own(failed(7)), 9.0)
     assert (trace.state.phase, list(trace.kinds())) == (
@@ -158,7 +158,7 @@ def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
 
 
 def test_another_attempt_after_a_loss() -> None:
-    """It waits for the node again, and shares the job out anew among who is there."""
+    """It waits for the node again, and gives new ranks to the nodes that are present."""
     trace = Trace(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])
     trace.take(own(failed(1)), 9.5)
     assert [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)] == ["run-1"]
@@ -188,7 +188,7 @@ PAUSES = st.sampled_from([0.0, 0.1, 1.0, 1.0, 5.0, 16.0, 61.0, 500.0])
 def test_no_history_breaks_the_rules(
     count: int, retries: int, drawn: list[tuple[float, h.HeadEvent]]
 ) -> None:
-    """Each attempt is started once, stopped at most once; the end comes once, by a known code."""
+    """Each attempt is started once, stopped at most once; one outcome, with a known code."""
     trace, now = Trace(by_torchrun(count, retries=retries), []), 1.0
     for pause, event in drawn:
         now += pause
@@ -304,7 +304,7 @@ ANYTHING = st.lists(
 def test_what_is_kept_counted_is_what_a_look_at_all_would_find(
     history: list[tuple[float, h.HeadEvent]],
 ) -> None:
-    """Whatever happens, and in any order: who still runs, who is not there, who failed first."""
+    """For any events in any order: the running, missing and failed nodes are correct."""
     start: History = [(1.0, share_of(2, at=1.0)), (1.1, share_of(3, at=1.1)), (2.0, SUBMITTED)]
     trace = Trace(by_torchrun(2), start)
     now = 2.0

@@ -63,7 +63,7 @@ def test_a_late_signal_does_not_change_the_code(number: int, passed_on: int) -> 
 
 
 def told(story: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
-    """Run a story in a Python of its own; return its code and what it printed."""
+    """Run a coroutine in a separate Python; return its code and its output."""
     done = subprocess.run(
         [sys.executable, "-c", story],
         capture_output=True,
@@ -207,10 +207,7 @@ anyio.run(live)
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
-    """A background job goes on at Ctrl-C and hangup; notices are heard all the same.
-
-    Ignored SIGCHLDs, too, are not left as they were: a child's code would be lost.
-    """
+    """A background job continues on Ctrl-C and hangup; SIGUSR1 and SIGUSR2 still arrive."""
 
     def ignore() -> None:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
@@ -221,11 +218,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 @pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"]])
 def test_a_notice_in_the_first_moments_kills_no_run(words: list[str]) -> None:
-    """SIGUSR1 again and again while the program is imported: it goes on to its settings.
-
-    These are wrong, so that nothing is started. The signals begin once it listens, some
-    milliseconds after Python itself is up, and have ended before it ends.
-    """
+    """SIGUSR1 repeatedly during the program's imports: it continues to its settings."""
     environ = {"PATH": os.defpath, "EXPECTED_WORKERS": "many"}
     argv = [sys.executable, "-m", "agent", *words]
     with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True, cwd=REPO) as agent:

@@ -1,4 +1,4 @@
-"""Silent workers: found by their connection, asked once, and named with the evidence."""
+"""Silent workers: found by their connection, probed once, and named with the evidence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAITS = replace(POD1, ip="127.0.0.1", joined=True, news=0, hold=LATE)
 
 
 def state_of(trace: Trace) -> NodeState:
-    """Return how the second node stands."""
+    """Return the second node's state."""
     worker = trace.state.fleet.workers["agent2"]
     return worker.state(counts=worker.ip in trace.state.fleet.alive)
 
@@ -53,12 +53,12 @@ def state_of(trace: Trace) -> NodeState:
     ],
 )
 def test_how_a_node_stands(history: History, state: NodeState) -> None:
-    """One word for each node, as the status shows it."""
+    """One state per node, as in the status."""
     assert state_of(Trace(goal(1), history)) is state
 
 
 def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
-    """Its grace counts from there, though GCS still lists it; a word of it takes that back."""
+    """Its grace counts from there, although GCS still lists it; a report cancels it."""
     trace = Trace(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
     assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in trace.log
     assert "pod2 left Ray" in trace.log
@@ -69,7 +69,7 @@ def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
 
 
 def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
-    """GCS lists it for a while yet: only another node of Ray's says that the new one is in."""
+    """GCS lists it for a while: only another Ray node ID proves that the new one has joined."""
     again = h.WorkerReported(replace(reported(2).worker, key="another"))
     boots = h.WorkerReported(replace(again.worker, joined=False))
     trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, boots), (10, h.WorkerReplaced("agent2"))])
@@ -86,13 +86,13 @@ def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
 
 
 def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
-    """Its agent speaks again, and its Ray never died."""
+    """Its agent reports again, and its Ray never stopped."""
     trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, nodes(2)), (12, reported(2)), (13, nodes(2))])
     assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
 
 
 def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
-    """The job goes on there: nothing is short."""
+    """The job continues there: no node is missing."""
     trace = Trace(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
     assert "its Ray answers still" in trace.log
     assert (trace.state.below_required_since, trace.outcomes) == (None, [])
@@ -108,13 +108,13 @@ def test_a_worker_that_stays_away_costs_the_attempt() -> None:
 
 
 def test_ray_and_an_agent_may_disagree() -> None:
-    """Where GCS misses a node whose agent speaks, that is said."""
+    """If GCS loses a node whose agent reports, the log says so."""
     trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
     assert "pod2 left Ray, though its agent answers: Ray does not know it any more" in trace.log
 
 
 def test_a_spare_joins_the_next_attempt() -> None:
-    """Who joins a running attempt stays unused, which is said, until the next."""
+    """A worker that joins during an attempt stays unused until the next; the log says so."""
     trace = Trace(goal(1, retries=1), [*PAIR, (8, reported(3)), (8, nodes(2, 3))])
     assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
     trace.take(SILENT, 9)
@@ -170,7 +170,7 @@ def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> Non
 
 
 def watched(counter: Counter, port: int) -> tuple[SilenceWatch, list[h.WorkerSilent]]:
-    """Return a watch whose agents are at a port, and what it tells."""
+    """Return a watch of agents at a port, and its events."""
     told: list[h.WorkerSilent] = []
     ports = replace(port_map(None, None, None), agent=port, node_manager=port)
     return SilenceWatch(counter.reports, ports, told.append), told
@@ -186,7 +186,7 @@ async def until_told(told: list[h.WorkerSilent]) -> None:
 
 
 def closed_port() -> int:
-    """Return a port at which nobody listens."""
+    """Return a closed port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -210,7 +210,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
 
 
 def test_who_calls_again_at_once_is_not_asked() -> None:
-    """An agent breaks its report off, too, when it has something to say."""
+    """An agent also breaks off a held report to send a newer one."""
     counter = Counter()
     watch, told = watched(counter, closed_port())
 
@@ -266,7 +266,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
 
 
 def test_who_is_overdue() -> None:
-    """Neither who waits for news, nor who left or was told already."""
+    """Neither for held reports, nor for workers that left or were already reported."""
     counter = Counter()
     counter.take(replace(WAITS, hold=0.0))
     assert counter.reports.overdue() == []

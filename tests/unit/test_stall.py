@@ -1,4 +1,4 @@
-"""A job without a sign of work: when it is looked at, how busy it is, and where it is."""
+"""A job without progress: when it is inspected, its CPU use, and its stacks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_job_is_looked_at_before_it_is_taken_to_hang(
 
 
 def test_each_attempt_is_told_of_once() -> None:
-    """What was told is told no more; another attempt begins anew, and between them is nothing."""
+    """A reported stall is not reported again; another attempt starts anew."""
     told = Quiet(1, 0.0, is_reported=True)
     assert not told.needs_diagnostics(LIMIT, 1e6)
     assert not told.is_stalled(LIMIT, 1e6)
@@ -118,7 +118,7 @@ Thread 10 (active)
 
 
 def test_threads_that_only_wait_are_left_out_of_the_log() -> None:
-    """The main one is told always, others where more than Python and Ray is in them."""
+    """The main thread is always included, others only with frames outside of Python and Ray."""
     told = informative_stack_lines(STACKS_OF_ONE)
     kept = [line for line in STACKS_OF_ONE.splitlines() if line]
     assert told == [*kept[:6], *kept[9:15]]
@@ -141,7 +141,7 @@ def test_processors_that_work(
 
 
 def fake(folder: Path, name: str, script: str) -> str:
-    """Leave a tool that does what a shell script says; return its path."""
+    """Make a tool from a shell script; return its path."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -149,7 +149,7 @@ def fake(folder: Path, name: str, script: str) -> str:
 
 
 def test_the_gpus_own_tool_is_asked_where_there_are_gpus(tmp_path: Path) -> None:
-    """One that fails, or knows nothing, leaves the processors to tell; a first look cannot."""
+    """If one fails, CPU use decides; the first look cannot."""
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
     async def look(maker: str, **scripts: str) -> str:
@@ -214,7 +214,7 @@ def myself(what: str) -> JobProcess:
     ],
 )
 def test_stacks(script: str, told: str, tmp_path: Path) -> None:
-    """As py-spy gives them; without the right it is said what the container lacks."""
+    """From py-spy; without permission the message names the missing capability."""
     tool = fake(tmp_path, "py-spy", script)
     text = anyio.run(stacks_of, [myself("driver")], tool, {}, lambda: tmp_path / "log")
     assert told.replace("{pid}", str(psutil.Process().pid)) in text
@@ -227,7 +227,7 @@ _DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
 @pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
 @pytest.mark.parametrize("may_trace", [True, False])
 def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
-    """It names the function in which a process waits; without SYS_PTRACE that is told."""
+    """It names the function in which a process waits; without SYS_PTRACE the message says so."""
     if os.geteuid() != 0:
         pytest.skip("only root can do both")
     script = "def waits_here():\n    input()\nprint('up', flush=True)\nwaits_here()"
@@ -244,7 +244,7 @@ def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
 
 
 def test_no_py_spy_and_nothing_to_look_at(tmp_path: Path) -> None:
-    """Both are said."""
+    """Both are logged."""
     assert anyio.run(stacks_of, [myself("driver")], None, {}, lambda: tmp_path / "log") == NO_PY_SPY
     nothing = anyio.run(stacks_of, [], None, {}, lambda: tmp_path / "log")
     assert nothing == "no Python process of the job runs here"

@@ -1,4 +1,4 @@
-"""A job without a sign of work: what a worker reports, and what the head logs."""
+"""A job without progress: the worker's reports, and the head's log."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
-    """What was written since the last look is a sign of work; processors tell of the rest."""
+    """Output since the last look is progress; otherwise CPU use decides."""
     looks, lines = Diagnostics(run), run.stats.share_lines(1)
 
     async def look() -> str:
@@ -100,7 +100,7 @@ def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.Mon
 
 
 def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is told, also that of a probe during which a report with another's was answered."""
+    """Each is sent, also that of a probe finished while another report was answered."""
     may_end = anyio.Event()
 
     class Slow(Prober):
@@ -127,7 +127,7 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
 
 
 class Asks(OneWorker):
-    """A worker behind a real link that also tells what it is asked for."""
+    """A worker behind a real link that also sends requested data."""
 
     def __init__(self, port: int, asked: HeadRequests) -> None:
         super().__init__(port)
@@ -191,7 +191,7 @@ class Shown:
 
 
 class Ray(RayLink):
-    """A bridge that tells when a task finished last."""
+    """A bridge that reports when a task finished last."""
 
     def __init__(self, finished: float | None) -> None:
         self.finished = finished
@@ -202,7 +202,7 @@ class Ray(RayLink):
 
 
 class OneHead:
-    """A head that watches a job, on a clock of its own."""
+    """A head that watches a job, with a test clock."""
 
     def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts

@@ -1,4 +1,4 @@
-"""`status` beside whoever may listen on the agent's port."""
+"""`status` with any program listening on the agent's port."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_whatever_answers(
 def test_the_head_of_a_worker_must_be_a_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker whose head is said to be itself does not send us in circles."""
+    """A worker that names itself as the head causes no loop of requests."""
     environ: dict[str, str] = {}
 
     def answer(connection: object, peer: object) -> None:

@@ -1,4 +1,4 @@
-"""`stop`: who may end a run through the head's port, and the replies."""
+"""`stop`: the clients that may end a run through the head's port, and the replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that learns of a later head of its run stops its job, and ends alone with 75."""
+"""A head that detects a later head of its run stops its job, and ends alone with 75."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_head_makes_room(of: h.HeadGoal, history: History, deeds: list[h.HeadA
 
 
 def test_a_job_that_stops_already_is_not_made_again() -> None:
-    """An end that stands, stands; an attempt that would have followed does not."""
+    """A decided outcome stands; an attempt that would have followed does not start."""
     lost: History = [*PAIR, (9, h.WorkerSilent("agent2", "no answer")), (70, TICK)]
     trace = Trace(goal(1, retries=3), [*lost, (71, LATER), (72, job("STOPPED"))])
     assert [end.is_superseded for end in trace.outcomes] == [True]
@@ -75,7 +75,7 @@ def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> Non
 
 
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
-    """What is on the disk with a higher epoch is told, and not written over."""
+    """A higher epoch on the disk is reported, and not overwritten."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     (tmp_path / "run").mkdir()
     keeper.new_epoch("pod0")
@@ -92,7 +92,7 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
 
 
 def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:
-    """Where its clock is behind, the epoch that its workers know is exceeded all the same."""
+    """If its clock is behind, its epoch is still higher than the one that its workers have."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
@@ -142,7 +142,7 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
 
 
 def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
-    """A head that is started again must know of every node that may have had a part in it."""
+    """A restarted head must have every node that may have taken part."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.record_nodes(["pod3"])
     keeper.record_submission(1, "run-1", nodes=("pod1",))

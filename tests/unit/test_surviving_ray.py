@@ -1,4 +1,4 @@
-"""A worker whose agent alone was killed: its node has never left, for head and fence alike."""
+"""Only a worker's agent was killed: for head and fence, its node has never left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SILENT = w.HeadSilent("no answer")
 
 
 def test_it_follows_from_its_first_word() -> None:
-    """Nothing is started or prepared again, and what runs there is told from the start."""
+    """Nothing starts or prepares again; the first report has everything that runs there."""
     trace = WorkerTrace(goal(prepare=True), [], KEPT)
     assert (trace.state.joined, trace.state.running_attempt, trace.state.preparing) == (
         True,

@@ -40,7 +40,7 @@ def test_a_node_s_phases() -> None:
 
 
 def test_a_silent_node_and_its_next_agent() -> None:
-    """Silence is a phase of its own; an agent that was replaced is forgotten."""
+    """Silence is a separate phase; a replaced agent is removed."""
     silent = h.WorkerSilent("agent2", "connection refused")
     timeline = timeline_of([(1.0, reported(2)), (5.0, silent)])
     assert spans(timeline, "agent2") == [("following the head", 1.0), ("silent", 5.0)]

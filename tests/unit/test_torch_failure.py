@@ -1,4 +1,4 @@
-"""Which rank failed first, by torchrun's own words: captured from 1.13, 2.1 and 2.13."""
+"""The first failed rank, from torchrun's messages: captured from 1.13, 2.1 and 2.13."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_midnight_and_a_clock_that_was_set_back() -> None:
     "text", ["", "step 1\n", TOLD, f"{TOLD}\n{CLOSING}", "failed (exitcode: x)"]
 )
 def test_no_failure(text: str) -> None:
-    """What was told to stop has not failed, and neither has what says nothing."""
+    """A rank that was stopped has not failed; nor has one without a message."""
     assert first_failure(text, NOON) is None
     assert not closes_by_itself(text)
 

@@ -1,4 +1,4 @@
-"""torchrun: what it is given of a command, on which node with which ranks, by which Python."""
+"""torchrun: its part of a command, its node ranks, and its Python."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_of(environ: dict[str, str], *command: str, gpus: int = 0) -> Plan:
     ],
 )
 def test_what_torchrun_is_given(command: str, words: str) -> None:
-    """A leading Python is dropped; a program that is none is started as it stands."""
+    """A leading Python is dropped; a program that is not Python starts unchanged."""
     assert command_fault(command.split()) is None
     assert torchrun_arguments(command.split()) == words.split()
     assert runs_a_program(command.split()) == words.startswith("--no_python")

@@ -1,4 +1,4 @@
-"""TRL's program asks for rewards until they are there, and never makes them up."""
+"""TRL's program requests rewards until they arrive, and never invents them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Server:
-    """A reward server that replies what a test says, and remembers what it was asked."""
+    """A reward server with replies set by the test, which records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []

@@ -51,7 +51,7 @@ def test_a_stale_page_is_named(
 
 
 def test_all_rows_are_there() -> None:
-    """Forty-four rows; one without an answer says what is open."""
+    """44 rows; one without an answer names the open part."""
     assert [pain.number for pain in PAINS] == list(range(1, 45))
     assert all(pain.answers or pain.is_open for pain in PAINS)
 

@@ -39,7 +39,7 @@ async def close_sessions() -> None:
 
 
 def run(story: Coroutine[object, object, None]) -> None:
-    """Run a story in an event loop of its own, and close what it opened."""
+    """Run a coroutine in a new event loop, and close what it opened."""
 
     async def closing() -> None:
         try:

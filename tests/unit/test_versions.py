@@ -1,4 +1,4 @@
-"""The suite of versions, its pure part: pairs, pip's messages, results, and the table."""
+"""The pure part of the suite of versions: pairs, pip's messages, results, and the table."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_scenarios_are_tests_that_exist() -> None:
     ],
 )
 def test_a_missing_wheel_is_no_failure(said: str, word: str, what: str) -> None:
-    """A pair that nobody offers is told apart from an installation that went wrong."""
+    """A pair without wheels is distinguished from a failed installation."""
     found = refusal(said)
     assert found.word == word
     assert what in found.what
@@ -125,7 +125,7 @@ def test_a_failure_is_told_in_pytests_words(said: str, what: str) -> None:
 
 
 def test_one_failed_scenario_fails_the_pair() -> None:
-    """And it says which, and why."""
+    """The result names the scenario and the error."""
     step = Step("token", FAILED, 20.0, "FAILED x - assert 401 == 200")
     result = of_steps(OLD, ("2.40.0", "3.10.13"), 99.0, [BOOTED, step])
     assert result.bad

@@ -1,4 +1,4 @@
-"""Waiting: until a condition holds or its time is over; and the one queue of events."""
+"""Waits until a condition holds or a timeout; and the queue of events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_false_answer_is_an_answer(answer: object) -> None:
 
 
 def test_it_times_out_with_the_last_evidence() -> None:
-    """At the deadline the error carries what was heard last, and every change was told."""
+    """At the deadline the error has the last evidence, and every change was reported."""
     check, heard = Asked(10**9), list[str]()
     with pytest.raises(TimedOutError) as caught:
         anyio.run(partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=heard.append))
@@ -67,7 +67,7 @@ def test_the_last_question_is_asked_at_the_deadline() -> None:
 
 
 def test_the_same_evidence_is_told_once() -> None:
-    """What has been told is not told again until it changes."""
+    """Evidence is not reported again until it changes."""
     answers = iter(["refused", "refused", "slow", "refused", ""])
     heard: list[str] = []
 
@@ -101,7 +101,7 @@ def test_it_can_be_cancelled_between_two_steps() -> None:
 
 
 def test_beats_end_when_told() -> None:
-    """The heartbeat of a thread stops at once when told to, also in the middle of a step."""
+    """A thread's heartbeat stops at once on request, also in the middle of a step."""
     stop, count = threading.Event(), 0
     for _ in repeat(stop, 0.001):
         count += 1

@@ -8,7 +8,7 @@ from agent.record.events import Waited, WaitLog, WaitsOver
 
 
 class Told:
-    """A teller of waits, and what it said and recorded."""
+    """A logger of waits, with its log lines and records."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -16,7 +16,7 @@ class Told:
         self._teller = WaitLog(self.recorded.append, self.said.append)
 
     def tell(self, now: float, *waits: Wait) -> list[str]:
-        """Show waits; return what was said of them."""
+        """Update the waits; return the log lines."""
         self.said.clear()
         self._teller.update(waits, now)
         return self.said.copy()
@@ -32,7 +32,7 @@ OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 
 def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
-    """The first word comes at once; the same news again only after half a minute."""
+    """The first line comes at once; the same evidence again only after 30 s."""
     told = Told()
     first = "waiting for the head pod0, connection refused for 1 s (600 s left)"
     assert told.tell(0.0, HEAD) == [first]
@@ -44,7 +44,7 @@ def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
 
 
 def test_new_evidence_is_told_soon_but_not_in_a_flood() -> None:
-    """Another evidence is told, at most every two seconds."""
+    """Other evidence is logged at most every two seconds."""
     told = Told()
     told.tell(0.0, HEAD)
     assert told.tell(1.0, OTHER) == []
@@ -70,7 +70,7 @@ def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
 
 
 def test_each_wait_has_its_own_clock() -> None:
-    """A second wait is told at once, whatever was said of the first."""
+    """A second wait is logged at once, independent of the first."""
     told = Told()
     told.tell(0.0, HEAD)
     reward = Wait("reward server", "reward server", 300.0)
@@ -78,7 +78,7 @@ def test_each_wait_has_its_own_clock() -> None:
 
 
 def test_what_comes_back_is_news() -> None:
-    """A wait that was over and begins again is told at once."""
+    """A wait that was over and begins again is logged at once."""
     told = Told()
     told.tell(0.0, HEAD)
     assert told.tell(1.0) == []
@@ -86,14 +86,14 @@ def test_what_comes_back_is_news() -> None:
 
 
 def test_following_is_no_news() -> None:
-    """A joined worker's and a running job's watch is not told."""
+    """Watching a joined worker or a running job is not logged."""
     told = Told()
     following = Wait("node", "a reply from the head pod0", 60.0, "running", is_following=True)
     assert told.tell(0.0, following) == []
 
 
 def test_what_is_told_is_recorded_and_so_is_its_end() -> None:
-    """The record has each word with its evidence, and when a wait was over."""
+    """The record has each line with its evidence, and the end of each wait."""
     told = Told()
     for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
         told.tell(now, *waits)

@@ -1,4 +1,4 @@
-"""The worker's decisions: a history of messages gives a phase, deeds, and an end."""
+"""The worker's decisions: a history of events gives a phase, actions, and an outcome."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_ends(
 
 
 def test_the_heads_verdict_is_taken_word_for_word() -> None:
-    """A worker leaves with the head's outcome, so that all nodes tell the same end."""
+    """A worker ends with the head's outcome, so that all nodes report the same."""
     assert WorkerTrace(GOAL, [*JOINED, (30, replied(verdict=VERDICT))]).outcomes == [VERDICT]
 
 
@@ -316,7 +316,7 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
 
 
 def test_a_second_join_has_no_evidence_of_the_first() -> None:
-    """What was known of a raylet that came up says nothing of the next."""
+    """State about an earlier raylet does not apply to the next one."""
     refused = w.WorkerRaySilent("connection refused by 10.0.0.2:8268")
     history: History = [(2, replied()), (3, refused), (8, w.RayUp()), (30, replied(epoch=2))]
     (wait,) = worker.pending_waits(WorkerTrace(GOAL, history).state)
@@ -353,7 +353,7 @@ def order(number: int, kind: OrderKind, name: str = "", by: str = "head1") -> w.
 
 
 def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
-    """An order names a thing of this worker's plan; anything else is refused and said."""
+    """An order names an item of this worker's plan; anything else is refused and logged."""
     start = order(1, OrderKind.START_SERVICE, RETRIEVER)
     again = order(1, OrderKind.START_SERVICE, RETRIEVER, by="head2")
     foreign = order(3, OrderKind.START_SERVICE, "rm -rf /")
@@ -382,7 +382,7 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
 
 
 def test_a_service_that_was_ordered_is_told_of() -> None:
-    """How it stands is what the next report says; word of an earlier start is none."""
+    """The next report has its state; reports of an earlier start are ignored."""
     start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
     gone = ServiceGone(RETRIEVER, "exit code 1", generation=1)
     trace = WorkerTrace(GOAL, [(2, start), (3, ServiceReady(RETRIEVER, generation=2)), (4, gone)])
@@ -393,7 +393,7 @@ def test_a_service_that_was_ordered_is_told_of() -> None:
 
 
 def test_a_step_by_order_has_its_deadline() -> None:
-    """A step that is run again mid-run ends the worker if it hangs, and spins nobody until then."""
+    """A step that runs again during the run ends the worker if it hangs, without a loop."""
     trace = WorkerTrace(PREPARING, [(1, PREPARED), *JOINED, (7000, replied())])
     trace.take(order(1, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"), 7010)
     assert worker.deadline(trace.state) == 7060  # the head's silence comes first
@@ -420,7 +420,7 @@ def test_a_held_verdict_is_not_for_a_newcomer() -> None:
 
 
 def test_a_silent_head_is_told_of_once() -> None:
-    """One call that fails is no news; a head that stays silent is, and that it speaks again."""
+    """One failed call is not logged; a head that stays silent is, and its return."""
     trace = WorkerTrace(GOAL, [*JOINED, (20, SILENT), (20.5, replied())])
     assert "silent" not in trace.log
     for at in (30.0, 33.0, 34.0):

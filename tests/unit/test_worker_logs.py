@@ -51,7 +51,7 @@ class Shown:
 
 
 class Story:
-    """A head's reports, its state, and what it has heard."""
+    """A head's reports, its state, and its events."""
 
     def __init__(self, root: Path) -> None:
         plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
@@ -85,7 +85,7 @@ class Story:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Iterator[Story]:
-    """Return a head that has heard of two workers."""
+    """Return a head with reports from two workers."""
     made = Story(tmp_path)
     for n in (2, 3):
         assert made.say(n) == ()
@@ -100,7 +100,7 @@ def names(orders: tuple[Order, ...]) -> list[str]:
 
 
 def test_a_complaint_has_the_logs_sent_once(trace: Story) -> None:
-    """What a worker says of its Ray or a service is asked about, and not at every beat."""
+    """A worker's message about Ray or a service triggers a request, but not at every report."""
     said = reported(2)
     gone = h.WorkerReported(replace(said.worker, error="exit code 1; pid 17"))
     for event in (
@@ -181,7 +181,7 @@ def test_nodes_of_one_name_are_kept_apart(trace: Story) -> None:
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    """A worker that has said little takes few lines."""
+    """A worker with a short log takes few lines."""
     worker = Worker("a", "pod2", phase="joining Ray", last_report_at=5.0)
     told = last_report_text(worker, NodeState.BOOTING, 7.5)
     assert told == (

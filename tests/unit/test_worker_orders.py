@@ -1,4 +1,4 @@
-"""The worker by order of the head: its rank, its turn to prepare, and a life without Ray."""
+"""A worker by order of the head: its rank, its turn to prepare, and services without Ray."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def order(number: int, name: str = "data") -> w.Ordered:
 
 
 def told(rank: int, epoch: int = 1) -> w.HeadSpoke:
-    """Return the head's word that also gives this node its rank."""
+    """Return the head's reply with this node's rank."""
     return replace(replied(epoch), rank=rank)
 
 
@@ -115,7 +115,7 @@ def test_the_head_hears_how_it_stands() -> None:
 
 
 def test_what_lives_goes_on_under_another_head() -> None:
-    """A head that was started again orders anew; only what is dead is started for it."""
+    """A restarted head orders again; only stopped items are started for it."""
     of = w.WorkerGoal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
 
     def start(by: str, number: int, generation: int) -> w.Ordered:
@@ -134,7 +134,7 @@ def test_what_lives_goes_on_under_another_head() -> None:
 
 
 def test_a_node_of_its_own_follows() -> None:
-    """It is heard of as there for a service only, and never as joined."""
+    """It is reported as a node for a service only, and never as joined."""
     state = WorkerTrace(OF_ALONE, [(1, told(2))]).state
     assert (state.phase, state.service_only, state.joined, state.rank) == (
         WorkerPhase.FOLLOWING,
@@ -163,7 +163,7 @@ def test_a_node_of_its_own_never_starts_ray(events: list[tuple[w.WorkerEvent, fl
 
 
 def test_ranks_come_with_the_reply() -> None:
-    """The first to say hello is rank 1; one with a rank of its platform's gets none."""
+    """The first hello gets rank 1; a node with a rank from its platform gets none."""
     heard: list[Worker] = []
     kept: list[tuple[str, ...]] = []
     first = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
