@@ -266,7 +266,7 @@ class HeadLink:
         if verdict is not ReplyProof.PROVEN:
             why = (
                 f"{self._address(ip)} does not prove that it holds this node's RAY_AUTH_TOKEN: its "
-                "answer is ignored (another program, or a head without the token?)"
+                "answer is ignored (another program, another version, or a head without the token?)"
             )
             return _NoReply(why, from_an_agent=True)
         return answer.status, body.decode(errors="replace")

@@ -9,6 +9,7 @@ request. No clock takes part, and a restarted server begins a new session.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from enum import Enum
 from hashlib import sha256
@@ -27,6 +28,7 @@ MOST_CLIENTS = 1 << 14
 """Counters that a server keeps; one client more begins a new session for all."""
 TRIES = 2
 """Requests until a reply is proven: the first may be for an earlier session, or for none."""
+_SESSION = re.compile("[0-9a-f]{32}")
 _STREAM = "stream"
 """Stands for the body of a streamed reply, of which only the beginning is proven."""
 _MOST_DIGITS = 19
@@ -150,8 +152,10 @@ class Prover:
         """Check the reply to a request; a streamed one has no body here."""
         if status == 401:
             session = headers.get(SESSION_HEADER, "")
-            if self._secret is None or session in {"", self._session}:
+            if self._secret is None or (session and session == self._session):
                 return ReplyProof.REFUSED
+            if not _SESSION.fullmatch(session):  # of an earlier version, or of another program
+                return ReplyProof.UNPROVEN
             self._session = session
             return ReplyProof.AGAIN
         if self._secret is None:

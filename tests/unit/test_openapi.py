@@ -14,6 +14,7 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
 )
 
 from agent.control.access import UNGUARDED_PATHS
+from agent.control.protocol import VERSION
 from httpdoc import __main__ as written
 from httpdoc.description import HEAD, OPEN, PATHS, TOKEN, Described, description, statuses
 from httpdoc.fuzz import Head, described
@@ -66,7 +67,7 @@ def test_every_path_is_described() -> None:
 
 GOOD = {
     "/login": f"token={SECRET}",
-    "/report": '{"id": "agent1", "phase": "joining Ray", "protocol": 4}',
+    "/report": json.dumps({"id": "agent1", "phase": "joining Ray", "protocol": VERSION}),
     "/stop": "{}",
 }
 ROWS = [row for row in PATHS if row.path != "/events"]  # a stream does not end

@@ -126,6 +126,15 @@ def test_no_part_of_a_request_can_be_changed(data: st.DataObject) -> None:
     assert server.accept(good, *POST)
 
 
+@pytest.mark.parametrize("session", ["", "s1", "é" * 32, "\udcff" * 32, "0" * 31 + ".", "0" * 5000])
+def test_what_is_no_session_is_not_signed_for(session: str) -> None:
+    """Such a text in a header would end the worker, or let its header say something else."""
+    prover = Prover(SECRET)
+    refused = prover.check(prover.sign(*POST), 401, {SESSION_HEADER: session}, b"")
+    assert refused is ReplyProof.UNPROVEN
+    assert prover.sign(*POST) == Signed({}, b"")
+
+
 def test_another_secret_is_refused() -> None:
     """And a second 401 of the same session is not tried again."""
     server = Verifier(SECRET)
@@ -299,12 +308,13 @@ def test_a_head_with_another_token() -> None:
     anyio.run(story)
 
 
+S1 = "5" * 32
 ENDS = Reply(
     *(9, "run-1", "leaving"), ray_ready=True, gcs_port=6379, news=1, refusal="go away"
 ).to_dict()
 
 
-@pytest.mark.parametrize("session", ["", "s1", "ever another"])
+@pytest.mark.parametrize("session", ["", S1, "no session", "ever another"])
 @pytest.mark.parametrize(("status", "answer"), [(200, ENDS), (400, {"error": "no"})])
 def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str, Any]) -> None:
     """What answers at the head's name without the token ends nothing, and is sent no token."""
@@ -313,10 +323,10 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
 
     async def reply(request: web.Request) -> web.Response:
         asked.append(f"{dict(request.headers)} {await request.text()}")
-        if session == "s1" and "Authorization" not in request.headers:
+        if session in {S1, "no session"} and "Authorization" not in request.headers:
             return web.json_response({}, status=401, headers={SESSION_HEADER: session})
         if session == "ever another":
-            again = {SESSION_HEADER: f"s{next(count)}"}
+            again = {SESSION_HEADER: f"{next(count):032x}"}
             return web.json_response({}, status=401, headers=again)
         return web.json_response(answer, status=status, headers={PROOF_HEADER: "0" * 64})
 
