@@ -76,16 +76,16 @@ def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
     heading = ""
     for row in recipe_rows():
         known = recipe_of(BY_NAME[row["name"]]).VERSIONS
-        versions = f" {version_list(known)}" if known else ""
-        framework = f"{row['framework'] or 'no framework'}{versions}"
+        versions = version_list(known) if known else ""
+        name = row["framework"] or "no framework"
         text = (
             f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
             f"by {row['launcher']}; {row['about']}"
         )
-        if grouped and framework != heading:
-            yield Line(f"{framework}:", tone="dim")
-            heading = framework
-        text = text if grouped else f"{framework}; {text}"
+        if grouped and name != heading:
+            yield Line(f"{name}: ", versions, "dim")
+            heading = name
+        text = text if grouped else f"{name} {versions}".rstrip() + f"; {text}"
         yield Line(f"{row['name']:<16} ", text, "title")
 
 

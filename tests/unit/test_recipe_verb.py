@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.base.errors import AgentError, PreflightError
-from agent.base.text import shell_line
+from agent.base.text import Terminal, shell_line
 from agent.boot.recipe_verb import (
     command_json,
     command_text,
@@ -164,9 +164,11 @@ def test_what_is_not_set_stays_a_placeholder(known: KnownJob) -> None:
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
     assert [line.label.strip() for line in recipe_lines()] == [job.name for job in JOBS]
-    grouped = [line.label.strip() for line in recipe_lines(grouped=True)]
+    lines = list(recipe_lines(grouped=True))
+    grouped = [line.label.strip() for line in lines]
     assert [label for label in grouped if not label.endswith(":")] == [job.name for job in JOBS]
-    assert sum(label.startswith("verl ") for label in grouped) == 1
+    assert grouped.count("verl:") == 1
+    assert all(len(row) <= 80 for row in Terminal(80).render(lines, str).splitlines())
 
 
 def test_the_program() -> None:
