@@ -108,11 +108,11 @@ def ray_token(node: CheckedNode) -> Result:
 
 
 SHORTEST_TOKEN = 16
-"""Characters of a token that nobody finds by trying, if it is random."""
+"""Characters of a random token that cannot be found by trying."""
 
 
 def _weak_token(node: CheckedNode) -> Result | None:
-    """Who records a signature can try tokens against it, as fast as their machines can."""
+    """Anyone who records a signature can test tokens against it offline."""
     token = node.settings.ray_auth_token
     if token is None or len(token.reveal()) >= SHORTEST_TOKEN:
         return None

@@ -30,7 +30,7 @@ TRIES = 2
 """Requests until a reply is proven: the first may be for an earlier session, or for none."""
 _SESSION = re.compile("[0-9a-f]{32}")
 _STREAM = "stream"
-"""Stands for the body of a streamed reply, of which only the beginning is proven."""
+"""Replaces the digest of a streamed reply's body: only the start of a stream is proven."""
 _MOST_DIGITS = 19
 """Of a counter."""
 
@@ -107,7 +107,7 @@ class Verifier:
 
 
 class ReplyProof(Enum):
-    """What a client makes of a reply."""
+    """The result of checking a reply."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
@@ -126,7 +126,7 @@ class Signed(NamedTuple):
 
 
 class Prover:
-    """The client's end, for one server; without a secret nothing is signed and all is believed."""
+    """The client's end, for one server; without a secret it signs nothing and accepts any reply."""
 
     def __init__(self, secret: str | None) -> None:
         self._secret = None if secret is None else secret.encode()
