@@ -28,6 +28,7 @@ SOURCE = HERE.parents[1]
 PINS = SOURCE / "requirements"
 OLDEST = (3, 10)
 EXACT = re.compile(r"\d[\w.+!-]*")
+USER, UID = "pod-agent", "10001"
 BARE = {"pip", "setuptools", "wheel"}
 """What a Python has that nobody installed a framework into."""
 HASHED = ("--require-hashes", "--requirement")
@@ -180,6 +181,22 @@ def constraints(home: Path) -> Path:
     return file
 
 
+def add_user() -> None:
+    """Add an ordinary user, for platforms that can choose one; the image's own stays the default.
+
+    A base that runs as another user than root has an ordinary one.
+    """
+    useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    known = subprocess.run(["id", USER], capture_output=True, check=False).returncode == 0
+    if os.geteuid() != 0 or known:
+        return
+    if useradd is None:
+        print(f"the image has no useradd: no user {USER} is added", flush=True)
+        return
+    words = ("--uid", UID, "--create-home", "--shell", "/bin/sh", USER)
+    run(f"the user {USER} could not be added", "See useradd's words above", useradd, *words)
+
+
 def complete_ray(home: Path, version: str) -> None:
     """Install Ray if the image has none, and what its `default` extra lacks; then check."""
     from agent.node.facts import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
@@ -219,6 +236,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["agent"] and len(arguments) in {2, 3}:
         install_agent(Path(arguments[1]), "".join(arguments[2:]) or None)
     elif arguments[:1] == ["ray"] and len(arguments) == 3:
+        add_user()
         complete_ray(Path(arguments[1]), arguments[2])
     else:
         print(__doc__, file=sys.stderr)

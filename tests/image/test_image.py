@@ -102,12 +102,15 @@ def test_a_frameworks_image_is_unchanged(
 def test_the_configuration_of_an_image(
     store: Store, over_framework: subprocess.CompletedProcess[str]
 ) -> None:
-    """Exec-form entrypoint, no CMD of the base, a health check, labels, the base's workdir."""
+    """Exec-form entrypoint, no CMD of the base, labels, the base's workdir and user."""
     assert over_framework.returncode == 0
     config = store.config("agent")
     assert (config["Entrypoint"], config.get("Cmd") or []) == (["pod-agent"], [])
     assert config["StopSignal"] == "SIGTERM"
     assert config["WorkingDir"] == "/workspace"
+    assert not config.get("User"), "the ordinary user is for those who choose it"
+    users = (store.mount("agent") / "etc/passwd").read_text().splitlines()
+    assert [line for line in users if line.startswith("pod-agent:x:10001:")]
     assert config["Labels"]["org.opencontainers.image.base.name"] == "localhost/framework"
 
 
