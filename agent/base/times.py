@@ -253,8 +253,10 @@ JOB_KILLED = 10.0
 """After the job's grace, until Ray reports that it killed the job; only if an attempt follows."""
 SAVE_SHARE = 0.5
 """Of the job's grace: for a new checkpoint, before the job is stopped with the rest."""
+CHECKPOINT_POLL = 0.25
+"""A job that has saved goes on until it is stopped: its further steps are lost."""
 CHECKPOINT_QUIET = 2.0
-"""A checkpoint whose files have not changed for so long is complete."""
+"""A checkpoint whose files have not changed for so long is whole, unless that is known before."""
 STOP_ACCEPTED = 5.0
 """For Ray's dashboard to accept the stop of a job; it usually takes one."""
 LEFTOVERS_KILLED = 10.0

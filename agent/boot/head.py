@@ -156,7 +156,7 @@ class HeadAgent:
         )
         start(watch.run)
         start(SilenceWatch(reports, plan.ports, self._inbox.put).run)
-        if plan.settings.max_hours is not None:
+        if self._counts_hours:
             recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
             start(run.best_effort.every, *recorded)
         start(watch_for_later_head, run, self._keeper, self._inbox.put)
@@ -197,6 +197,11 @@ class HeadAgent:
         """Record a worker's goodbye; the decisions get its leaving with the report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
 
+    @property
+    def _counts_hours(self) -> bool:
+        settings = self._plan.settings
+        return settings.max_hours is not None or settings.price_per_hour is not None
+
     async def _record_use(self) -> None:
         self._keeper.record_use(self._run.now())
 
@@ -215,11 +220,15 @@ class HeadAgent:
             for action in actions:
                 if not isinstance(action, h.EndRun):
                     await self._perform(action)
+            last = actions[-1] if actions else None
+            outcome = self._run.final(last.outcome) if isinstance(last, h.EndRun) else None
+            if outcome is not None:
+                self._state = replace(self._state, verdict=outcome)
             self._publish()
             if isinstance(event, h.RunRemembered):
                 self._reports.run_decided()
-            if actions and isinstance(actions[-1], h.EndRun):
-                return actions[-1].outcome
+            if outcome is not None:
+                return outcome
 
     def _publish(self) -> None:
         state = self._state
@@ -467,11 +476,14 @@ class HeadAgent:
         self._keeper.record_outcome(outcome)
         await self._finish_output()
         outcome = await explain_end(self._run, outcome, self._elsewhere())
-        if self._plan.settings.max_hours is not None:
+        if self._counts_hours:
             await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         self._run.outages = self._status.outages()
+        self._run.cost = self._status.cost()
+        if self._run.cost is not None:
+            say(f"all nodes of this run cost ${self._run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
         self._run.record_outcome(outcome)
         self._bridge_scope.cancel()
         budget, started = self._plan.budget, self._started

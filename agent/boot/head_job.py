@@ -140,23 +140,26 @@ async def save_job(run: NodeRun, job_id: str, signum: int) -> SaveOver | None:
         why = "no driver of it runs here" if process is None else "the job does not handle it"
         return SaveOver(job_id, driver.not_passed_on(signum, why))
     before = last = await _newest_checkpoint_files(plan.job)
+    changed_at = run.now()
     say(driver.forward_signal(process, signum))
 
     async def look() -> str | NotYet:
-        nonlocal last
+        nonlocal last, changed_at
         former, last = last, await _newest_checkpoint_files(plan.job)
-        is_whole = last is not None and last == former and last != before
-        return last[0] if last is not None and is_whole else NotYet()
+        changed_at = changed_at if last == former else run.now()
+        if last is None or last == before:
+            return NotYet()
+        is_whole = last.is_marked_whole or run.now() >= changed_at + times.CHECKPOINT_QUIET
+        return last.path if is_whole else NotYet()
 
     try:
-        pause = times.CHECKPOINT_QUIET
-        saved = await until(look, plan.settings.stop_grace, step=pause, longest=pause)
+        saved = await until(look, plan.settings.stop_grace, longest=times.CHECKPOINT_POLL)
     except TimedOutError:
         return None
     return SaveOver(job_id, f"the job has saved {saved}")
 
 
-async def _newest_checkpoint_files(job: Job | None) -> tuple[str, CheckpointFiles] | None:
+async def _newest_checkpoint_files(job: Job | None) -> CheckpointFiles | None:
     """Return the newest checkpoint and its files; None if there is none, or its disk is slow."""
     if job is None or not job.checkpoints:
         return None

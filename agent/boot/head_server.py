@@ -162,7 +162,16 @@ class RunStatus:
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "curve": self.job_lines.curve(),
+            "cost": self.cost(),
         }
+
+    def cost(self) -> float | None:
+        """Return what the run has cost so far, all nodes and heads together; None if unknown."""
+        goal = self._get_state().goal
+        if goal.price is None:
+            return None
+        hours = goal.used_hours + self._run.now() / 3600
+        return round(goal.price * hours * (goal.expected_workers + 1), 2)
 
     def _run_name(self) -> str | None:
         """Return AGENT_RUN_NAME, else the name that the recipe gives the run in W&B."""

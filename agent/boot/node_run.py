@@ -188,8 +188,12 @@ class NodeRun:
         self.run_id = run_id
         """The node's run; '' on a worker that has no reply of the head yet."""
         self.on_end: Callable[[Outcome], None] = lambda _: None
+        self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
+        """Makes an end that restarts would only repeat a verdict."""
         """Records an outcome for the next container, beside outcome.json."""
         self.outages: Sequence[OutageRecord] = ()
+        self.cost: float | None = None
+        """Dollars of all nodes so far, on a head that has a price."""
         """Outages of services, for outcome.json."""
         self.bundle: str | None = None
         """The failure bundle's file name, '' if writing it failed."""
@@ -325,7 +329,8 @@ class NodeRun:
     def write_outcome(self, outcome: Outcome, attempts: Sequence[AttemptRecord] = ()) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        write_outcome(self.folder.path, outcome, attempts, self.outages, self.bundle or "")
+        bundle, cost = self.bundle or "", self.cost
+        write_outcome(self.folder.path, outcome, attempts, self.outages, bundle, cost)
         return True
 
     async def stop_descendants(self, limit: float) -> None:

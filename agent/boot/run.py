@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
@@ -42,7 +43,7 @@ from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
-from agent.topology.ranked import own_pod
+from agent.topology.ranked import group_member, own_pod
 from agent.work.job import job_identity
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         remedy = "Stop that agent (SIGTERM), or wait for its end"
         raise PreflightError(other, remedy=remedy, culprit="run")
     own = _fingerprint(plan, redactor)
-    restarts = Restarts(root, name, settings_digest(environ, command), is_on=_is_restarted(plan))
+    restarts = _restarts_of(plan, settings_digest(environ, command))
     decided = former_verdict(root, name) if parent.former_agents() else None
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
@@ -119,6 +120,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         if left is not None and keeper.has_outdated_ray:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.record.run_id, left)
+        node_run.final = restarts.final
         node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
         outcome = _run_role(node_run, keeper)
         keeper.close()
@@ -134,15 +136,22 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
-    longest = times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits)
-    if plan.on_done != "exit" and not outcome.holds_pod and restarts.are_used_up(longest):
+    if not outcome.holds_pod and restarts.are_used_up:
         _hold(plan.settings, environ, plan.on_done, outcome)
     return outcome
 
 
-def _is_restarted(plan: Plan) -> bool:
-    """Return whether the platform starts this container again whatever its exit code."""
-    return plan.facts.is_first_process and plan.topology.platform.restarts_containers
+def _restarts_of(plan: Plan, digest: str) -> Restarts:
+    """Return the record of restarts, which is kept where they come whatever the exit code."""
+    platform = plan.topology.platform
+    restarts = platform.restarts_containers or platform.restarts_groups
+    longest = times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits)
+    return Restarts(
+        *(log_root(plan.settings), plan.topology.node_name, digest),
+        is_on=plan.facts.is_first_process and restarts,
+        holds=plan.on_done != "exit",
+        longest=longest,
+    )
 
 
 def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None:
@@ -168,10 +177,17 @@ def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None
 
 
 class Restarts:
-    """The ends of this container's agents, recorded where its platform restarts what exits."""
+    """The ends of this container's agents, recorded where its platform restarts what exits.
 
-    def __init__(self, root: Path, node: str, digest: str, *, is_on: bool) -> None:
+    `holds` if a verdict holds or stops the pod. An agent that ran for more than `longest` seconds
+    got further than its boot.
+    """
+
+    def __init__(  # noqa: PLR0913 - the container, and how its platform and its agent end it
+        self, root: Path, node: str, digest: str, *, is_on: bool, holds: bool, longest: float
+    ) -> None:
         self.is_on = is_on
+        self._holds, self._longest = holds, longest
         self._root, self._node, self._digest = root, node, digest
         self._began = iso_time(time.time())
         self.past = PastEnds.of(root, node) if is_on else PastEnds()
@@ -185,39 +201,60 @@ class Restarts:
         """Record the end of this agent for the next container."""
         if not self.is_on:
             return
-        end = PastEnd(self._digest, run_id, self._began, iso_time(time.time()), outcome)
-        self.past = self.past.with_end(end)
+        self.past = self._with(outcome, run_id)
         error = self.past.save(self._root, self._node)
         if error is not None:
             say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
 
-    def are_used_up(self, longest: float) -> bool:
-        """Return whether another restart would only repeat this end; log it.
+    def _with(self, outcome: Outcome, run_id: str = "") -> PastEnds:
+        end = PastEnd(self._digest, run_id, self._began, iso_time(time.time()), outcome)
+        return self.past.with_end(end)
 
-        An agent that ran for more than `longest` seconds got further than its boot.
+    def final(self, outcome: Outcome) -> Outcome:
+        """Return a head's end, as a verdict if another restart would only repeat it.
+
+        The workers receive it so, and hold or stop their pods with the head's.
         """
-        count = quick_restarts(self.past.ends, longest) if self.past.ends else 0
-        if count >= QUICK_RESTARTS:
-            say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
-        return count >= QUICK_RESTARTS
+        if not self.is_on or outcome.holds_pod or outcome.is_superseded:
+            return outcome
+        used_up = self._lead_to_nothing(self._with(outcome))
+        return replace(outcome, attempts_are_used_up=True) if used_up else outcome
+
+    @property
+    def are_used_up(self) -> bool:
+        """Return whether another restart would only repeat the recorded end; log it."""
+        return self._lead_to_nothing(self.past)
+
+    def _lead_to_nothing(self, past: PastEnds) -> bool:
+        count = quick_restarts(past.ends, self._longest) if past.ends else 0
+        if not self._holds or count < QUICK_RESTARTS:
+            return False
+        say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
+        return True
 
 
 def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcome: Outcome) -> None:
-    """Hold or stop a pod that RunPod would start again with the same refusal.
+    """Hold or stop a pod that its platform would start again with the same refusal.
 
     The settings may be what is wrong, so those that say how to end are read one by one.
     """
-    pod = own_pod(environ)
-    if pod is None or not parent.is_init():
+    pod, member = own_pod(environ), group_member(environ)
+    name = pod or member
+    if name is None or not parent.is_init():
         return
     settings = settings_for_end(environ)
-    on_done = settings.on_done or "hold"
+    on_done = settings.on_done or ("exit" if pod is None else "hold")
     redactor = redactor_for(environ, settings)
-    configure(settings.log, environ, redactor, pod)
+    configure(settings.log, environ, redactor, name)
     outcome = redactor.clean_fields(outcome)
-    restarts = Restarts(log_root(settings), pod, settings_digest(environ, command), is_on=True)
+    restarts = Restarts(
+        *(log_root(settings), name, settings_digest(environ, command)),
+        is_on=True,
+        holds=on_done != "exit",
+        longest=times.ATTEMPT_SHORT,
+    )
     run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
-    if on_done != "exit" and restarts.are_used_up(times.ATTEMPT_SHORT):
+    if restarts.are_used_up:
         _hold(settings, environ, on_done, outcome)
 
 

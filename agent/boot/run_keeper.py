@@ -199,7 +199,7 @@ class RunKeeper:
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
     def record_use(self, seconds: float) -> None:
-        """Record how long this agent has run: AGENT_MAX_HOURS counts all agents of the run."""
+        """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
         self._save(replace(self.record, used=round(self._used_before + seconds, 1)))
 
     @property

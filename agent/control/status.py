@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CLOCK_FIELDS = frozenset(
     {
         *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-        "latency",
+        *("latency", "cost"),
     }
 )
 """Fields that change with the clock or with each probe."""
@@ -135,7 +135,8 @@ def _row(tone: Tone, *cells: object) -> ViewRow:
 def _summary(status: Status, outage: str) -> list[ViewRow]:
     since = f" for {duration_text(status['seconds_in_phase'])}"
     run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
-    rows = [_row("title", f"{run}, {duration_text(status['seconds'])} since the start")]
+    cost = "" if status.get("cost") is None else f", ${status['cost']:.2f}"
+    rows = [_row("title", f"{run}, {duration_text(status['seconds'])} since the start{cost}")]
     if outage:
         rows.append(_row("bad", outage))
     verdict = status.get("verdict")

@@ -42,6 +42,7 @@ from agent.record.node_record import (
 )
 from agent.work.checkpoints import (
     CHECKPOINT_FILE,
+    LAST_FILES,
     TRACKER,
     CheckpointOwner,
     FolderContents,
@@ -82,13 +83,18 @@ def outcome_text(
     attempts: Sequence[AttemptRecord] = (),
     outages: Sequence[OutageRecord] = (),
     bundle: str = "",
+    cost: float | None = None,
 ) -> str:
-    """Return the content of outcome.json; `bundle` is the name of the failure bundle."""
+    """Return the content of outcome.json.
+
+    `bundle` is the name of the failure bundle, `cost` the dollars of all nodes where it is known.
+    """
     data = {
         **outcome.to_dict(),
         "attempts": [attempt.to_outcome() for attempt in attempts],
         "outages": [outage.to_outcome() for outage in outages],
         **({"bundle": bundle} if bundle else {}),
+        **({} if cost is None else {"cost": cost}),
     }
     return json.dumps(data, indent=2) + "\n"
 
@@ -101,16 +107,17 @@ def read_outcome(folder: Path) -> Outcome | None:
         return None
 
 
-def write_outcome(
+def write_outcome(  # noqa: PLR0913 - all that the file has
     folder: Path,
     outcome: Outcome,
     attempts: Sequence[AttemptRecord] = (),
     outages: Sequence[OutageRecord] = (),
     bundle: str = "",
+    cost: float | None = None,
 ) -> OSError | None:
     """Write outcome.json as a whole; report a failure to the disk alarm."""
     error = write_atomically(
-        folder / OUTCOME_FILE, outcome_text(outcome, attempts, outages, bundle)
+        folder / OUTCOME_FILE, outcome_text(outcome, attempts, outages, bundle, cost)
     )
     disk_alarm.report(OUTCOME_FILE, "" if error is None else error_text(error))
     return error
@@ -196,11 +203,17 @@ def read_checkpoints(folder: str) -> FolderContents:
     return FolderContents(mark, fault, latest(_folders(place, "", 0)), tracked)
 
 
-CheckpointFiles = tuple[tuple[str, int, int], ...]
-"""The files of a checkpoint: path, size and time of the last change."""
+class CheckpointFiles(Value):
+    """A checkpoint and its files."""
+
+    path: str
+    files: tuple[tuple[str, int, int], ...]
+    """Path, size and time of the last change."""
+    is_marked_whole: bool
+    """True once it has the file that its framework writes last."""
 
 
-def read_newest_files(folder: str, framework: str) -> tuple[str, CheckpointFiles] | None:
+def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     """Return the newest checkpoint that a framework would resume from, with its files."""
     held = read_checkpoints(folder)
     path = resumes_from(held, framework) if framework else held.newest
@@ -211,7 +224,16 @@ def read_newest_files(folder: str, framework: str) -> tuple[str, CheckpointFiles
         with suppress(OSError):  # it was removed meanwhile
             status = one.stat()
             files.append((str(one), status.st_size, status.st_mtime_ns))
-    return path, tuple(files)
+    last = LAST_FILES.get(framework, "")
+    return CheckpointFiles(path, tuple(files), bool(last) and _is_json(Path(folder) / path / last))
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def write_mark(folder: str, mark: CheckpointOwner) -> str:

@@ -162,7 +162,7 @@ class RunRecord(Record):
     basis: JobBasis | None = None
     """What its recipe is sized by, once it was submitted."""
     used: float = 0.0
-    """Seconds that agents have run, where AGENT_MAX_HOURS limits them."""
+    """Seconds that agents have run, where AGENT_MAX_HOURS limits them or they have a price."""
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
 

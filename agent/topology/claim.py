@@ -50,6 +50,8 @@ class PlatformInfo(Value):
     owns_machine: bool = False
     restarts_containers: bool = False
     """True if the platform restarts a container whose first process has ended."""
+    restarts_groups: bool = False
+    """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
     single_node: bool = False
     """True if nothing indicates a second node."""
     given_ray: GivenRay | None = None
@@ -73,6 +75,8 @@ class RankVariables(Value):
     """True if nodes are named by rank, such as node0."""
     owns_machine: bool = True
     """True in a container of the agent, where any running Ray is left over from it."""
+    restarts_groups: bool = False
+    """As in `PlatformInfo`."""
 
 
 def info_by_rank(
@@ -111,6 +115,7 @@ def info_by_rank(
         single_node=not many,
         node_name=f"node{rank}" if names.numbered_nodes else None,
         owns_machine=names.owns_machine,
+        restarts_groups=names.restarts_groups,
     )
 
 

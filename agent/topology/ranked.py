@@ -79,7 +79,14 @@ LWS = RankVariables(
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
     detected_by=frozenset({"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"}),
+    restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
+
+
+def group_member(environ: Mapping[str, str]) -> str | None:
+    """Return a name of this pod where its platform starts all pods of a group anew, else None."""
+    rank = environ.get(LWS.rank, "")
+    return f"{LWS.name}-{rank}" if rank.isdigit() else None
 
 
 def detector(row: RankVariables) -> Callable[[Mapping[str, str], Settings], PlatformInfo | None]:

@@ -34,6 +34,9 @@ CHECKPOINT_FILE = "pod-agent.json"
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the step of its last complete checkpoint; without it verl starts at 0."""
 
+LAST_FILES = {"trl": "trainer_state.json"}
+"""The file that a framework writes last into a checkpoint, where that is known."""
+
 _STEP = re.compile(r"(?:global_step_?|checkpoint-)(\d{1,12})")
 _CANNOT_RESUME = {"search-r1"}
 _CANNOT_RESHARD = {"verl", "openrlhf", "openrlhf-m"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LOSSES = "tests/lab/test_losses.py::"
+BILLS = "tests/lab/test_bills.py::"
 KILLED = "tests/lab/test_agent_killed.py::"
 ENDS = "tests/lab/test_ends.py::"
 REWARD = "tests/lab/test_reward.py::"
@@ -55,6 +56,13 @@ ROWS = (
             ENDS + "test_sigterm_to_a_worker",
             LOSSES + "test_a_killed_worker_is_named_within_three_seconds",
         ),
+    ),
+    Row(
+        "worker-taken",
+        "a platform takes a worker away (SIGTERM) from a job that saves on AGENT_NOTICE_SIGNAL",
+        "the job saves within the notice and is stopped; the worker leaves with 143; another "
+        "attempt begins when a node is back, and AGENT_JOB_RETRIES does not count it",
+        (BILLS + "test_a_node_that_is_taken_away",),
     ),
     Row(
         "worker-stall",
@@ -338,6 +346,18 @@ ROWS = (
         "the kernel's OOM killer ends the agent",
         "a new one continues the run, and logs why",
         (MEMORY + "test_the_kernels_oom_killer_kills_the_agent",),
+    ),
+    Row(
+        "hours",
+        "a run has used its AGENT_MAX_HOURS",
+        "announced; the job is stopped with its grace to save; 78, with the cost",
+        (BILLS + "test_a_run_that_has_used_its_hours",),
+    ),
+    Row(
+        "finished",
+        "RunPod or a LeaderWorkerSet starts the container of a finished run again",
+        "the recorded code again, without another job; AGENT_RERUN=1 runs it",
+        (BILLS + "test_a_restarted_container_of_a_finished_run",),
     ),
     Row(
         "chaos",

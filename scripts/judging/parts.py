@@ -23,7 +23,7 @@ from judging.started_openrlhf import start_openrlhf
 from judging.started_verl import start_verl
 from judging.torchrun_on_pods import torchrun_on_pods
 from judging.training import NotTrainedError, train_with
-from judging.trl_on_pods import on_pods
+from judging.trl_on_pods import on_pods, taken_away
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ PUBLISHED = {
     ),
 }
 """The checked releases: the newest patch of each minor, and those with changed flags."""
-PODS = {"train-trl": on_pods, "torchrun-pods": torchrun_on_pods}
+PODS = {"train-trl": on_pods, "notice-trl": taken_away, "torchrun-pods": torchrun_on_pods}
 STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
@@ -64,6 +64,7 @@ PARTS = (
     ),
     *(Part(name, name, how="facts") for name in FACTS),
     Part("train-trl", "trl", how="pods"),
+    Part("notice-trl", "trl", how="pods"),
     Part("torchrun-pods", "trl", how="pods"),
     Part("start-verl", "verl", "0.9.1", how="started"),
     Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
@@ -72,7 +73,7 @@ PARTS = (
 
 OF_SOME = {
     "cli.py": (),
-    "trl_on_pods.py": ("train-trl",),
+    "trl_on_pods.py": ("train-trl", "notice-trl"),
     "agents.py": ("train-trl",),
     "torchrun_on_pods.py": ("torchrun-pods",),
     "pretended.py": ("start-verl", "start-openrlhf"),

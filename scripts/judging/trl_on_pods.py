@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,43 @@ def on_pods() -> str:
     )
 
 
+def taken_away() -> str:
+    """Train over two pods, and send SIGTERM to the worker's, as a platform does; say what was lost.
+
+    Nothing else saves: a checkpoint is there only because the head had rank 0 sent SIGUSR1.
+    """
+    if (reason := podlab.missing()) is not None:
+        raise NotTrainedError(reason)
+    ground = make_ground("notice")
+    slower = "--gradient-accumulation-steps 4"  # a step takes more than a stop does
+    args = f"{FEW.replace('--save-steps 5', '--save-steps 1000')} {slower}"
+    with podlab.Lab(names=["poda", "podb"], shm="1g", share=[FOLDER, ground]) as lab:
+        head, worker = (start(lab, pod, ground, args=args) for pod in lab.pods)
+        head.wait_for(r"^step 4/", "stdout", timeout=TRAIN_LIMIT)
+        worker.signal(signal.SIGTERM)
+        left = worker.wait(TRAIN_LIMIT)
+        head.wait_for(r"attempt 1 of 2 is lost", timeout=TRAIN_LIMIT)
+        again = start(lab, lab.pods[1], ground, args=args)
+        codes = [container.wait(TRAIN_LIMIT) for container in (head, again)]
+        output, said = head.stdout(), head.stderr()
+    if (left, codes) != (143, [0, 0]):
+        raise NotTrainedError(f"codes {left}, {codes}: {head.tail()}")
+    first, second = halves(output)
+    saved, last = gone_on(second), int(last_step(first))
+    if last - saved > 1 or "AGENT_JOB_RETRIES does not count: 1 of 10" not in said:
+        raise NotTrainedError(f"step {last} was lost back to {saved}: {said}")
+    return (
+        f"AGENT_JOB=trl-grpo on 2 pods, which saved only on SIGUSR1: the worker was sent SIGTERM; "
+        f"its last step was {last}, attempt 2 went on from checkpoint {saved} to step {STEPS}"
+    )
+
+
 def start(
-    lab: podlab.Lab, pod: podlab.Pod, ground: Path, logs: str = "/tmp/first"
+    lab: podlab.Lab,
+    pod: podlab.Pod,
+    ground: Path,
+    logs: str = "/tmp/first",
+    args: str = FEW,
 ) -> podlab.Container:
     """Start the agent in a pod like a user: the recipe, a model, data, a folder, one retry.
 
@@ -80,7 +116,7 @@ def start(
     env = {
         "AGENT_LOG_DIR": logs,
         "AGENT_JOB": "trl-grpo",
-        "AGENT_JOB_ARGS": f"{FEW} --max-steps {STEPS} --per-device-train-batch-size 32",
+        "AGENT_JOB_ARGS": f"{args} --max-steps {STEPS} --per-device-train-batch-size 32",
         "AGENT_MODEL": str(ground / "model"),
         "AGENT_TRAIN_DATA": str(ground / "train.jsonl"),
         "AGENT_CHECKPOINTS": str(ground / "checkpoints"),

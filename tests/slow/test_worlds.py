@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from unit.simulated.playing import broken_rules
+from unit.simulated.playing import broken_rules, on_platforms
 
-WORLDS, AT_ONCE = 2000, 50
+WORLDS, ON_PLATFORMS, AT_ONCE = 2000, 200, 50
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
 def test_worlds(first: int) -> None:
     """No rule is broken in any of them."""
     found = broken_rules(range(first, first + AT_ONCE))
+    if found:
+        pytest.fail(found, pytrace=False)
+
+
+@pytest.mark.parametrize("first", range(0, ON_PLATFORMS, AT_ONCE))
+def test_no_pod_bills_on(first: int) -> None:
+    """No pod loops, or runs a minute after its run's end, whatever its platform starts again."""
+    found = broken_rules(range(first, first + AT_ONCE), on_platforms)
     if found:
         pytest.fail(found, pytrace=False)

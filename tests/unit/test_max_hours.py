@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,11 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.boot.run_keeper import RunKeeper
+from agent.control.status import status_lines
 from agent.decisions.head import state as h
+from agent.record.run_folder import outcome_text
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
+from unit.fake_runs import status_of
 from unit.heads import PAIR, RUNNING, TICK, Trace, goal, job, nodes
 from unit.worlds import plan_of
 
@@ -107,3 +111,13 @@ def test_the_plan_says_what_it_costs_at_most() -> None:
     assert "AGENT_MAX_HOURS=10: then the job is stopped" in plan_of(given).notes
     (note,) = (n for n in plan_of({**given, "AGENT_PRICE_PER_HOUR": "2.5"}).notes if "HOURS" in n)
     assert note.endswith("at most $100.00 for 4 node(s)")
+
+
+def test_the_cost_counts_all_nodes_and_all_heads() -> None:
+    """Two nodes for 2.5 h at $3; unknown without a price, where nothing is shown."""
+    for price, cost in ((3.0, 15.0), (None, None)):
+        state = Trace(replace(goal(1), price=price, used_hours=2.0), []).state
+        status = status_of(state, plan_of({}), now=1800.0)
+        assert status.status()["cost"] == status.cost() == cost
+        assert json.loads(outcome_text(OVER, cost=cost)).get("cost") == cost
+        assert ("since the start, $15.00" in status_lines(status.status())[0]) == bool(cost)

@@ -98,10 +98,12 @@ class Container:
 
 
 RUNPOD = {"RUNPOD_POD_ID": "podaaa"}
+LWS = {"LWS_WORKER_INDEX": "0", "LWS_GROUP_SIZE": "1", "LWS_LEADER_ADDRESS": "lws-0.lws"}
 RULES: dict[str, tuple[dict[str, str], str]] = {
     "runpod": (RUNPOD, "always"),
     "runpod stops": ({**RUNPOD, **KEY, "AGENT_ON_DONE": "stop-pod"}, "always"),
     "runpod terminates": ({**RUNPOD, **KEY, "AGENT_ON_DONE": "terminate-pod"}, "always"),
+    "lws holds": ({**LWS, "AGENT_ON_DONE": "hold"}, "always"),
     "machine": ({}, "never"),
 }
 """Per platform: its environment, and the containers that it restarts."""
@@ -171,6 +173,28 @@ def test_a_lost_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pod = Container(tmp_path, monkeypatch, RUNPOD)
     assert pod.start(LOST) == 75
     assert (pod.held, pod.start(DONE), pod.jobs) == ("", 0, 1)
+
+
+def test_a_leader_worker_set_does_not_run_a_finished_job_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts its pods anew after any exit: the recorded code again, and the pod is not held."""
+    pod = Container(tmp_path, monkeypatch, LWS)
+    assert [pod.start(FAILED), pod.start(DONE), pod.start(DONE)] == [5, 5, 5]
+    assert (pod.jobs, pod.held) == (1, "")
+
+
+def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(tmp_path: Path) -> None:
+    """So their pods are held or stopped with the head's; on a pod that exits nothing changes."""
+    for holds, is_verdict in ((True, True), (False, False)):
+        root = tmp_path / str(holds)
+        restarts = run.Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
+        for _ in range(3):
+            assert restarts.final(NO_WORKERS) == NO_WORKERS
+            restarts.record("run", NO_WORKERS)
+            restarts = run.Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
+        assert restarts.final(NO_WORKERS).holds_pod == is_verdict
+        assert not restarts.final(LOST).holds_pod
 
 
 def test_the_fourth_equal_end_is_the_verdict(

@@ -95,7 +95,8 @@
 
   function headline(job) {
     const of = job ? `; job ${job.name}: ${job.status}` : "";
-    return `${status.role === "head" ? "The head is" : "This worker is"} ${status.phase}${of}`;
+    const cost = typeof status.cost === "number" ? `; $${status.cost.toFixed(2)} so far` : "";
+    return `${status.role === "head" ? "The head is" : "This worker is"} ${status.phase}${of}${cost}`;
   }
 
   function drawWaits() {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -36,13 +35,12 @@ from agent.work.job import job_identity
 from agent.work.torchrun import ShareOrder
 from unit.simulated.agents import Agent
 from unit.simulated.rays import Cluster
+from unit.simulated.virtual import RUNS
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
 
-RUNS = Path("/dev/null/runs")
-"""No folder can be made there: files are written to the simulated machine."""
 _HEARTBEAT = 10.0
 RAYLET_PORT = 8267
 REDUCED = json.dumps(
@@ -64,6 +62,9 @@ class HeadAgent(Agent):
         """Run the agent from start to exit: boot/run.py, boot/make_ready.py and boot/head.py."""
         node, machine, world = self.begin(), self.machine, self.world
         self.plan = plan = world.plan(machine)
+        if not self.replaces and (done := world.platform.begins(machine, self._fingerprint(plan))):
+            machine.leave(done.exit_code, done)
+            return
         self.keeper = keeper = self._keeper(plan)
         left = node.surviving
         if left is not None and keeper.has_outdated_ray:
@@ -93,10 +94,13 @@ class HeadAgent(Agent):
         outcome = await self._decide()
         await self._leave(outcome)
 
-    def _keeper(self, plan: Plan) -> RunKeeper:
+    def _fingerprint(self, plan: Plan) -> str:
         assert plan.job is not None
         argv, recipe = job_identity(plan.job)
-        own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, str)
+        return fingerprint(argv, launcher(plan.settings, plan.command), recipe, str)
+
+    def _keeper(self, plan: Plan) -> RunKeeper:
+        own = self._fingerprint(plan)
         left, files = self.node.surviving, self.machine.files
         found = [RunRecord.read(RUNS / id_ / RUN_FILE) for id_ in self.world.run_ids(files, left)]
         before = found[0] if found and isinstance(found[0], RunRecord) else None
@@ -321,6 +325,9 @@ class HeadAgent(Agent):
 
     async def _leave(self, outcome: Outcome) -> None:
         """Send the verdict to the workers, and stop everything."""
+        if self.machine.restarts is not None:
+            outcome = self.machine.restarts.final(outcome)
+            self.state = replace(self.state, verdict=outcome)
         self.keeper.record_outcome(outcome)
         self._publish()
         await asyncio.sleep(0.1)
@@ -334,7 +341,7 @@ class HeadAgent(Agent):
         for file in self.files:
             file.flush()
         self.world.rules.head_left(self, outcome)
-        self.machine.leave(outcome.exit_code)
+        self.machine.leave(outcome.exit_code, outcome)
 
 
 class Bridge:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from agent.base import ends
 from agent.decisions.head import state as h
 from agent.decisions.values import ServiceGone, ServiceReady
 from agent.decisions.worker import state as w
@@ -21,6 +22,8 @@ from unit.simulated.virtual import HERE, Clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from agent.base.ends import Outcome
+    from agent.boot.run import Restarts
     from agent.work.services import PrepareStep
     from unit.simulated.agents import Agent
     from unit.simulated.rays import Cluster, Raylet
@@ -50,6 +53,8 @@ class Machine:
         self.code: int | None = None
         """The outcome of its agent, once it has ended."""
         self.deaths = 0
+        self.restarts: Restarts | None = None
+        """The ends of its agents, as they record them."""
         self.cluster: Cluster | None = None
         self.raylet: Raylet | None = None
         self.share: Share | None = None
@@ -133,12 +138,24 @@ class Machine:
             self.files = self.files if keeps_disk else {}
             self.boot()
 
-    def leave(self, code: int) -> None:
-        """End in order, without leftovers."""
+    def recreate(self) -> None:
+        """Take the pod away and start another in its place, with its volume."""
+        self.die()
+        self.code, self.deaths, self.is_on = None, 0, True
+        self.boot()
+
+    def leave(self, code: int, outcome: Outcome | None = None) -> None:
+        """End in order, without leftovers; the platform may start the container again."""
         self.world.note(self.label, f"exits with {code}")
-        self.code = code
         self._agent_gone()
         self.end_all(at_once=True)
+        end = outcome or ends.AGENT_KILLED.outcome(signal="SIGKILL", count=4)
+        pause = self.context.run(self.world.platform.left, self, end)
+        if pause is None:
+            self.code = code
+        else:
+            self.boots, self.deaths = self.boots + 1, 0
+            self.world.later(pause, self.boot)
 
     def end_all(self, *, at_once: bool) -> None:
         """End everything that runs here."""

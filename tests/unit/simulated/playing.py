@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from unit.simulated import network as net
 from unit.simulated.machines import LateFile, in_thread
-from unit.simulated.setups import Setup, setup_of
+from unit.simulated.platforms import RULES
+from unit.simulated.setups import GIVEN, Setup, setup_of
 from unit.simulated.virtual import HERE, LocalTime, VirtualLoop
 from unit.simulated.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/test_worlds.py"
 
@@ -53,11 +57,14 @@ SEAMS: dict[str, object] = {
     "agent.record.files.read_small": _read,
     "agent.record.files.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,
+    "agent.record.past_ends.PastEnds.save": lambda ends, root, node: ends.write(
+        root / ".ends" / f"{node}.json"
+    ),
     **{
         f"agent.{name}.time": LocalTime()
         for name in (
             *("boot.run_keeper", "record.node_record", "control.reports", "boot.worker"),
-            *("control.client",),
+            *("control.client", "boot.run"),
         )
     },
 }
@@ -94,12 +101,19 @@ async def _played(seed: int, setup: Setup, loop: VirtualLoop) -> World:
     return world
 
 
-def broken_rules(seeds: Iterable[int]) -> str:
+def on_platforms(seed: int) -> Setup:
+    """Return a world whose platform starts containers again by its own rule."""
+    platform = RULES[seed % len(RULES)]
+    of = next(one for one in map(setup_of, count(seed, 10_000)) if one.kind != GIVEN)
+    return replace(of, platform=platform)
+
+
+def broken_rules(seeds: Iterable[int], setup: Callable[[int], Setup] = setup_of) -> str:
     """Run worlds; return the broken rules by world, and the first history, or ''."""
     broken, story = [], ""
     with in_a_world():
         for seed in seeds:
-            world = play(seed)
+            world = play(seed, setup(seed))
             if world.rules.broken:
                 again = _AGAIN.format(seed=seed)
                 broken.append(f"seed {seed} ({again}): {world.rules.broken[0]}")

@@ -8,6 +8,7 @@ from random import Random
 from msgspec import field
 
 from agent.base.value import Value
+from unit.simulated.platforms import NEVER
 from unit.simulated.rays import FALLS, GOES_ON, HANGS
 
 LAST_FAULT = 600.0
@@ -41,6 +42,8 @@ class Setup(Value):
     lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
     """Agents to kill during a write of run.json, numbered from the beginning."""
     has_token: bool = False
+    platform: str = NEVER
+    """Which containers are started again."""
 
     @property
     def notices(self) -> int:

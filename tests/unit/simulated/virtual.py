@@ -9,12 +9,15 @@ import asyncio
 import selectors
 import time
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unit.simulated.machines import Machine
 
 EPOCH = 1_700_000_000.0
+RUNS = Path("/dev/null/runs")
+"""No folder can be made there: files are written to the simulated machine."""
 HERE: ContextVar[Machine] = ContextVar("the machine on which this code runs")
 
 

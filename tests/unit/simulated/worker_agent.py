@@ -29,6 +29,9 @@ class WorkerAgent(Agent):
         """Run the agent from start to exit."""
         node, plan = self.begin(), self.world.plan(self.machine)
         self.plan = plan
+        if not self.replaces and (done := self.world.platform.begins(self.machine, "")):
+            self.machine.leave(done.exit_code, done)
+            return
         self.id = f"{self.machine.name}-{self.world.count()}"
         self.reply: Reply | None = None
         self._answers: list[Answer] = []
@@ -62,7 +65,7 @@ class WorkerAgent(Agent):
         self.world.rules.worker_left(self, leave.outcome, End(leave.outcome.exit_code, told))
         for file in self.files:
             file.flush()
-        self.machine.leave(leave.outcome.exit_code)
+        self.machine.leave(leave.outcome.exit_code, leave.outcome)
 
     def _goal(self) -> w.WorkerGoal:
         plan = self.plan

@@ -14,14 +14,16 @@ from msgspec.structs import asdict, replace
 from agent.base.value import Value
 from agent.decisions.values import LogLine, Tick
 from agent.plan.make import make_plan
+from agent.record.run_record import RUN_FILE
 from agent.settings import load
 from agent.topology.resolve import resolve
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
 from unit.simulated.faults import Faults
-from unit.simulated.head_agent import RUNS, HeadAgent
+from unit.simulated.head_agent import HeadAgent
 from unit.simulated.machines import Group, Machine, Share
 from unit.simulated.network import Network
+from unit.simulated.platforms import NEVER, Platform
 from unit.simulated.rays import Cluster
 from unit.simulated.rules import Rules
 from unit.simulated.setups import GIVEN, LAST_FAULT, LONGEST_ATTEMPT, TORCHRUN, Setup
@@ -50,6 +52,7 @@ class World:
         self.errors: list[BaseException] = []
         self.network = Network(self)
         self.rules = Rules(self)
+        self.platform = Platform(self, setup.platform)
         self.faults = Faults(self)
         self._counts: Counter[tuple[str, str]] = Counter()
         self.markers: set[tuple[str, str]] = set()
@@ -137,7 +140,7 @@ class World:
         """Return the run to continue: a killed agent's, else the one written last."""
         if left is not None and left.record.run_id:
             return [left.record.run_id]
-        known = [path.split("/")[-2] for path in files if path.startswith(f"{RUNS}/")]
+        known = [path.split("/")[-2] for path in files if path.endswith(f"/{RUN_FILE}")]
         return known[-1:]
 
     def is_former_gone(self, machine: Machine) -> bool:
@@ -224,6 +227,7 @@ class World:
         for at, fault, index in setup.faults:
             self.later(at, self.faults.happens, fault, index)
         longest = LAST_FAULT + LONGEST_ATTEMPT * (setup.retries + setup.notices + 2)
+        longest += 0.0 if setup.platform == NEVER else 5 * LONGEST_ATTEMPT
         with anyio.move_on_after(longest):
             while not self.over.is_set():
                 with anyio.move_on_after(5.0):
