@@ -74,7 +74,7 @@ PARTS = (
 OF_SOME = {
     "cli.py": (),
     "trl_on_pods.py": ("train-trl", "notice-trl"),
-    "agents.py": ("train-trl",),
+    "agents.py": ("train-trl", "notice-trl"),
     "torchrun_on_pods.py": ("torchrun-pods",),
     "pretended.py": ("start-verl", "start-openrlhf"),
     "started_verl.py": ("start-verl",),
