@@ -27,6 +27,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
     return {
         "run_id": "run-20261122-0712",
         "run_name": "first sums",
+        "cost": 12.5,
         "epoch": 1,
         "role": "head",
         "platform": "runpod",

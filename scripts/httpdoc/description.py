@@ -103,6 +103,7 @@ HEAD_FIELDS: Schema = {
     **dict.fromkeys(("run_id", "platform", "name"), TEXT),
     "role": {"const": "head"},
     "run_name": nullable(TEXT),
+    "cost": nullable(NUMBER),
     "epoch": WHOLE,
     "phase": one_of(HeadPhase),
     "seconds": NUMBER,

@@ -31,7 +31,7 @@ def test_an_attempt_that_went_not_on_is_found(told: str) -> None:
 
 def test_one_attempt_is_not_two() -> None:
     """A lost pod without another attempt is an error."""
-    with pytest.raises(NotTrainedError, match="no attempt went on"):
+    with pytest.raises(NotTrainedError, match="no attempt resumed"):
         trl_on_pods.halves(FIRST)
 
 
