@@ -251,6 +251,12 @@ ROWS = (
         (HEADS + "test_a_second_head_supersedes_the_first",),
     ),
     Row(
+        "impostor",
+        "a process without the token answers at the head's name",
+        "a worker sends it no token and follows no order or verdict of it; it joins the real head",
+        ("tests/lab/test_impostor.py::test_an_impostor_at_the_head_s_name",),
+    ),
+    Row(
         "slurm",
         "Slurm: a task is killed, the job is cancelled, requeued or at its time limit",
         "all tasks stop in order; a requeued job continues in the same folders",
