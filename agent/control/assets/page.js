@@ -2,7 +2,7 @@
 // The page: takes the status as it comes, and changes what differs. Texts of others become text
 // nodes only; no markup is ever made of them.
 (() => {
-  const GONE_AFTER = 15;  // seconds without a word; a head tells its status every 5 s at least
+  const GONE_AFTER = 15;  // seconds without a status; a head sends one at least every 5 s
   const POLL = 2000;
   const DENSE = 40;       // more nodes than this get thin bars
   const SVG = "http://www.w3.org/2000/svg";
@@ -23,10 +23,10 @@
 
   const at = (id) => document.getElementById(id);
   let status = null;
-  let heard = 0;  // when the last word came, on the clock of this page
+  let receivedAt = 0;  // when the last status came, on the clock of this page
   let why = "";   // why there is no further one, where that is known
 
-  // --- words ----------------------------------------------------------------------------------
+  // --- texts ----------------------------------------------------------------------------------
 
   const long = (seconds) => {
     const s = Math.max(0, Math.round(seconds));
@@ -38,7 +38,7 @@
   const text = (node, words) => { if (node.textContent !== words) node.textContent = words; };
   const kind = (node, name) => { if (node.className !== name) node.className = name; };
   const show = (node, yes) => { if (node.hidden === yes) node.hidden = !yes; };
-  const passed = () => (performance.now() - heard) / 1000;
+  const passed = () => (performance.now() - receivedAt) / 1000;
 
   function made(name, parent, className) {
     const node = document.createElement(name);
@@ -68,7 +68,7 @@
 
   function take(news) {
     status = news;
-    heard = performance.now();
+    receivedAt = performance.now();
     why = "";
     draw();
   }
@@ -139,8 +139,8 @@
     show(at("job"), Boolean(job));
     if (!job) return;
     const attempt = job.attempt > 1 ? `, attempt ${job.attempt}` : "";
-    text(at("job-says"), `${job.name}: ${job.status}${attempt}`);
-    kind(at("job-says"), JOB_KINDS[job.status] || "");
+    text(at("job-text"), `${job.name}: ${job.status}${attempt}`);
+    kind(at("job-text"), JOB_KINDS[job.status] || "");
     const attempts = status.attempts || [];
     show(at("attempts"), attempts.length > 1 || attempts.some((one) => one.reason));
     table(at("attempts").querySelector("tbody"), attempts.map((one) => [
@@ -194,7 +194,7 @@
     const of = steps ? ` of ${steps}` : "";
     const caption = `Mean reward ${reward.toPrecision(3)} at step ${step}${of}; `
       + `it began with ${points[0][1].toPrecision(3)} at step ${points[0][0]}`;
-    text(at("curve-says"), caption);
+    text(at("curve-text"), caption);
     const svg = at("curve").querySelector("svg");
     const key = JSON.stringify([points.length, points[0], points[points.length - 1], steps]);
     if (svg.dataset.key === key) return;
@@ -249,11 +249,11 @@
     text(at("nodes-say"), summary(nodes, slow, median, took));
     table(at("nodes").querySelector("tbody"), nodes.map((node, index) => {
       const after = joinedAfter(node);
-      const heardAgo = node.heard_seconds_ago;
+      const reportedAgo = node.heard_seconds_ago;
       return [
         node.rank === null ? "–" : node.rank, node.name, [node.state, NODE_KINDS[node.state]],
         node.phase, [after === null ? "" : long(after), slow.has(nodes[index]) ? "bad" : ""],
-        node.ip, heardAgo === null ? "" : `${long(heardAgo)} ago`,
+        node.ip, reportedAgo === null ? "" : `${long(reportedAgo)} ago`,
         node.last_error || preparing(node) || node.detail,
       ];
     }));
@@ -273,7 +273,7 @@
   }
 
   function summary(nodes, slow, median, took) {
-    if (!nodes.length) return "No worker has been heard of.";
+    if (!nodes.length) return "No worker has reported.";
     const counts = {};
     for (const node of nodes) counts[node.state] = (counts[node.state] || 0) + 1;
     const states = Object.keys(NODE_KINDS).filter((state) => counts[state]);
@@ -368,7 +368,7 @@
   }
 
   function lost(words) {
-    // told aloud once, not each second
+    // a screen reader reads it once, not each second
     if (at("gone").hidden) at("gone").hidden = false;
     const plain = words.replace(/What is shown is .*/, "");
     if (at("gone").dataset.words === plain && passed() % 15 > 1) return;
@@ -403,7 +403,7 @@
     item.append(words);
   }
   at("whole").addEventListener("change", () => { if (status) drawNodes(); });
-  heard = performance.now();
+  receivedAt = performance.now();
   if (document.body.dataset.news === "events") listen(); else poll();
   setInterval(tick, 1000);
 })();
