@@ -55,7 +55,9 @@ def lines(status: dict[str, Any], height: int, width: int = 120, outage: str = "
 def test_a_small_run_is_shown_completely() -> None:
     """Phase, job, services, nodes with rank, name, phase and duration, and the last lines."""
     shown = lines(run_of(3), 40)
-    assert shown[0] == ("run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start")
+    assert shown[0] == (
+        "run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start, $12.50"
+    )
     assert shown[1].startswith("job rehearsal: running, attempt 2, step 25 of 40 [####")
     assert "nodes: 3 workers: 3 joined" in shown
     (slow,) = [line for line in shown if line.startswith("2 ")]
@@ -221,7 +223,7 @@ def test_lines_about_changes() -> None:
         node["phases"] = []
     found = [" ".join(line.split()) for line in changes(before, after)]
     assert found == [
-        "run run-20261122-0712: running for 31 s, 31 s since the start",
+        "run run-20261122-0712: running for 31 s, 31 s since the start, $12.50",
         "job-failed: exit code 3 (exit code 3)",
         f"job rehearsal: failed, attempt 2, step 25 of 40 {bar(25 / 40)}, mean reward 0.89",
         "waiting for the job 9 s left no report yet",
