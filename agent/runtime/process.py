@@ -42,6 +42,8 @@ _MAX_LINE = 1 << 22
 
 _PIPE_BYTES = 1 << 20
 """Buffer for a second or two without a reader."""
+_QUEUE_BYTES = 3 * _PIPE_BYTES
+"""While half of it waits for a slow disk, nothing is read; a full pipe at the end still fits."""
 _TAIL_BYTES = 1 << 14
 """Bytes of the end kept in memory, in case the disk accepts none."""
 _WRITE_STEPS = 50
@@ -67,7 +69,8 @@ class ChildLog:
     def __init__(self, log: Callable[[], Path]) -> None:
         self.path = log
         name = log().name
-        self._writer = Writer(name, appending(log), trouble=partial(disk_alarm.report, name))
+        trouble = partial(disk_alarm.report, name)
+        self._writer = Writer(name, appending(log), most=_QUEUE_BYTES, trouble=trouble)
         disk_alarm.watch(name, self._writer.busy_since)
         self._fd = -1
         self._is_over = False
