@@ -39,7 +39,7 @@ from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import LocalWork
 from agent.boot.stall import StallWatch
-from agent.boot.torchrun import TorchrunLink, size_at_start
+from agent.boot.torchrun import TorchrunLink, remove_file, size_at_start
 from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
 from agent.bridge.link import RayLink
 from agent.control.reports import RankAssignment, Reports, agent_limit
@@ -62,6 +62,7 @@ from agent.record.events import AttemptOver, ByeHeard
 from agent.record.files import error_text
 from agent.record.log import say
 from agent.record.run_folder import write_secret
+from agent.record.threads import in_thread
 from agent.runtime import driver
 from agent.work.services import REWARD, reward_url
 
@@ -389,8 +390,9 @@ class HeadAgent:
         )
         if made.entrypoint.file:
             self._secrets = Path(made.entrypoint.file)
+            write = partial(write_secret, self._secrets, made.entrypoint.secrets)
             try:
-                write_secret(self._secrets, made.entrypoint.secrets)
+                await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
             except OSError as error:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
@@ -455,7 +457,7 @@ class HeadAgent:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""
         await self._submission_task.cancel()
         if self._secrets is not None:
-            self._secrets.unlink(missing_ok=True)  # of a job that never started
+            await in_thread(partial(remove_file, self._secrets))  # of a job that never started
             self._secrets = None
         if self._output is not None:
             drain = partial(self._output.finish, self._plan.budget.output)

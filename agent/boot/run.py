@@ -136,7 +136,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
-    if not outcome.holds_pod and restarts.are_used_up:
+    if not outcome.holds_pod and restarts.would_repeat():
         _hold(plan.settings, environ, plan.on_done, outcome)
     return outcome
 
@@ -217,15 +217,14 @@ class Restarts:
         """
         if not self.is_on or outcome.holds_pod or outcome.is_superseded:
             return outcome
-        used_up = self._lead_to_nothing(self._with(outcome))
+        used_up = self._would_repeat(self._with(outcome))
         return replace(outcome, attempts_are_used_up=True) if used_up else outcome
 
-    @property
-    def are_used_up(self) -> bool:
+    def would_repeat(self) -> bool:
         """Return whether another restart would only repeat the recorded end; log it."""
-        return self._lead_to_nothing(self.past)
+        return self._would_repeat(self.past)
 
-    def _lead_to_nothing(self, past: PastEnds) -> bool:
+    def _would_repeat(self, past: PastEnds) -> bool:
         count = quick_restarts(past.ends, self._longest) if past.ends else 0
         if not self._holds or count < QUICK_RESTARTS:
             return False
@@ -254,7 +253,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
         longest=times.ATTEMPT_SHORT,
     )
     run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
-    if restarts.are_used_up:
+    if restarts.would_repeat():
         _hold(settings, environ, on_done, outcome)
 
 

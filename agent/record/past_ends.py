@@ -29,7 +29,7 @@ _NOT_OF_THE_JOB = {
 
 
 class PastEnd(Value):
-    """One agent's life in this container; times are UTC, ISO 8601."""
+    """Begin and end of one agent in this container; times are UTC, ISO 8601."""
 
     digest: str
     """Of its settings and command."""
@@ -95,7 +95,7 @@ def quick_restarts(ends: Sequence[PastEnd], longest: float) -> int:
     """Count the restarts before the last end that had its settings and its cause.
 
     A restart is quick if it follows the end by the platform's own pause. An agent that ran for more
-    than `longest` seconds got further than its boot: it ends a row.
+    than `longest` seconds got further than its boot: it ends the series.
     """
     count = 0
     last = ends[-1]

@@ -43,7 +43,7 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
     """Record a notice with the running attempt, and that the worker waits for an answer."""
     attempt, goal = state.attempt, state.goal
     is_running = attempt.submitted is not None and attempt.ended is None
-    # a job that nobody said may be tried again is not tried again for a notice either
+    # without retries and without the signal, a notice leads to no further attempt
     may_retry = bool(goal.retries or goal.notice_signal)
     if is_running and may_retry and worker.name not in attempt.announced_nodes:
         names = (*attempt.announced_nodes, worker.name)[-retry.MAX_LOST_NODES :]

@@ -80,7 +80,7 @@ class Platform:
             return None if fails > _BACKOFF_LIMIT else min(300.0, 10.0 * 2 ** (fails - 1))
         assert machine.restarts is not None
         machine.restarts.record("", outcome)
-        if outcome.holds_pod or machine.restarts.are_used_up:
+        if outcome.holds_pod or machine.restarts.would_repeat():
             return None
         self._count(machine, outcome)
         return self._world.random.uniform(1.0, 10.0)
