@@ -97,9 +97,7 @@ class RunPodServer:
         made = {**sample(schema), "id": pod, "status": "RUNNING", "cost": 0.44, **changes}
         return {**made, "actions": changes.get("actions", ALLOWED[made["status"]])}
 
-    def reply(  # noqa: PLR0911 - one refusal, one return
-        self, method: str, path: str, key: str, body: bytes
-    ) -> tuple[int, Any]:
+    def reply(self, method: str, path: str, key: str, body: bytes) -> tuple[int, Any]:
         """Return status code and content of the reply to a request."""
         match = re.fullmatch(r"/v2/pods/([^/]+)(/action)?", path)
         template = "/v2/pods/{id}" + ((match[2] or "") if match else "")

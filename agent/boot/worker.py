@@ -260,7 +260,7 @@ class WorkerAgent:
             self._reported = reported
             self._link.report_now()
 
-    async def _perform(self, action: w.WorkerAction) -> None:  # noqa: C901 - one case, one action
+    async def _perform(self, action: w.WorkerAction) -> None:
         start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
         match action:
             case LogLine():

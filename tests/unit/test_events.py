@@ -51,7 +51,7 @@ ROLES: tuple[e.Role, ...] = ("head", "worker")
 TEXTS = st.text(st.characters(codec="utf-8"))
 
 
-def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401, PLR0911 - any type there is
+def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type there is
     """Return a strategy for every value of a type, by its hints."""
     limits = msgspec.Meta()
     if get_origin(hint) is Annotated:

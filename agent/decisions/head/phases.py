@@ -321,9 +321,7 @@ def _watch_required_nodes(state: HeadState, now: float) -> Decision:
     return state, ()
 
 
-def resuming(  # noqa: PLR0911 - one case, one return
-    state: HeadState, event: HeadEvent, now: float
-) -> Decision:
+def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Follow the job of a killed agent once Ray is up; RUNNING once Ray returns its status."""
     own = state.attempt.id
     if isinstance(event, Refused):

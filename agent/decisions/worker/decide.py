@@ -112,7 +112,7 @@ def _unmet_dependencies(state: WorkerState, step: PrepareStep) -> list[str]:
     return [name for name in found if state.steps[name].step is not Step.READY]
 
 
-def apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
+def apply_event(  # noqa: PLR0911 - one case, one return
     state: WorkerState, event: WorkerEvent, now: float
 ) -> WorkerState:
     """Return the state after an event, without what follows from it."""
@@ -348,7 +348,7 @@ def _join_wait(state: WorkerState) -> Wait:
     return Wait(planned.JOIN, "Ray on this node to join", until, why)
 
 
-def _carry_out(  # noqa: C901, PLR0911 - one order, one return
+def _carry_out(  # noqa: PLR0911 - one order, one return
     state: WorkerState, event: Ordered, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""

@@ -105,7 +105,7 @@ class WorkerAgent(Agent):
                 self._told = (*told, *rest)
                 self.link.report_now()
 
-    def _perform(self, action: w.WorkerAction) -> None:  # noqa: C901, PLR0912 - one case, one action
+    def _perform(self, action: w.WorkerAction) -> None:
         match action:
             case w.StartRay(head_ip):
                 self._start_ray(head_ip)
