@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from agent import load
 from agent.base import times
 from agent.base.errors import AgentError, SettingsError
-from agent.record.background import finish_all
+from agent.record.background import finish_all, run_within
 from agent.record.log import say
-from agent.record.threads import run_within
 from agent.runtime import parent
 from agent.runtime.signals import exit_now, make_streams_safe
 from agent.settings.redact import redactor_for

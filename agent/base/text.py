@@ -216,3 +216,8 @@ class Terminal(NamedTuple):
 
 NO_TERMINAL = Terminal()
 """A file or a pipe: lines as they are."""
+
+
+def error_text(error: OSError) -> str:
+    """Return the message of an OS error."""
+    return error.strerror or str(error)

@@ -28,10 +28,10 @@ from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
 from agent.plan.show import render
 from agent.record import events, node_record, run_folder, run_record
+from agent.record.background import in_thread, run_within
 from agent.record.bundle import Bundle, BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
-from agent.record.threads import in_thread, run_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
+from agent.base.text import error_text
 from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
@@ -58,11 +59,10 @@ from agent.decisions.values import (
 )
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
+from agent.record.background import in_thread
 from agent.record.events import AttemptOver, ByeHeard
-from agent.record.files import error_text
 from agent.record.log import say
 from agent.record.run_folder import write_secret
-from agent.record.threads import in_thread
 from agent.runtime import driver
 from agent.work.services import REWARD, reward_url
 

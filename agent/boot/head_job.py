@@ -18,9 +18,9 @@ from agent.decisions.head.state import CheckpointSeen, SaveOver
 from agent.decisions.values import LogLine
 from agent.node.read import cached_model, model_config
 from agent.record import run_folder
+from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
-from agent.record.threads import in_thread
 from agent.runtime import driver
 from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
 from agent.runtime.waiting import Failure, NotYet, TimedOutError, until

@@ -21,11 +21,11 @@ from agent.decisions.head.state import HeadPhase, WorkerReported
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import versions
+from agent.record.background import in_thread
 from agent.record.explain import Timeline
 from agent.record.job_lines import JobLines
 from agent.record.log import say
 from agent.record.run_folder import OutageRecord, make_key
-from agent.record.threads import in_thread
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import digest
 

@@ -23,9 +23,8 @@ from agent.decisions.pod_stop import (
 )
 from agent.decisions.values import StopAsked
 from agent.plan.show import held_sentence, how_to_end
-from agent.record.background import all_idle
+from agent.record.background import all_idle, run_within
 from agent.record.log import say
-from agent.record.threads import run_within
 from agent.runtime import signals
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, TimedOutError, until

@@ -33,8 +33,8 @@ from agent.node.read import (
 from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
 from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
+from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
-from agent.record.threads import run_within
 from agent.runtime import parent
 from agent.runtime.network import lookup_briefly
 from agent.settings import load, ray_args

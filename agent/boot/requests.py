@@ -24,9 +24,9 @@ from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
+from agent.record.background import in_thread
 from agent.record.bundle import last_lines
 from agent.record.log import say
-from agent.record.threads import in_thread
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.process import tail_of
 from agent.runtime.waiting import Failure, NotYet, TimedOutError, until

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
+from agent.base.text import error_text
 from agent.boot import make_ready, plan_input
 from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes
 from agent.boot.run_keeper import RunKeeper
@@ -23,21 +24,23 @@ from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
 from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
+from agent.record.background import run_within
 from agent.record.events import Ended
-from agent.record.files import access, error_text, iso_time
+from agent.record.files import access, iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
-from agent.record.past_ends import (
+from agent.record.run_folder import OUTCOME_FILE as OUTCOME
+from agent.record.run_folder import RunFolder, read_outcome
+from agent.record.run_record import (
     QUICK_RESTARTS,
     PastEnd,
     PastEnds,
+    choose_run,
+    fingerprint,
+    finished_run,
     quick_restarts,
     settings_digest,
 )
-from agent.record.run_folder import OUTCOME_FILE as OUTCOME
-from agent.record.run_folder import RunFolder, read_outcome
-from agent.record.run_record import choose_run, fingerprint, finished_run
-from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher

@@ -27,9 +27,9 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
 from agent.plan.show import duration
+from agent.record.background import in_thread
 from agent.record.files import access
 from agent.record.log import say
-from agent.record.threads import in_thread
 from agent.runtime import driver as job
 from agent.runtime.driver import Utilization
 from agent.runtime.waiting import Failure

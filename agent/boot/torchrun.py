@@ -15,9 +15,9 @@ from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import JOB_LOG
+from agent.record.background import in_thread
 from agent.record.files import read_end
 from agent.record.log import say
-from agent.record.threads import in_thread
 from agent.runtime import descendants
 from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.settings.jobs import TORCHRUN

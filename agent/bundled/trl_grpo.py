@@ -1,7 +1,7 @@
 """GRPO by TRL with rewards from a server, started by torchrun, on GPUs or CPUs.
 
 TRL's own `trl grpo` cannot resume from a checkpoint, read a data file by its path or use a reward
-server. This program needs only TRL (1.0 or newer) and scoring.py beside it, not the agent. Every
+server. This program needs only TRL (1.0 or newer) and rehearsal.py beside it, not the agent. Every
 process requests the rewards of its own answers, and ends the job if the server stays down. On
 SIGUSR1 to any process all save a checkpoint at the end of the step, and go on.
 """
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.bundled import scoring
+    from agent.bundled import rehearsal
 else:  # by its path, since the agent's package may be missing in this Python
-    _FILE = Path(__file__).with_name("scoring.py")
-    _SPEC = importlib.util.spec_from_file_location("pod_agent_scoring", _FILE)
-    scoring = importlib.util.module_from_spec(_SPEC)
-    _SPEC.loader.exec_module(scoring)
+    _FILE = Path(__file__).with_name("rehearsal.py")
+    _SPEC = importlib.util.spec_from_file_location("pod_agent_rehearsal", _FILE)
+    rehearsal = importlib.util.module_from_spec(_SPEC)
+    _SPEC.loader.exec_module(rehearsal)
 
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64
@@ -330,7 +330,7 @@ class Rewards:
     __name__ = "server"
 
     def __init__(self, url: str, seconds: float, label_key: str) -> None:
-        self._client = scoring.RewardClient(url, seconds)
+        self._client = rehearsal.RewardClient(url, seconds)
         self._label_key = label_key
 
     def __call__(
@@ -339,7 +339,7 @@ class Rewards:
         completions: Sequence[Any],
         **columns: Any,  # noqa: ANN401 - what the data's columns hold
     ) -> list[float]:
-        """Return a reward for each answer; raise scoring.RewardError on failure."""
+        """Return a reward for each answer; raise rehearsal.RewardError on failure."""
         asked = [_text(prompt) for prompt in prompts]
         texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
         labels = columns.get(self._label_key) if self._label_key else None

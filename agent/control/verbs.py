@@ -28,7 +28,7 @@ from agent.control.status import (
     without_clocks,
 )
 from agent.record import run_folder
-from agent.record.threads import run_within
+from agent.record.background import run_within
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
 from agent.settings.redact import redactor_for

@@ -1,10 +1,12 @@
-"""Background writing: one thread and one bounded queue for each destination.
+"""Threads for what a stalled disk, a full pipe or a silent server may block.
 
-Callers never wait for a blocked pipe or disk, and a blocked destination stalls only its own thread.
+Lines and records are written in the background, one thread and one bounded queue per destination:
+callers never wait, and a blocked destination stalls only its own thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import errno
 import math
@@ -18,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.base import times
-from agent.record.files import access, error_text
+from agent.base.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,14 +42,49 @@ _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
 _open_writers: list[Writer] = []
 
 
-def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
-    """Return an opener that appends to a file; a path that may change is a function."""
+def start_thread(act: Callable[[], object]) -> threading.Thread | None:
+    """Start a thread that cannot delay the exit; None where `pids.max` allows no more."""
+    thread = threading.Thread(target=act, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
-    def opened() -> int:
-        place = path() if callable(path) else path
-        return access.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    return opened
+def run_within(limit: float, act: Callable[[], T]) -> T | None:
+    """Return a result from a thread; None if it takes longer than `limit` seconds.
+
+    `act` handles its own errors. If no thread can be started, it runs in this one.
+    """
+    results: list[T] = []
+    thread = start_thread(lambda: results.append(act()))
+    if thread is None:
+        return act()
+    thread.join(limit)
+    return results[0] if results else None
+
+
+def in_background(read: Callable[[], T]) -> asyncio.Future[T] | None:
+    """Return the future result of a thread; None if no thread can be started."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        result = read()
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(future.set_result, result)
+
+    return None if start_thread(work) is None else future
+
+
+async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
+    """Return a result from a thread; None if it takes longer than `limit` seconds."""
+    future = in_background(read)
+    if future is None:
+        return None
+    await asyncio.wait([future], timeout=limit)
+    return future.result() if future.done() else None
 
 
 class Sink:

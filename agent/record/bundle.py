@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.text import plain
+from agent.base.text import error_text, plain
 from agent.base.value import Value
-from agent.record.files import PART_SUFFIX, error_text, numbered_names, read_end, safe_name
+from agent.record.files import PART_SUFFIX, numbered_names, read_end, safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,17 +12,17 @@ import stat
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import ValidationError, convert, to_builtins
 
 from agent.base import times
+from agent.base.text import error_text
 from agent.base.value import Value
-from agent.record.threads import start_thread
+from agent.record.background import run_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Self
@@ -62,11 +62,6 @@ def seconds_between(start: str, end: str) -> float:
         return max(0.0, (last - first).total_seconds())
     except (TypeError, ValueError):
         return 0.0
-
-
-def error_text(error: OSError) -> str:
-    """Return the message of an OS error."""
-    return error.strerror or str(error)
 
 
 class Access:
@@ -117,6 +112,16 @@ class Access:
 
 
 access = Access()
+
+
+def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
+    """Return an opener that appends to a file; a path that may change is a function."""
+
+    def opened() -> int:
+        place = path() if callable(path) else path
+        return access.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    return opened
 
 
 def read_small(path: Path) -> str:
@@ -241,7 +246,6 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._answer = LockHolder.UNKNOWN
         self.inode = 0
         """The inode of the locked file; 0 unless the lock is held for certain."""
 
@@ -253,23 +257,32 @@ class FileLock:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            self._descriptor = access.open(self._path, flags)
+            descriptor = access.open(self._path, flags)
         except PermissionError:
             return LockHolder.THEIRS
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 return LockHolder.UNKNOWN
             raise
-        asking = start_thread(partial(self._ask, self._descriptor))
-        if asking is None:  # go on without a lock
+
+        def ask() -> LockHolder:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return LockHolder.THEIRS
+            except OSError:  # no locks on this disk
+                return LockHolder.UNKNOWN
+            return LockHolder.OURS
+
+        answer = run_within(limit, ask)
+        if answer is None:  # the thread owns the descriptor now
             return LockHolder.UNKNOWN
-        asking.join(limit)
-        if asking.is_alive():
-            self._descriptor = None  # the thread owns it now
-            return LockHolder.UNKNOWN
-        if self._answer is LockHolder.THEIRS:
+        self._descriptor = descriptor
+        if answer is LockHolder.OURS:
+            self.inode = os.fstat(descriptor).st_ino
+        if answer is LockHolder.THEIRS:
             self.release()
-        return self._answer
+        return answer
 
     def release(self) -> None:
         """Release the lock."""
@@ -277,14 +290,3 @@ class FileLock:
             with suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
-
-    def _ask(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.inode = os.fstat(descriptor).st_ino
-        except BlockingIOError:
-            self._answer = LockHolder.THEIRS
-        except OSError:  # no locks on this disk
-            self._answer = LockHolder.UNKNOWN
-        else:
-            self._answer = LockHolder.OURS

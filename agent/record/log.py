@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.record.background import DiskAlarm, Writer, appending
+from agent.record.background import DiskAlarm, Writer
+from agent.record.files import appending
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:

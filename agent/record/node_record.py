@@ -15,13 +15,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.value import Value
 from agent.record.background import ItemWriter
-from agent.record.files import (
-    LockHolder,
-    Record,
-    iso_time,
-    safe_name,
-    seconds_between,
-)
+from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
+from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record import node_record
 from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
@@ -28,18 +29,13 @@ from agent.record.files import (
     FileLock,
     NoRecord,
     access,
-    error_text,
     numbered_names,
     read_small,
     safe_name,
     write_atomically,
 )
 from agent.record.log import disk_alarm, say
-from agent.record.node_record import (
-    FoundFolder,
-    NodeRecord,
-    own_record,
-)
+from agent.record.node_record import FoundFolder, NodeRecord, own_record
 from agent.work.checkpoints import (
     CHECKPOINT_FILE,
     LAST_FILES,

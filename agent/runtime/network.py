@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.record.threads import in_background, start_thread
+from agent.record.background import in_background, start_thread
 
 _REUSE_SECONDS = times.ADDRESS_REUSED
 _FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}

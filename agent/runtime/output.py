@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from agent.base import times
-from agent.record.background import Background, Sink, appending
+from agent.record.background import Background, Sink
+from agent.record.files import appending
 from agent.record.log import disk_alarm, say
 
 if TYPE_CHECKING:

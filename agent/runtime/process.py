@@ -25,11 +25,10 @@ from agent.base import times
 from agent.base.ends import name_of_code, shell_code
 from agent.base.text import without_controls
 from agent.node.limits import starting
-from agent.record.background import Writer, appending
-from agent.record.files import read_end
+from agent.record.background import Writer, in_thread
+from agent.record.files import appending, read_end
 from agent.record.log import disk_alarm
 from agent.record.node_record import read_stat
-from agent.record.threads import in_thread
 from agent.runtime import descendants
 
 if TYPE_CHECKING:

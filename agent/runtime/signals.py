@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from anyio import TASK_STATUS_IGNORED
 
 from agent.base import times
-from agent.record.background import finish_all
+from agent.record.background import finish_all, start_thread
 from agent.record.log import say
-from agent.record.threads import start_thread
 from agent.runtime import descendants, parent
 from agent.runtime.parent import NOTICES, ignore_signals, set_handler
 

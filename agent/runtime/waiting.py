@@ -10,9 +10,9 @@ import anyio
 
 from agent.base import times
 from agent.base.errors import AgentError, innermost
+from agent.base.text import error_text
 from agent.base.value import Value
 from agent.node.limits import process_limit_error
-from agent.record.files import error_text
 from agent.record.log import say
 
 if TYPE_CHECKING:

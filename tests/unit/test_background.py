@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.record.background import DiskAlarm, ItemWriter, Writer, appending
+from agent.record.background import DiskAlarm, ItemWriter, Writer
+from agent.record.files import appending
 from scenario import await_true
 
 if TYPE_CHECKING:

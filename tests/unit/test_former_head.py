@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -63,7 +65,8 @@ def waited_for(root: Path) -> tuple[str, ...]:
 
 def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a disk without locks."""
-    monkeypatch.setattr(FileLock, "_ask", lambda *_: None)
+    refused = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=refused))
 
 
 def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> None:

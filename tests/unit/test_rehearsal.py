@@ -152,7 +152,7 @@ def test_a_rollout_respects_retry_after() -> None:
 @pytest.mark.parametrize("asked", ["86400", "Wed, 21 Oct 2065 07:28:00 GMT", "-1", "1e9"])
 def test_retry_after_is_limited(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long Retry-After does not use up the step's deadline."""
-    monkeypatch.setattr("agent.bundled.scoring._LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("agent.bundled.rehearsal._LONGEST_PAUSE", 0.2)
     with answering((503, {"Retry-After": asked}, b"{}"), GOOD) as (url, seen):
         assert Rollout(url).step([share(right=True)]) == EARNED
     assert seen.times[1] - seen.times[0] < 2.0
@@ -193,8 +193,8 @@ def test_a_rollout_needs_no_package_on_its_node(tmp_path: Path) -> None:
     (tmp_path / "agent" / "__init__.py").write_text("raise RuntimeError('the wrong agent')")
     pickled = tmp_path / "rollout.pickle"
     dump = (
-        "import sys, ray.cloudpickle as c; from agent.bundled import rehearsal, scoring\n"
-        "c.register_pickle_by_value(rehearsal); c.register_pickle_by_value(scoring)\n"
+        "import sys, ray.cloudpickle as c; from agent.bundled import rehearsal\n"
+        "c.register_pickle_by_value(rehearsal)\n"
         "open(sys.argv[1], 'wb').write(c.dumps(rehearsal.Rollout))"
     )
     load = (

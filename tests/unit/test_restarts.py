@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.boot import plan_input, run
-from agent.record.past_ends import PastEnd, quick_restarts, settings_digest
+from agent.record.run_record import PastEnd, quick_restarts, settings_digest
 from agent.runtime import parent
 from agent.settings.load import settings_for_end
 from unit.worlds import MACHINE, POD, plan_of

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agent.bundled.rehearsal import RewardClient, RewardError
 from agent.bundled.reward_server import main
-from agent.bundled.scoring import RewardClient, RewardError
 from agent.runtime.probes import reward_answers
 from reward_process import NOTICE, PROGRAM, ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
 from unit.worlds import SECRET

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.record import run_folder
-from agent.record.background import appending
 from agent.record.events import FORMER_EVENTS_FILE
-from agent.record.files import access
+from agent.record.files import access, appending
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_folder import RunFolder, write_outcome
 

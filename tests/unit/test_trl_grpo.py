@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RewardError = vars(trl_grpo)["scoring"].RewardError
+RewardError = vars(trl_grpo)["rehearsal"].RewardError
 Reply = tuple[int, dict[str, str], bytes]
 
 

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.boot.run import Restarts
-from agent.record.past_ends import QUICK_RESTARTS
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_record import QUICK_RESTARTS, RUN_FILE, RunRecord
 from unit.simulated.virtual import RUNS
 
 if TYPE_CHECKING:
