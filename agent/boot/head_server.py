@@ -276,8 +276,7 @@ class RunStatus:
             "nodes": [name for name, _ in found],
             "unknown": [name for ip, name in state.fleet.alive.items() if ip not in addresses],
             "findings": [
-                {**self._finding(row.finding), "nodes": [*row.nodes]}
-                for row in group_findings(found)
+                {**self._finding(one), "nodes": nodes} for one, nodes in group_findings(found)
             ],
             "between": [self._finding(one) for one in between],
         }

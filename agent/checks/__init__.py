@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.checks import gpu, machine, network, ray, recipe
+from agent.checks import machine, network, ray, recipe
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.settings.jobs import TORCHRUN, launcher
 
@@ -53,11 +53,11 @@ CHECKS: tuple[Check, ...] = (
     Check(TEMP_DIR, machine.temp_dir, (_OWN,)),
     Check("cores", machine.cores, (_OWN,)),
     Check("processes", machine.processes, (_OWN, _TORCHRUN)),
-    Check("GPUs", gpu.gpus, (_OWN, _TORCHRUN)),
-    Check("GPU driver", gpu.driver_access, (_OWN, _TORCHRUN)),
-    Check("visible GPUs", gpu.visible_devices, (_OWN, _TORCHRUN)),
-    Check("chosen GPUs", gpu.chosen_gpus, (_OWN, _TORCHRUN)),
-    Check("GPU health", gpu.gpu_health, (_OWN, _TORCHRUN)),
+    Check("GPUs", machine.gpus, (_OWN, _TORCHRUN)),
+    Check("GPU driver", machine.driver_access, (_OWN, _TORCHRUN)),
+    Check("visible GPUs", machine.visible_devices, (_OWN, _TORCHRUN)),
+    Check("chosen GPUs", machine.chosen_gpus, (_OWN, _TORCHRUN)),
+    Check("GPU health", machine.gpu_health, (_OWN, _TORCHRUN)),
     Check("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
     Check("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
     Check("proxies", network.proxies, (_OWN, _GIVEN, _TORCHRUN)),

@@ -70,18 +70,18 @@ def fail(what: str, remedy: str) -> Result:
     return Level.FAIL, what, remedy
 
 
-ORDER = (Level.FAIL, Level.WARN, Level.OK)
-"""The worst first."""
 _SIGNS: Mapping[Level, tuple[str, Tone]] = {
-    Level.OK: ("ok  ", "good"),
-    Level.WARN: ("warn", "busy"),
     Level.FAIL: ("FAIL", "bad"),
+    Level.WARN: ("warn", "busy"),
+    Level.OK: ("ok  ", "good"),
 }
+ORDER = tuple(_SIGNS)
+"""The worst first."""
 
 
-def finding_line(finding: Finding, nodes: str = "") -> str:
-    """Render one finding, with the nodes that have it."""
-    return f"{_SIGNS[finding.level][0]} {finding.sentence()}{nodes}"
+def finding_line(finding: Finding) -> str:
+    """Render one finding."""
+    return f"{_SIGNS[finding.level][0]} {finding.sentence()}"
 
 
 def toned_line(finding: Finding, nodes: str = "") -> Line:
@@ -103,19 +103,13 @@ def passed_lines(findings: Sequence[Finding], *, verbose: bool) -> list[Line]:
         return [toned_line(one) for one in passed]
     if not passed:
         return []
-    checks = "check" if len(passed) == 1 else "checks"
-    return [Line("ok   ", f"{len(passed)} {checks} passed", "good")]
+    return [Line("ok   ", f"{len(passed)} check{'s' * (len(passed) > 1)} passed", "good")]
 
 
-class FindingRow(Value):
-    """One finding and the nodes that have it."""
-
-    finding: Finding
-    nodes: tuple[str, ...]
-
-
-def group_findings(found: Iterable[tuple[str, Sequence[Finding]]]) -> tuple[FindingRow, ...]:
-    """Group the findings of nodes into rows: the worst first, then in the order of the checks.
+def group_findings(
+    found: Iterable[tuple[str, Sequence[Finding]]],
+) -> list[tuple[Finding, list[str]]]:
+    """Return each finding with its nodes: the worst first, then in the order of the checks.
 
     Findings at level OK are one row per check, whatever their text.
     """
@@ -126,10 +120,7 @@ def group_findings(found: Iterable[tuple[str, Sequence[Finding]]]) -> tuple[Find
             places.setdefault(one.check, len(places))
             texts = () if one.level is Level.OK else (one.what, one.remedy)
             rows.setdefault((one.check, one.level.value, *texts), (one, []))[1].append(node)
-    ordered = sorted(
-        rows.values(), key=lambda row: (ORDER.index(row[0].level), places[row[0].check])
-    )
-    return tuple(FindingRow(one, tuple(nodes)) for one, nodes in ordered)
+    return sorted(rows.values(), key=lambda row: (ORDER.index(row[0].level), places[row[0].check]))
 
 
 def node_list(nodes: Sequence[str], count: int) -> str:

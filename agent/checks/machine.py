@@ -1,16 +1,16 @@
-"""Checks of the machine (limits, disk, cores, ports), and what `doctor` lists of it."""
+"""Checks of the machine (limits, disk, cores, ports, GPUs), and what `doctor` lists of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from agent.base.text import listed
-from agent.checks.finding import fail, ok, warn
-from agent.node.facts import MIB
+from agent.base.text import first_names, listed
+from agent.checks.finding import Finding, Level, fail, ok, warn
+from agent.node.facts import CUDA, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.checks.finding import CheckedNode, Result
     from agent.node.facts import Facts
@@ -29,10 +29,8 @@ def open_files(node: CheckedNode) -> Result:
     hard = node.facts.nofile_hard
     if hard == -1 or hard >= WANTED_FILES:
         return ok(f"the limit can be raised to {WANTED_FILES}")
-    return warn(
-        f"the hard limit is {hard}; Ray needs {WANTED_FILES}",
-        "Raise it for the container: `--ulimit nofile=65536:65536`",
-    )
+    remedy = "Raise it for the container: `--ulimit nofile=65536:65536`"
+    return warn(f"the hard limit is {hard}; Ray needs {WANTED_FILES}", remedy)
 
 
 def shared_memory(node: CheckedNode) -> Result:
@@ -54,10 +52,8 @@ def disk(node: CheckedNode) -> Result:
     if free >= 2048 * MIB and not is_full:
         return ok(f"{free // MIB} MiB free")
     full = f"more than {_MAX_USED:.0%} full, so Ray spills no objects: " if is_full else ""
-    return warn(
-        f"{full}{free // MIB} MiB free, where Ray keeps logs and spilled objects",
-        "Free some space there or mount a larger disk",
-    )
+    what = f"{full}{free // MIB} MiB free, where Ray keeps logs and spilled objects"
+    return warn(what, "Free some space there or mount a larger disk")
 
 
 def temp_dir(node: CheckedNode) -> Result:
@@ -71,10 +67,8 @@ def temp_dir(node: CheckedNode) -> Result:
         what = f"belongs to another user (uid {folder.uid})"
     else:
         what = f"was open to others, who put {', '.join(folder.strangers[:3])} into it"
-    return fail(
-        f"{folder.path}, the folder for Ray's sockets and logs, {what}",
-        f"Remove it (`rm -r {folder.path}`), or have its owner or an administrator do so",
-    )
+    remedy = f"Remove it (`rm -r {folder.path}`), or have its owner or an administrator do so"
+    return fail(f"{folder.path}, the folder for Ray's sockets and logs, {what}", remedy)
 
 
 def cores(node: CheckedNode) -> Result:
@@ -82,11 +76,11 @@ def cores(node: CheckedNode) -> Result:
     facts, settings = node.facts, node.settings
     cpus, machine = settings.num_cpus or facts.cpus, facts.machine_cpus
     count = f"{cpus} of this machine's {machine}" if cpus < machine else f"{cpus}"
-    gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
-    if cpus > gpus:
+    needed = facts.gpus if settings.num_gpus is None else settings.num_gpus
+    if cpus > needed:
         return ok(f"{count}; Ray gets {cpus}")
     return warn(
-        f"{count} for {gpus} GPUs: frameworks request a core per GPU from Ray, and one more",
+        f"{count} for {needed} GPUs: frameworks request a core per GPU from Ray, and one more",
         "Give the container more cores, or set AGENT_NUM_CPUS to more than it has",
     )
 
@@ -107,46 +101,132 @@ def processes(node: CheckedNode) -> Result:
 
 def free_ports(node: CheckedNode) -> Result:
     """A process that already listens on a port of the run would answer instead of Ray."""
-    if node.facts.taken_ports is None:
-        return ok("not checked here; `doctor` and `run` check them")
-    if not node.facts.taken_ports:
-        return ok("all free")
-    taken = ", ".join(f"{port} by {who}" for port, who in node.facts.taken_ports.items())
+    taken = node.facts.taken_ports
+    if not taken:
+        unchecked = "not checked here; `doctor` and `run` check them"
+        return ok(unchecked if taken is None else "all free")
+    named = ", ".join(f"{port} by {who}" for port, who in taken.items())
     stale = "; a stale Ray is removed at the start" if node.topology.owns_machine else ""
     return fail(
-        f"taken: {taken}{stale}",
+        f"taken: {named}{stale}",
         "End that process, or choose other ports: AGENT_RAY_PORT, AGENT_DASHBOARD_PORT, "
         "AGENT_PORT, AGENT_REWARD_PORT, or in the file of AGENT_SERVICES",
     )
 
 
+_HIDES_ALL = {"", "-1", "none", "NoDevFiles", "void"}
+_RESTART = (
+    "Restart the pod or the container (`docker restart`); if it comes back, change the machine"
+)
+
+
+def gpus(node: CheckedNode) -> Result:
+    """A container that lost its GPUs looks healthy, but the job waits for them forever."""
+    count, platform = node.facts.gpus, node.topology.platform
+    promised = platform.gpus_per_node
+    if node.settings.num_gpus is not None or not promised or count >= promised:
+        return ok(f"{count} found")
+    remedy = "Restart the pod; set AGENT_NUM_GPUS if this is the intended number"
+    return warn(f"{count} found, {promised} promised by {platform.name}", remedy)
+
+
+def driver_access(node: CheckedNode) -> Result:
+    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
+    count, fault = node.facts.gpus, node.facts.gpu_fault
+    if not fault:
+        return ok("accessible" if count else "no GPUs here")
+    what = f"{count} GPUs are present, but their driver refuses access ({fault})"
+    return ok(what) if node.settings.num_gpus == 0 else fail(what, _RESTART)
+
+
+def visible_devices(node: CheckedNode) -> Result:
+    """Ray, verl and vLLM exit on two different selections of AMD GPUs."""
+    if not node.facts.gpu_contradiction:
+        return ok("one selection, or all of them")
+    remedy = (
+        "Select AMD GPUs by HIP_VISIBLE_DEVICES alone: unset ROCR_VISIBLE_DEVICES and "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    return fail(node.facts.gpu_contradiction, remedy)
+
+
+def chosen_gpus(node: CheckedNode) -> Result:
+    """CUDA hides every GPU after the first number that it does not find."""
+    facts, value = node.facts, node.facts.variables.get(CUDA)
+    if value is None or facts.gpu_maker != "nvidia":
+        return ok("all of them")
+    numbers = [word.strip() for word in value.split(",")]
+    missing = [word for word in numbers if word.isdigit() and int(word) >= facts.gpus]
+    if value.strip() in _HIDES_ALL:
+        what = f"{CUDA}={value!r} hides all {facts.gpus} GPUs"
+    elif missing:
+        what = f"{CUDA}={value} names GPU {', '.join(missing)}, of {facts.gpus} from 0 on"
+    else:
+        return ok(f"{CUDA}={value}")
+    return warn(what, f"Unset {CUDA}, or correct it")
+
+
+def gpu_health(node: CheckedNode) -> Result:
+    """The driver may report fewer GPUs than have device files, or memory errors."""
+    driver, count = node.facts.driver, node.facts.gpus
+    if driver is None:
+        return ok("not queried here; `doctor` queries it" if count else "no GPUs here")
+    if driver.fault:
+        level = fail if count else warn
+        return level(f"{driver.tool}: {driver.fault}", _RESTART)
+    found = driver.gpus
+    if len(found) != count:
+        what = f"{driver.tool} reports {len(found)} of the {count} GPUs with device files"
+        return warn(what, _RESTART)
+    broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
+    if broken:
+        return warn("; ".join(broken), "Change the machine")
+    models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)
+    return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
+
+
+_NOT_COUNTED = (
+    "Run `pod-agent doctor` there, which queries the driver; or set AGENT_NUM_GPUS to the number "
+    "of GPUs for Ray on each node (0: none)"
+)
+
+
+def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding, ...]:
+    """Find nodes where Ray counts fewer GPUs than are present; none at all is a failure.
+
+    Each node has its name, the GPUs that its environment does not hide (or AGENT_NUM_GPUS), and
+    those that Ray counts.
+    """
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, present, by_ray in nodes:
+        if by_ray < present:
+            groups.setdefault((by_ray, present), []).append(name)
+    found = []
+    for (by_ray, present), names in sorted(groups.items()):
+        what = f"Ray counts {by_ray or 'none'} of the {present} on {first_names(names)}"
+        level = Level.WARN if by_ray else Level.FAIL
+        found.append(Finding("Ray's GPUs", level, what, _NOT_COUNTED))
+    return tuple(found)
+
+
 def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield what a machine has: GPUs, driver, RDMA, Ray, framework, libraries, memory, disk."""
-    yield "GPUs", _gpus(facts)
-    if facts.driver is not None and facts.driver.version:
-        yield "driver", facts.driver.version
+    driver, framework, ray = facts.driver, facts.framework, facts.ray
+    kinds = Counter({", ".join(facts.node_versions.gpu_models): facts.gpus})
+    if driver is not None and driver.gpus:
+        sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)
+        kinds = Counter(f"{name} {size} GiB" if size else name for name, size in sized)
+    counted = (f"{count} x {kind}" if kind else str(count) for kind, count in kinds.items())
+    yield "GPUs", ", ".join(counted) if any(kinds.values()) else "none"
+    if driver is not None and driver.version:
+        yield "driver", driver.version
     if facts.rdma:
         yield "RDMA", listed(device.sentence() for device in facts.rdma)
-    ray = facts.ray.version
-    yield "Ray", f"{ray} on Python {facts.ray.python}" if ray else "none"
-    framework = facts.framework
+    yield "Ray", f"{ray.version} on Python {ray.python}" if ray.version else "none"
     if framework is not None and framework.folder:
         yield framework.name, framework.version or framework.folder
-    libraries = ", ".join(f"{name} {version}" for name, version in facts.ray.libraries.items())
-    if libraries:
-        yield "libraries", libraries
+    if ray.libraries:
+        yield "libraries", ", ".join(f"{name} {one}" for name, one in ray.libraries.items())
     yield "CPUs", str(facts.cpus)
     yield "memory", f"{facts.memory / _GIB:.0f} GiB"
     yield facts.temp, f"{facts.temp_free / _GIB:.0f} GiB free"
-
-
-def _gpus(facts: Facts) -> str:
-    driver = facts.driver
-    if driver is None or not driver.gpus:
-        models = ", ".join(facts.node_versions.gpu_models)
-        return f"{facts.gpus} x {models}" if facts.gpus and models else str(facts.gpus or "none")
-    kinds = Counter(
-        f"{gpu.name} {gpu.memory * MIB / _GIB:.0f} GiB" if gpu.memory else gpu.name
-        for gpu in driver.gpus
-    )
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())

@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
 from agent.base.text import first_names, listed
-from agent.base.value import Value
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import INTERFACES, PROXIES, STALE_ADDRESSES
 from agent.topology.ranked import RUNPOD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.node.facts import Facts, RdmaDevice
-
-
-_NCCL = INTERFACES[0]
-_LOOPBACK = "lo"
+    from agent.node.facts import Facts
 
 
 def expected_nodes(node: CheckedNode) -> Result | None:
     """Pods that do not name their head are as many runs; each looks healthy and bills."""
     topology, settings = node.topology, node.settings
-    if topology.platform.name != RUNPOD or not topology.is_head:
-        return None
-    if settings.expected_workers is not None or settings.head is not None:
+    is_told = settings.expected_workers is not None or settings.head is not None
+    if topology.platform.name != RUNPOD or not topology.is_head or is_told:
         return None
     number = "EXPECTED_WORKERS to the number of pods - 1"
     if settings.head_pod_id is not None:
@@ -48,16 +42,15 @@ def ephemeral_ports(node: CheckedNode) -> Result:
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     single = sorted({*single_ports(ports).values(), settings.reward_port})
     first, last = facts.ephemeral_ports
-    wanted = [(port, port) for port in single] + [(ports.first_worker, ports.last_worker)]
     risky = [
-        (low, high)
-        for low, high in wanted
+        str(low) if low == high else f"{low}-{high}"
+        for low, high in [*((one, one) for one in single), (ports.first_worker, ports.last_worker)]
         if (high >= first and low <= last)
         and not any(a <= low and high <= b for a, b in facts.reserved_ports)
     ]
     if not risky:
         return ok(f"all ports of the run are outside {first}-{last}")
-    named = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in risky)
+    named = ",".join(risky)
     return warn(
         f"this machine uses {first}-{last} for outgoing connections, which include ports of the "
         f"run ({named}): one may be in use when Ray needs it",
@@ -75,7 +68,7 @@ def named_interfaces(node: CheckedNode) -> Result:
         if not found:
             own = ", ".join(one for one, has in facts.interfaces.items() if has) or "none"
             what = f"{name}={value} names no interface of this node (it has: {own})"
-        elif not node.is_alone and all(one == _LOOPBACK for one in found):
+        elif not node.is_alone and all(one == "lo" for one in found):
             what = f"{name}={value} is loopback, which does not reach other nodes"
         else:
             continue
@@ -88,25 +81,21 @@ def named_interfaces(node: CheckedNode) -> Result:
 def selected_interfaces(name: str, value: str, facts: Facts) -> list[str]:
     """Return the interfaces with an address that a variable selects."""
     present = [one for one, addresses in facts.interfaces.items() if addresses]
-    if name != _NCCL:
-        return [one for one in present if one in value.split(",")]
-    return nccl_selection(present, value)
+    if name == INTERFACES[0]:
+        return _nccl_selection(present, value)
+    return [one for one in present if one in value.split(",")]
 
 
-def nccl_selection(present: Sequence[str], value: str) -> list[str]:
+def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
     """Return the names that a variable of NCCL selects.
 
-    Its words are prefixes, after `=` whole names, and after `^` those to exclude; `:PORT` may
-    follow.
+    Its words are prefixes, after `=` whole names, after `^` those to exclude; `:PORT` may follow.
     """
     excludes, rest = value.startswith("^"), value.removeprefix("^")
-    words = [word.partition(":")[0].strip() for word in rest.removeprefix("=").split(",")]
+    words = (word.partition(":")[0].strip() for word in rest.removeprefix("=").split(","))
     names = tuple(filter(None, words))
-    return [
-        one
-        for one in present
-        if (one in names if rest.startswith("=") else one.startswith(names)) != excludes
-    ]
+    exact = rest.startswith("=")
+    return [x for x in present if (x in names if exact else x.startswith(names)) != excludes]
 
 
 def proxies(node: CheckedNode) -> Result:
@@ -146,35 +135,41 @@ _SAME_RATE = 1.5
 _REMEDY = "Use nodes with a faster network between them, or fewer and larger ones"
 
 
-class Link(Value):
-    """The measured link between two nodes."""
+def slow_links(
+    links: Iterable[tuple[str, str, float]], weights: int = 0, platform: str = ""
+) -> Finding | None:
+    """Describe slow links and how long syncing `weights` bytes takes (0: not known).
 
-    one: str
-    other: str
-    rate: float
-    """In bits per second, the best of several samples."""
-
-
-def slow_links(links: Sequence[Link], weights: int = 0, platform: str = "") -> Finding | None:
-    """Describe slow links and how long syncing `weights` bytes takes (0: not known)."""
+    A link has its two nodes and its rate in bits per second, the best of several samples.
+    """
     rates: dict[frozenset[str], float] = {}
-    for link in links:
-        pair = frozenset((link.one, link.other))
-        rates[pair] = min(link.rate, rates.get(pair, link.rate))  # the slower direction counts
+    for one, other, rate in links:
+        pair = frozenset((one, other))
+        rates[pair] = min(rate, rates.get(pair, rate))  # the slower direction counts
     slow = {pair: rate for pair, rate in rates.items() if rate < SLOW}
     if not slow:
         return None
     low, high = min(slow.values()), max(slow.values())
-    rate = _mbps(low) if high < _SAME_RATE * low else f"{_mbps(low)} to {_mbps(high)}"
-    synced = f"the model's {_gb(weights)}" if weights else f"{_gb(EXAMPLE)}"
-    example = "" if weights else " (a model of 7B, for one)"
-    what = (
-        f"{rate} Mbps between {_between(slow, len(rates))}: syncing {synced} of weights{example} "
-        f"takes {_duration((weights or EXAMPLE) * 8 / low)}"
+    mbps = _mbps(low) if high < _SAME_RATE * low else f"{_mbps(low)} to {_mbps(high)}"
+    size = weights or EXAMPLE
+    gb = f"{size / 1e9:.2g} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
+    synced = (
+        f"the model's {gb} of weights" if weights else f"{gb} of weights (a model of 7B, for one)"
     )
-    if platform == "runpod":
+    seconds = size * 8 / low
+    if seconds < 90:
+        duration = f"{round(seconds)} s"
+    else:
+        duration = f"{round(seconds / 60)} min" if seconds < 7200 else f"{round(seconds / 3600)} h"
+    what = f"{mbps} Mbps between {_between(slow, len(rates))}: syncing {synced} takes {duration}"
+    if platform == RUNPOD:
         what += "; Instant Clusters have faster links"
     return Finding(CHECK, Level.WARN, what, _REMEDY)
+
+
+def _mbps(rate: float) -> str:
+    """Format megabits per second with two significant digits."""
+    return f"{float(f'{rate / 1e6:.2g}'):g}"
 
 
 def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
@@ -190,25 +185,9 @@ def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
     if len(pairs) == measured:
         return f"all {len(names)} nodes"
     named = [" and ".join(sorted(pair)) for pair in pairs[:_MOST_NAMED]]
-    more = len(pairs) - len(named)
-    return "; ".join([*named, *([f"{more} more"] if more else [])])
-
-
-def _mbps(rate: float) -> str:
-    """Format megabits per second with two significant digits."""
-    return f"{float(f'{rate / 1e6:.2g}'):g}"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2g} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{round(seconds)} s"
-    if seconds < 7200:
-        return f"{round(seconds / 60)} min"
-    return f"{round(seconds / 3600)} h"
+    if len(pairs) > _MOST_NAMED:
+        named.append(f"{len(pairs) - _MOST_NAMED} more")
+    return "; ".join(named)
 
 
 _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
@@ -217,49 +196,32 @@ _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
 def rdma_devices(node: CheckedNode) -> Result | None:
     """NCCL falls back to TCP, many times slower, and its usual log does not show it."""
     found, variables = node.facts.rdma, node.facts.variables
-    chosen = variables.get(_CHOSEN, "").strip()
+    chosen, disabled, net = (variables.get(name, "").strip() for name in (_CHOSEN, _OFF, _NET))
     if not found:
-        if not chosen:
-            return None
         what = f"{_CHOSEN}={chosen}, but there is no RDMA device here: NCCL uses TCP"
         remedy = "Unset it, or start the container with the devices (`--device /dev/infiniband`)"
-        return warn(what, remedy)
+        return warn(what, remedy) if chosen else None
     named = listed(device.sentence() for device in found)
     if node.is_alone:
         return ok(f"{named}; not needed on one node")
-    fault, remedy = _fault(node.facts, chosen, variables)
-    if fault:
-        return warn(f"{named}; {fault}: NCCL uses TCP", remedy)
-    used = listed(_active(found, chosen))
-    return ok(f"{named}; NCCL uses {used}")
-
-
-def _fault(facts: Facts, chosen: str, variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return why NCCL uses none of the devices, and the remedy; '' if it uses some."""
-    off = _turned_off(variables.get(_OFF, ""), variables.get(_NET, ""))
-    if off:
-        return f"{off} turns them off", f"Unset {off.partition('=')[0]}"
-    if not facts.rdma_is_open:
-        remedy = "Start the container with `--device /dev/infiniband --ulimit memlock=-1`"
-        return "this container cannot open /dev/infiniband/uverbs*", remedy
-    if not _active(facts.rdma, ""):
-        return "none has an active port", "Have the provider of the machine check its links"
-    if not _active(facts.rdma, chosen):
-        return f"{_CHOSEN}={chosen} selects no active one", f"Unset {_CHOSEN}, or name active ones"
-    return "", ""
-
-
-def _active(found: Sequence[RdmaDevice], chosen: str) -> list[str]:
-    """Return the active devices that NCCL_IB_HCA selects; all of them if it is not set."""
     active = [device.name for device in found if device.is_active]
-    return nccl_selection(active, chosen) if chosen else active
-
-
-def _turned_off(disabled: str, net: str) -> str:
-    """Return the setting by which NCCL uses sockets, or ''."""
-    if disabled.strip() not in {"", "0"}:
-        return f"{_OFF}={disabled.strip()}"
-    return f"{_NET}={net.strip()}" if net.strip().lower() == "socket" else ""
+    used = _nccl_selection(active, chosen) if chosen else active
+    if disabled not in {"", "0"}:
+        fault, remedy = f"{_OFF}={disabled} turns them off", f"Unset {_OFF}"
+    elif net.lower() == "socket":
+        fault, remedy = f"{_NET}={net} turns them off", f"Unset {_NET}"
+    elif not node.facts.rdma_is_open:
+        fault = "this container cannot open /dev/infiniband/uverbs*"
+        remedy = "Start the container with `--device /dev/infiniband --ulimit memlock=-1`"
+    elif not active:
+        fault = "none has an active port"
+        remedy = "Have the provider of the machine check its links"
+    elif not used:
+        fault = f"{_CHOSEN}={chosen} selects no active one"
+        remedy = f"Unset {_CHOSEN}, or name active ones"
+    else:
+        return ok(f"{named}; NCCL uses {listed(used)}")
+    return warn(f"{named}; {fault}: NCCL uses TCP", remedy)
 
 
 PREFLIGHT = "AGENT_PREFLIGHT"
@@ -267,76 +229,41 @@ _CONSEQUENCES = ("connection", "reset by peer", "broken pipe", "closed", "timed 
 """Words in errors that another rank's failure causes."""
 
 
-class AllReduceShare(Value):
-    """A node of the all-reduce and its GPUs."""
+def all_reduce_result(text: str, shares: Sequence[tuple[str, int]]) -> tuple[str, str]:
+    """Read the file that the program on the head wrote: its speed, or '' and the failure.
 
-    node: str
-    gpus: int
-
-
-class AllReduceResult(Value):
-    """The result of the all-reduce."""
-
-    summary: str = ""
-    """Its speed, in one line."""
-    failure: str = ""
-    """Why it failed, or ''."""
-
-
-def all_reduce_result(text: str, shares: Sequence[AllReduceShare]) -> AllReduceResult:
-    """Read the file that the program on the head wrote."""
+    The shares are each node's name and GPUs.
+    """
     try:
         data = json.loads(text)
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        return AllReduceResult(failure="it wrote no result; preflight.log has its output")
+        return "", "it wrote no result; preflight.log has its output"
     if "error" in data:
-        return AllReduceResult(failure=f"it could not start on {shares[0].node}: {data['error']}")
-    nodes = _nodes_of_ranks(shares)
-    failed = _failure(data["failed"], nodes)
+        return "", f"it could not start on {shares[0][0]}: {data['error']}"
+    gpus, with_gpus = sum(count for _, count in shares), sum(count > 0 for _, count in shares)
+    # one rank per GPU, or per node without GPUs
+    nodes = [name for name, count in shares for _ in range(count if gpus else 1)]
+    failed = data["failed"]
     if failed:
-        return AllReduceResult(failure=failed)
+        causes = [(r, e) for r, e in failed if not any(word in e.lower() for word in _CONSEQUENCES)]
+        rank, error = (causes or failed)[0]
+        return "", f"rank {rank} on {nodes[rank]}: {error}"
     reduced = data["all_reduce"]
     if not data["in_time"] or reduced is None:
-        return AllReduceResult(failure=_stuck(data["at"], nodes))
-    return AllReduceResult(_speed(reduced, shares))
-
-
-def _nodes_of_ranks(shares: Sequence[AllReduceShare]) -> list[str]:
-    """Return the node of each rank: one rank per GPU, or per node without GPUs."""
-    if not any(share.gpus for share in shares):
-        return [share.node for share in shares]
-    return [share.node for share in shares for _ in range(share.gpus)]
-
-
-def _failure(failed: Sequence[tuple[int, str]], nodes: Sequence[str]) -> str:
-    """Describe the error of the first rank that failed by itself."""
-    if not failed:
-        return ""
-    causes = [(r, e) for r, e in failed if not any(word in e.lower() for word in _CONSEQUENCES)]
-    rank, error = (causes or failed)[0]
-    return f"rank {rank} on {nodes[rank]}: {error}"
+        return "", _stuck(data["at"], nodes)
+    over = f"{gpus} GPUs on {with_gpus} node(s)" if gpus else f"{len(shares)} node(s) by CPU"
+    size, ms = round(reduced["bytes"] / (1 << 20)), reduced["seconds"] * 1000
+    return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms", ""
 
 
 def _stuck(stages: Sequence[str], nodes: Sequence[str]) -> str:
     """Describe which nodes sent nothing, and the last stage of the others."""
-    absent = [node for node, stage in zip(nodes, stages, strict=True) if not stage]
-    where: dict[str, list[str]] = {}
+    where: dict[str, dict[str, None]] = {}
     for node, stage in zip(nodes, stages, strict=True):
-        if stage:
-            where.setdefault(stage, []).append(node)
-    parts = [f"no result from {_named(absent)}"] if absent else []
-    parts += [f"last stage of {_named(found)}: {stage!r}" for stage, found in where.items()]
+        where.setdefault(stage, {})[node] = None
+    named = {stage: first_names(found, 3) for stage, found in where.items()}
+    parts = [f"no result from {named.pop('')}"] if "" in named else []
+    parts += [f"last stage of {names}: {stage!r}" for stage, names in named.items()]
     return "; ".join(["it did not end in time", *parts])
-
-
-def _named(nodes: Sequence[str]) -> str:
-    return first_names(dict.fromkeys(nodes), 3)
-
-
-def _speed(reduced: Mapping[str, float], shares: Sequence[AllReduceShare]) -> str:
-    gpus, parts = sum(share.gpus for share in shares), sum(share.gpus > 0 for share in shares)
-    over = f"{gpus} GPUs on {parts} node(s)" if gpus else f"{len(shares)} node(s) by CPU"
-    size, ms = round(reduced["bytes"] / (1 << 20)), reduced["seconds"] * 1000
-    return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms"

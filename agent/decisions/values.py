@@ -13,7 +13,6 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Bytes, Count, Required, Seconds, Value
 from agent.checks.finding import Finding
-from agent.checks.network import AllReduceShare
 from agent.work.torchrun import ShareOrder
 
 
@@ -283,8 +282,8 @@ class Preflight(Value):
     """The all-reduce before the job: its members, deadline and results."""
 
     deadline: float
-    shares: tuple[tuple[str, AllReduceShare], ...]
-    """The members by node, in the order of ranks."""
+    shares: tuple[tuple[str, str, int], ...]
+    """Key, name and GPUs of each member, in the order of ranks."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     """Members that were lost meanwhile."""

@@ -20,7 +20,7 @@ from agent.boot.requests import HeadRequests
 from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.finding import Level
-from agent.checks.network import AllReduceShare, all_reduce_result
+from agent.checks.network import all_reduce_result
 from agent.decisions import head, worker
 from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h
@@ -59,7 +59,7 @@ JOINED: list[tuple[float, h.HeadEvent]] = [
     (1.0, reported(2)),
     (2.0, nodes(2, 3)),
 ]
-SHARES = [AllReduceShare("abc1", 8), AllReduceShare("abc2", 8), AllReduceShare("abc3", 8)]
+SHARES = [("abc1", 8), ("abc2", 8), ("abc3", 8)]
 
 
 def came(
@@ -79,13 +79,12 @@ def came(
 
 def test_how_fast_it_is() -> None:
     """Size, nodes and time."""
-    found = all_reduce_result(came(), SHARES)
-    assert found.summary == (
-        "AGENT_PREFLIGHT: an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms"
+    assert all_reduce_result(came(), SHARES) == (
+        "AGENT_PREFLIGHT: an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms",
+        "",
     )
-    assert found.failure == ""
-    by_cpu = all_reduce_result(came(), [AllReduceShare("a", 0), AllReduceShare("b", 0)])
-    assert "over 2 node(s) by CPU takes" in by_cpu.summary
+    by_cpu, _ = all_reduce_result(came(), [("a", 0), ("b", 0)])
+    assert "over 2 node(s) by CPU takes" in by_cpu
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_how_fast_it_is() -> None:
 )
 def test_what_failed(words: str, failure: str) -> None:
     """The cause is reported before its effects; a missing node is named."""
-    assert all_reduce_result(words, SHARES).failure == failure
+    assert all_reduce_result(words, SHARES) == ("", failure)
 
 
 # --- the trace -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks.finding import Level
-from agent.checks.gpu import GpuCount, gpus_missing_in_ray
+from agent.checks.machine import gpus_missing_in_ray
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import LogLine
@@ -14,23 +14,23 @@ from agent.work.recipes.recipe import NodeSize
 from unit.heads import HEAD, NODES, Trace, goal, reported
 from unit.worlds import MACHINE
 
-ROWS: dict[str, tuple[list[GpuCount], list[tuple[Level, str]]]] = {
-    "no GPUs": ([GpuCount("a", 0, 0)], []),
-    "all are seen": ([GpuCount("a", 8, 8), GpuCount("b", 4, 4)], []),
-    "Ray sees more": ([GpuCount("a", 0, 1)], []),
+ROWS: dict[str, tuple[list[tuple[str, int, int]], list[tuple[Level, str]]]] = {
+    "no GPUs": ([("a", 0, 0)], []),
+    "all are seen": ([("a", 8, 8), ("b", 4, 4)], []),
+    "Ray sees more": ([("a", 0, 1)], []),
     "one is missed": (
-        [GpuCount("a", 8, 8), GpuCount("b", 8, 7)],
+        [("a", 8, 8), ("b", 8, 7)],
         [(Level.WARN, "Ray counts 7 of the 8 on b")],
     ),
     "none is seen": (
-        [GpuCount(f"n{i}", 8, 0) for i in range(6)],
+        [(f"n{i}", 8, 0) for i in range(6)],
         [(Level.FAIL, "Ray counts none of the 8 on n0, n1, n2, n3 and 2 more")],
     ),
 }
 
 
 @pytest.mark.parametrize(("nodes", "expected"), ROWS.values(), ids=ROWS)
-def test_counts(nodes: list[GpuCount], expected: list[tuple[Level, str]]) -> None:
+def test_counts(nodes: list[tuple[str, int, int]], expected: list[tuple[Level, str]]) -> None:
     """Fewer GPUs than present warn, none fails; both name nodes and remedy."""
     found = gpus_missing_in_ray(nodes)
     assert [(one.level, one.what) for one in found] == expected

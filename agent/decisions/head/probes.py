@@ -10,15 +10,8 @@ from agent.base import ends, times
 from agent.base.text import first_names, listed
 from agent.checks.agreement import agreement
 from agent.checks.finding import Finding, Level
-from agent.checks.gpu import GpuCount, gpus_missing_in_ray
-from agent.checks.network import (
-    CHECK,
-    PREFLIGHT,
-    AllReduceShare,
-    Link,
-    all_reduce_result,
-    slow_links,
-)
+from agent.checks.machine import gpus_missing_in_ray
+from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
 from agent.decisions.head import state as h
 from agent.decisions.head.state import ProbeNode
 from agent.decisions.values import (
@@ -107,7 +100,7 @@ def _report_slow_links(state: HeadState, now: float) -> tuple[HeadState, tuple[F
         return state, ()
     ways = {pair: (_name(state, pair[0]), _name_at(state, pair[1])) for pair in probes.samples}
     links = [
-        Link(*ways[pair], one.size * 8 / one.seconds)
+        (*ways[pair], one.size * 8 / one.seconds)
         for pair, one in probes.samples.items()
         if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
     ]
@@ -163,20 +156,19 @@ def begin_preflight(state: HeadState, now: float) -> Decision:
     own = (
         goal.size if goal.by_torchrun else state.node_sizes.get(state.ray_head_ip or "", goal.size)
     )
-    members = [(HERE, goal.node, own.gpus)]
+    members = [(HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
         by_ray = state.node_sizes.get(worker.ip, NodeSize(worker.gpus))
         gpus = worker.gpus if goal.by_torchrun else by_ray.gpus
         members.append((worker.key, worker.name, gpus))
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
-    shares = tuple((key, AllReduceShare(name or "the head", gpus)) for key, name, gpus in members)
     until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    state = replace(state, preflight=Preflight(until, shares))
+    state = replace(state, preflight=Preflight(until, tuple(members)))
     orders = tuple(
         ProbeNode(key, ALL_REDUCE, share=ShareOrder(rank, sizes))
-        for rank, (key, _) in enumerate(shares)
+        for rank, (key, _, _) in enumerate(members)
     )
-    nodes = f"{len(shares)} node(s)"
+    nodes = f"{len(members)} node(s)"
     return state, (LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *orders)
 
 
@@ -188,7 +180,7 @@ def _apply_preflight_answers(
     if known is None or known.is_over:
         return state
     for one in answers:
-        if one.probe == ALL_REDUCE and any(key == node for key, _ in known.shares):
+        if one.probe == ALL_REDUCE and any(key == node for key, _, _ in known.shares):
             until = min(known.deadline, now + times.HEAD_RESULT) if one.evidence else known.deadline
             answered = {**known.answers, node: one}
             known = replace(known, answers=answered, deadline=until)
@@ -217,12 +209,11 @@ def finish_preflight(
     if own is None and now < known.deadline:
         return replace(state, preflight=known), (), None
     state = replace(state, preflight=replace(known, is_over=True))
-    found = all_reduce_result(
-        "" if own is None else own.words, [share for _, share in known.shares]
-    )
-    if found.failure:
-        return state, (), _preflight_failed(known, found.failure, lost)
-    return state, (LogLine(found.summary),), None
+    words = "" if own is None else own.words
+    speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
+    if failure:
+        return state, (), _preflight_failed(known, failure, lost)
+    return state, (LogLine(speed),), None
 
 
 def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
@@ -230,7 +221,7 @@ def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> 
     if lost:
         return ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(lost))
     own = known.answers.get(HERE)
-    names = {key: share.node for key, share in known.shares}
+    names = {key: name for key, name, _ in known.shares}
     failures = [
         f"{names[key]}: {one.evidence}" for key, one in known.answers.items() if one.evidence
     ]
@@ -243,8 +234,8 @@ def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
     """Return the members of the all-reduce that no longer count."""
     workers, counts = state.fleet.workers, state.fleet.counts
     return tuple(
-        share.node
-        for key, share in known.shares
+        name
+        for key, name, _ in known.shares
         if key != HERE and (key not in workers or not counts(workers[key]))
     )
 
@@ -438,7 +429,7 @@ def compare_nodes(
     workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
     nodes = [(goal.node, goal.facts), *workers]
     differing = agreement(nodes, brings_libraries=goal.brings_libraries)
-    found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
+    found = (*differing, *gpus_missing_in_ray(_gpu_counts(state)))
     new = [one for one in found if one not in state.differences]
     log = tuple(LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
     failed = [one for one in found if one.level is Level.FAIL]
@@ -453,15 +444,15 @@ def compare_nodes(
     return state, log, ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedies)
 
 
-def _gpu_counts(state: HeadState) -> Iterator[GpuCount]:
+def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:
     """Yield each node's GPUs as counted by its agent and by Ray, if Ray is ours."""
     goal, fleet = state.goal, state.fleet
     if goal.ray_is_given or goal.by_torchrun or state.ray_head_ip is None:
         return
     own = state.node_sizes.get(state.ray_head_ip)
     if own is not None:
-        yield GpuCount(goal.node, goal.size.gpus, own.gpus)
+        yield goal.node, goal.size.gpus, own.gpus
     for ip, name in fleet.alive.items():
         worker, size = fleet.workers.get(fleet.agent_at.get(ip, "")), state.node_sizes.get(ip)
         if worker is not None and size is not None:
-            yield GpuCount(name, worker.gpus, size.gpus)
+            yield name, worker.gpus, size.gpus
