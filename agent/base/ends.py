@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
+from functools import partial
 
 from msgspec import convert, to_builtins
 from msgspec.structs import asdict
@@ -18,6 +19,7 @@ STARTING = "starting"
 """The phase of a run that failed before its first phase."""
 HIGHEST_CODE = 255
 """The largest exit code: the kernel keeps 8 bits, so 1792 would become 0."""
+_SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 class Kind(str, Enum):
@@ -58,11 +60,6 @@ class Outcome(Value):
         """Return whether the run neither succeeded nor was stopped."""
         return self.exit_code != 0 and self.kind is not Kind.STOPPED
 
-    @property
-    def needs_bundle(self) -> bool:
-        """Return whether a diagnostics bundle is useful: a run that never started has no logs."""
-        return self.is_failure and self.phase != STARTING
-
     def sentence(self) -> str:
         """Return the outcome in one line, the last that this node prints."""
         text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"
@@ -85,20 +82,8 @@ def shell_code(returncode: int) -> int:
 
 def name_of_code(code: int) -> str:
     """Name an exit code: '7', or '137 (SIGKILL)'."""
-    if code > 128:
-        try:
-            return f"{code} ({signal.Signals(code - 128).name})"
-        except ValueError:
-            return str(code)
-    return str(code)
-
-
-def name_of_signal(signum: int) -> str:
-    """Name a signal: 'SIGHUP', or 'signal 37' for real-time signals."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+    name = _SIGNALS.get(code - 128)
+    return str(code) if name is None else f"{code} ({name})"
 
 
 class End(Value):
@@ -127,32 +112,22 @@ class End(Value):
 
 
 _SUBMITTING = "submitting"
+_refused = partial(End, 78, Kind.REFUSED)
+_unavailable = partial(End, 69, Kind.UNAVAILABLE)
+_lost = partial(End, 75, Kind.LOST)
 
 # --- the job's own end: its exit code on every node ---------------------------------------------
 
+_OUTPUT = "Its output is in job.log"
+
 JOB_SUCCEEDED = End(0, Kind.DONE, "the job succeeded{before}", is_jobs_verdict=True)
-JOB_FAILED = End(
-    None,
-    Kind.JOB_FAILED,
-    "the job failed with exit code {code_name}{details}{before}",
-    culprit="job",
-    remedy="Its output is in job.log",
-    is_jobs_verdict=True,
+_job_failed = partial(End, None, Kind.JOB_FAILED, is_jobs_verdict=True)
+JOB_FAILED = _job_failed(
+    "the job failed with exit code {code_name}{details}{before}", "job", _OUTPUT
 )
-JOB_OUT_OF_MEMORY = End(
-    None,
-    Kind.JOB_FAILED,
-    "the job ran out of memory{details}{before}",
-    culprit="job",
-    remedy="Its output is in job.log",
-    is_jobs_verdict=True,
-)
+JOB_OUT_OF_MEMORY = _job_failed("the job ran out of memory{details}{before}", "job", _OUTPUT)
 JOB_STOPPED = End(
-    143,
-    Kind.STOPPED,
-    "the job was stopped from outside{before}",
-    culprit="job",
-    is_jobs_verdict=True,
+    143, Kind.STOPPED, "the job was stopped from outside{before}", "job", is_jobs_verdict=True
 )
 IDLE_WORKER = End(
     0,
@@ -164,228 +139,153 @@ IDLE_WORKER = End(
 
 # --- 143, 130, and 0 with AGENT_JOB=none: asked to stop -----------------------------------------
 
-STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", culprit="{signal}")
-STOPPED_BY_HEAD = End(None, Kind.STOPPED, "the head {head} had this node stop", culprit="head")
+STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", "{signal}")
+STOPPED_BY_HEAD = End(None, Kind.STOPPED, "the head {head} had this node stop", "head")
 
 MAX_HOURS = End(
     78,
     Kind.STOPPED,
     "the run has used its {hours:g} h (AGENT_MAX_HOURS)",
-    culprit="AGENT_MAX_HOURS",
-    remedy="Raise AGENT_MAX_HOURS to continue this run, its attempts and checkpoints count on",
+    "AGENT_MAX_HOURS",
+    "Raise AGENT_MAX_HOURS to continue this run, its attempts and checkpoints count on",
     attempts_are_used_up=True,
 )
 
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 
-SETTINGS_INVALID = End(
-    78, Kind.REFUSED, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
-)
-MACHINE_UNFIT = End(
-    78, Kind.REFUSED, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
-)
+SETTINGS_INVALID = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
+MACHINE_UNFIT = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
 """A preflight check of this machine failed."""
-REFUSED_BY_HEAD = End(78, Kind.REFUSED, "refused by the head: {refusal}", culprit="this node")
-NODES_DIFFER = End(78, Kind.REFUSED, "{reason}", culprit="{check}", remedy="{remedy}")
+REFUSED_BY_HEAD = _refused("refused by the head: {refusal}", "this node")
+NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")
 """A check of all nodes together failed: versions, variables, GPUs."""
-ALL_REDUCE_FAILED = End(
-    78,
-    Kind.REFUSED,
+ALL_REDUCE_FAILED = _refused(
     "{check}: the all-reduce failed: {failure}",
-    culprit="{check}",
-    remedy="preflight.log in each node's run folder has the output (set NCCL_DEBUG=INFO for more "
+    "{check}",
+    "preflight.log in each node's run folder has the output (set NCCL_DEBUG=INFO for more "
     "detail); unset AGENT_PREFLIGHT to start the job without this test",
 )
-RECIPE_DOES_NOT_FIT = End(
-    78,
-    Kind.REFUSED,
+RECIPE_DOES_NOT_FIT = _refused(
     "{job} does not fit what joined ({nodes}): {error}",
-    culprit="AGENT_JOB",
-    remedy="Change its arguments, or use other nodes",
-    phase=_SUBMITTING,
+    "AGENT_JOB",
+    "Change its arguments, or use other nodes",
+    _SUBMITTING,
 )
-REVISION_NOT_FETCHED = End(
-    78,
-    Kind.REFUSED,
+REVISION_NOT_FETCHED = _refused(
     "revision {revision} of {model} is not in the cache of the hub on the head",
-    culprit="AGENT_MODEL_REVISION",
-    remedy="Install huggingface_hub for Ray's Python, which fetches it, with one HF_HOME for all",
-    phase=_SUBMITTING,
+    "AGENT_MODEL_REVISION",
+    "Install huggingface_hub for Ray's Python, which fetches it, with one HF_HOME for all",
+    _SUBMITTING,
 )
-CHECKPOINTS_REFUSED = End(
-    78,
-    Kind.REFUSED,
+CHECKPOINTS_REFUSED = _refused(
     "checkpoints in {folder}: {why}",
-    culprit="AGENT_CHECKPOINTS",
-    remedy="Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the "
-    "beginning",
-    phase=_SUBMITTING,
+    "AGENT_CHECKPOINTS",
+    "Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the beginning",
+    _SUBMITTING,
 )
 """They belong to another job, or do not fit the nodes that joined."""
-CHECKPOINTS_NOT_WRITABLE = End(
-    78,
-    Kind.REFUSED,
+CHECKPOINTS_NOT_WRITABLE = _refused(
     "no place for checkpoints: {folder}: {error}",
-    culprit="AGENT_CHECKPOINTS",
-    remedy="Name a folder that can be written",
-    phase=_SUBMITTING,
+    "AGENT_CHECKPOINTS",
+    "Name a folder that can be written",
+    _SUBMITTING,
 )
-JOB_REFUSED_BY_RAY = End(
-    78, Kind.REFUSED, "Ray refused the job: {evidence}", culprit="AGENT_RUNTIME_ENV"
-)
-RUNTIME_ENV_FAILED = End(
-    78,
-    Kind.REFUSED,
+JOB_REFUSED_BY_RAY = _refused("Ray refused the job: {evidence}", "AGENT_RUNTIME_ENV")
+RUNTIME_ENV_FAILED = _refused(
     "the job's runtime_env could not be set up: {evidence}",
-    culprit="AGENT_RUNTIME_ENV",
-    remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
+    "AGENT_RUNTIME_ENV",
+    "Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
 )
 
 # --- 69: something that the run needs was never there, or an essential service is lost ----------
 
-UNAVAILABLE = End(
-    69, Kind.UNAVAILABLE, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
-)
+UNAVAILABLE = _unavailable("{reason}", "{culprit}", "{remedy}", STARTING)
 """Something on this machine was not available at the start."""
-NO_PROCESS = End(
-    69,
-    Kind.UNAVAILABLE,
-    "no room for a process: {error}; raise pids.max",
-)
+NO_PROCESS = _unavailable("no room for a process: {error}; raise pids.max")
 """The parent cannot start the agent. It prints this itself: it imports nothing of the agent."""
-STEP_FAILED = End(69, Kind.UNAVAILABLE, "{name} failed: {evidence}", culprit="{name}")
-NOT_IN_TIME = End(69, Kind.UNAVAILABLE, "{what} not ready in time: {evidence}", culprit="{what}")
+STEP_FAILED = _unavailable("{name} failed: {evidence}", "{name}")
+NOT_IN_TIME = _unavailable("{what} not ready in time: {evidence}", "{what}")
 """A wait of the boot is over: head, Ray, workers, service or prepare step."""
-BOOT_TOO_LONG = End(
-    69,
-    Kind.UNAVAILABLE,
-    "the boot took {minutes} min, longer than all its waits together: {what}: {evidence}",
-    culprit="{what}",
+BOOT_TOO_LONG = _unavailable(
+    "the boot took {minutes} min, longer than all its waits together: {what}: {evidence}", "{what}"
 )
 """Each wait began again and again, as after a Ray that was lost while it booted."""
-RAY_NOT_STARTED = End(69, Kind.UNAVAILABLE, "{what}: {evidence}", culprit="ray")
+RAY_NOT_STARTED = _unavailable("{what}: {evidence}", "ray")
 """Ray on the head failed to start, or was lost during the boot, too often."""
-RAY_NOT_JOINED = End(
-    69, Kind.UNAVAILABLE, "Ray on this node could not join: {evidence}", culprit="ray"
-)
-JOB_NOT_SUBMITTED = End(
-    69, Kind.UNAVAILABLE, "the job could not be submitted: {evidence}", culprit="ray"
-)
-SERVICE_LOST = End(69, Kind.UNAVAILABLE, "{loss}: {evidence}", culprit="{name}")
+RAY_NOT_JOINED = _unavailable("Ray on this node could not join: {evidence}", "ray")
+JOB_NOT_SUBMITTED = _unavailable("the job could not be submitted: {evidence}", "ray")
+SERVICE_LOST = _unavailable("{loss}: {evidence}", "{name}")
 
 # --- 75: lost; another attempt or another run may succeed ---------------------------------------
 
-RAY_LOST_ON_HEAD = End(75, Kind.LOST, "Ray was lost on the head: {evidence}", culprit="ray")
-RAY_LOST_ON_WORKER = End(75, Kind.LOST, "Ray was lost: {evidence}", culprit="ray")
+RAY_LOST_ON_HEAD = _lost("Ray was lost on the head: {evidence}", "ray")
+RAY_LOST_ON_WORKER = _lost("Ray was lost: {evidence}", "ray")
 """On a worker of a plain Ray head, which has no agent that could start another attempt."""
-NO_STATUS_FROM_RAY = End(
-    75, Kind.LOST, "Ray returned no status of the job for {seconds} s", culprit="ray"
-)
-JOB_NOT_FOUND = End(
-    75,
-    Kind.LOST,
-    "timed out after the agent was killed, waiting for {what}{evidence}",
-    culprit="ray",
-)
+NO_STATUS_FROM_RAY = _lost("Ray returned no status of the job for {seconds} s", "ray")
+JOB_NOT_FOUND = _lost("timed out after the agent was killed, waiting for {what}{evidence}", "ray")
 """The agent that replaces a killed one does not find the running job."""
-NODE_LOST = End(75, Kind.LOST, "{loss}, longer than AGENT_NODE_GRACE", culprit="node")
-NODE_TAKEN = End(75, Kind.LOST, "{nodes}: the platform takes it away", culprit="node")
+NODE_LOST = _lost("{loss}, longer than AGENT_NODE_GRACE", "node")
+NODE_TAKEN = _lost("{nodes}: the platform takes it away", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
-SERVICE_NODE_LOST = End(
-    75,
-    Kind.LOST,
-    "lost a needed node ({node}, which runs {service}), longer than AGENT_NODE_GRACE",
-    culprit="node",
+SERVICE_NODE_LOST = _lost(
+    "lost a needed node ({node}, which runs {service}), longer than AGENT_NODE_GRACE", "node"
 )
-SHARE_LOST = End(
-    75,
-    Kind.LOST,
-    "lost a needed node while the job ran: {nodes} (no report of its share)",
-    culprit="node",
-)
+SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")
 """With torchrun: a node did not report the end of its share."""
-STALLED_SINCE_LOSS = End(
-    75,
-    Kind.LOST,
-    "the job shows no sign of work for {duration} since {loss} (AGENT_STALL)",
-    culprit="node",
+STALLED_SINCE_LOSS = _lost(
+    "the job shows no sign of work for {duration} since {loss} (AGENT_STALL)", "node"
 )
-FAILED_AFTER_LOSS = End(75, Kind.LOST, "{loss}, and {failure}", culprit="node")
+FAILED_AFTER_LOSS = _lost("{loss}, and {failure}", "node")
 """The job failed just after a loss, and retries are left."""
-FAILED_WITHOUT_CODE = End(
-    75,
-    Kind.LOST,
-    "the job failed without an exit code of its own: {evidence}{before}",
-    culprit="job",
+FAILED_WITHOUT_CODE = _lost(
+    "the job failed without an exit code of its own: {evidence}{before}", "job"
 )
 OUT_OF_MEMORY = End(
     75,
     Kind.JOB_FAILED,
     "the job ran out of memory and is not tried again: {evidence}",
-    culprit="job",
-    remedy="Give the pods more memory, or the job less to hold: fewer workers, smaller batches",
+    "job",
+    "Give the pods more memory, or the job less to hold: fewer workers, smaller batches",
     is_jobs_verdict=True,
 )
-ALL_REDUCE_ABORTED = End(
-    75,
-    Kind.LOST,
-    "{check}: the all-reduce was aborted: {nodes} was lost",
-    culprit="node",
-)
-NOT_BACK_IN_TIME = End(75, Kind.LOST, NOT_IN_TIME.reason, culprit="{what}")
+ALL_REDUCE_ABORTED = _lost("{check}: the all-reduce was aborted: {nodes} was lost", "node")
+NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}")
 """As `NOT_IN_TIME`, for what an earlier attempt had."""
-NODES_NO_LONGER_FIT = End(
-    75,
-    Kind.LOST,
-    "{reason}",
-    culprit="{culprit}",
-    remedy="Run again once the lost nodes are back",
-    phase=_SUBMITTING,
+NODES_NO_LONGER_FIT = _lost(
+    "{reason}", "{culprit}", "Run again once the lost nodes are back", _SUBMITTING
 )
 """As `RECIPE_DOES_NOT_FIT` and `CHECKPOINTS_REFUSED`, after an attempt whose nodes fitted."""
-RETRIES_EXHAUSTED = End(
-    75,
-    Kind.LOST,
+RETRIES_EXHAUSTED = _lost(
     "{last}; {count} lost, and AGENT_JOB_RETRIES={retries} allows no other",
-    culprit="attempts",
-    remedy="Raise AGENT_JOB_RETRIES, or begin anew in another AGENT_LOG_DIR",
+    "attempts",
+    "Raise AGENT_JOB_RETRIES, or begin anew in another AGENT_LOG_DIR",
     attempts_are_used_up=True,
 )
 """Found at the start: the attempts of earlier heads count."""
-SAME_CAUSE = End(
-    75,
-    Kind.LOST,
+SAME_CAUSE = _lost(
     "the same cause ended two attempts in a row without a newer checkpoint: {cause}",
-    culprit="job",
-    remedy="Remove the cause; begin anew in another AGENT_LOG_DIR",
+    "job",
+    "Remove the cause; begin anew in another AGENT_LOG_DIR",
     attempts_are_used_up=True,
 )
-NO_PROGRESS = End(
-    75,
-    Kind.LOST,
+NO_PROGRESS = _lost(
     "no progress: {count} attempts in a row were lost within {minutes} min each, without a newer "
     "checkpoint, the last: {last}",
-    culprit="attempts",
-    remedy="Find out what takes the nodes or Ray away; begin anew in another AGENT_LOG_DIR",
+    "attempts",
+    "Find out what takes the nodes or Ray away; begin anew in another AGENT_LOG_DIR",
     attempts_are_used_up=True,
 )
-SUPERSEDED = End(
-    75,
-    Kind.LOST,
+SUPERSEDED = _lost(
     "superseded: a later head of run {run} has taken over ({evidence})",
-    culprit="head",
-    remedy="Nothing, if that one was meant; else give only one node the head's name",
+    "head",
+    "Nothing, if that one was meant; else give only one node the head's name",
     is_superseded=True,
 )
-HEAD_LOST = End(75, Kind.LOST, "its head was lost")
+HEAD_LOST = _lost("its head was lost")
 """The end of an attempt in run.json whose head left no other."""
-HEAD_SILENT = End(
-    75, Kind.LOST, "the head {head} has been silent for {seconds} s ({evidence})", culprit="head"
-)
-HEAD_NOT_BACK = End(75, Kind.LOST, "waited too long for {what}: {evidence}", culprit="head")
-OTHER_RUN = End(
-    75, Kind.LOST, "the head {head} began another run: {theirs}, not {ours}", culprit="head"
-)
+HEAD_SILENT = _lost("the head {head} has been silent for {seconds} s ({evidence})", "head")
+HEAD_NOT_BACK = _lost("waited too long for {what}: {evidence}", "head")
+OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "head")
 
 # --- 70: a bug in the agent ---------------------------------------------------------------------
 
@@ -403,5 +303,5 @@ def stopped(signum: int, *, expected: bool) -> Outcome:
     The code is 0 where a stop is `expected` (AGENT_JOB=none), 130 after SIGINT, else 143.
     """
     code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
-    name = name_of_signal(signum)
+    name = _SIGNALS.get(signum, f"signal {signum}")  # real-time signals have no name
     return STOPPED_BY_SIGNAL.outcome(code=0 if expected else code, signal=name)

@@ -13,10 +13,8 @@ REPLY_HELD = 10.0
 """The head delays its reply to a report for so long while nothing has changed. A worker reports
 again at once after a reply, so this is also the longest time between two reports.
 """
-PEER_DEAD = 3.0
-"""TCP keepalive closes the connection of a held report: a pod that is lost closes none itself."""
-RECONNECT = 0.5
-"""A worker also closes its connection to send a new report at once: it is back within this."""
+PEER_DEAD = 3.0  # TCP keepalive closes the connection of a held report: a lost pod does not.
+RECONNECT = 0.5  # A worker also closes its connection to report at once: it is back within this.
 PROBE_OF_SILENT = 2.2
 """A worker whose connection closed is probed for so long, then logged as silent.
 
@@ -25,14 +23,10 @@ way, an answer takes 0.4 s at best, and half of all tries are lost. With `RECONN
 below the 3 s within which a lost worker is named. A killed agent on a running machine takes less:
 the connection is refused at once.
 """
-PROBE_EVIDENCE = 1.0
-"""A probe that ends at its own limit gives no evidence, so that limit is later by this."""
-PROBE_INTERVAL = 5.0
-"""Between two probes of a worker that stays silent."""
-AGENT_SILENT = REPLY_HELD + 5.0
-"""A worker whose last report is older may be replaced by another agent at its address."""
-SILENT_WITHOUT_RAY = 15.0
-"""With torchrun a worker without a report for so long is lost; with Ray, GCS decides as well."""
+PROBE_EVIDENCE = 1.0  # A probe that ends at its own limit has no evidence: that one is later.
+PROBE_INTERVAL = 5.0  # Between two probes of a worker that stays silent.
+AGENT_SILENT = REPLY_HELD + 5.0  # A worker with an older report may be replaced at its address.
+SILENT_WITHOUT_RAY = 15.0  # With torchrun such a worker is lost; with Ray, GCS decides as well.
 GCS_REPORTS_LOSS = 75.0
 """GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60).
 
@@ -43,38 +37,24 @@ FENCE_SHARE = 0.8
 """Share of AGENT_NODE_GRACE after which an unreachable worker stops its own part of an attempt:
 after all of it, the head may begin the next one.
 """
-FENCE_LATEST_SHARE = 0.95
-"""The same since the last contact, for a worker that notices the silence late."""
-FENCE_LEAST = 3.0
-"""The least time that a head has to answer again before the fence."""
-PREPARE_STALE = 60.0
-"""A running prepare step extends the workers' deadline only while its worker reports."""
-QUEUE_HOLDER_SILENT = 60.0
-"""A silent worker loses its place in the queue of a step that nodes run one after the other."""
-RECENT_LOSS = 60.0
-"""A job that fails so soon after a loss failed because of it (contract: within 60 s)."""
-EARLIER_ATTEMPT_ENDS = 60.0
-"""Beyond AGENT_NODE_GRACE, for all nodes to end an attempt before the next begins."""
+FENCE_LATEST_SHARE = 0.95  # Since the last contact, for a worker that notices the silence late.
+FENCE_LEAST = 3.0  # The least time that a head has to answer again before the fence.
+PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
+QUEUE_HOLDER_SILENT = 60.0  # A silent worker loses its place in the queue of a step.
+RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it (see contract).
+EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 
 # --- A silent head, on a worker -------------------------------------------------------------------
 
 # AGENT_HEAD_GRACE (5m): from the last reply of the head; then the worker leaves with 75.
-REPORT_MARGIN = 5.0
-"""A report times out so long after the head had to answer it."""
-REPLY_AGE = 15.0
-"""The last reply to a killed agent may be this old: the next agent counts from then."""
-SILENCE_LOGGED = 2.0
-"""Silence is logged after this: on a bad link single calls fail."""
-CONNECT_PAUSE = 0.1
-"""Before the second try to reach the head; it doubles."""
-LONGEST_CONNECT_PAUSE = 1.0
-"""A head that is back is found within this."""
-JOIN_RETRY_PAUSE = 0.5
-"""Between two tries of `ray start` on a worker."""
-GOODBYE = 1.0
-"""For a last report that the head need not receive."""
-AWAITED_GOODBYE = 5.0
-"""For one that the head must receive: the cause of the run's end is on this worker."""
+REPORT_MARGIN = 5.0  # A report times out so long after the head had to answer it.
+REPLY_AGE = 15.0  # The last reply to a killed agent may be this old: the next one counts from then.
+SILENCE_LOGGED = 2.0  # Silence is logged after this: on a bad link single calls fail.
+CONNECT_PAUSE = 0.1  # Before the second try to reach the head; it doubles.
+LONGEST_CONNECT_PAUSE = 1.0  # A head that is back is found within this.
+JOIN_RETRY_PAUSE = 0.5  # Between two tries of `ray start` on a worker.
+GOODBYE = 1.0  # For a last report that the head need not receive.
+AWAITED_GOODBYE = 5.0  # For one that the head must receive: the cause of the end is on this worker.
 
 # --- The start of a node --------------------------------------------------------------------------
 
@@ -82,303 +62,171 @@ AWAITED_GOODBYE = 5.0
 # AGENT_WAIT_WORKERS (10m), later while a worker reports a running prepare step.
 # AGENT_WAIT_REWARD (10m), from the start of the server.
 # AGENT_WAIT_PREPARE (2h), each step from its own start.
-STALLED_DISK = 2.0
-"""A stalled disk delays start, end, a share, a stack dump or a request for logs by no more."""
-START_LOOKUP = 2.0
-"""DNS at the start; later lookups repeat it."""
-IDLE_DISK = 20.0
-"""For the run folder and the checkpoints: an idle network disk needs some seconds."""
-CHECKPOINT_LISTING = 5.0
-"""For the checkpoints after an attempt, which only inform the decision about the next."""
-PYTHON_ANSWERS = 30.0
-"""For another Python to report its packages: an image on a network disk is slow at first."""
-GPUS_ANSWER = 20.0
-"""Without the persistence daemon the driver initializes each GPU first."""
-UPLOAD_COUNTED = 20.0
-"""For counting a working_dir; a folder that takes longer is reported as too large."""
+STALLED_DISK = 2.0  # A stalled disk delays start, end, a share, stacks or logs by no more.
+START_LOOKUP = 2.0  # DNS at the start; later lookups repeat it.
+IDLE_DISK = 20.0  # For the run folder and the checkpoints: an idle network disk needs some seconds.
+CHECKPOINT_LISTING = 5.0  # For the checkpoints after an attempt, which only inform what follows.
+PYTHON_ANSWERS = 30.0  # For another Python to report its packages: a network disk is slow at first.
+GPUS_ANSWER = 20.0  # Without the persistence daemon the driver initializes each GPU first.
+UPLOAD_COUNTED = 20.0  # For counting a working_dir; one that takes longer is reported as too large.
 SESSION_QUIET = 600.0
 """A Ray session whose files did not change for so long has ended. A running Ray writes its logs
 more often, also in another container that shares the folder.
 """
-RAY_JOINS = 120.0
-"""For `ray start` on a worker, per join."""
-RAY_HANGS = 30.0
-"""A stopped process of Ray is a lost Ray after this."""
-ADDRESS_REUSED = 10.0
-"""A late DNS answer is reused for so long; a recreated pod has a new address."""
-RUN_DECIDED = 5.0
-"""A first report is held for so long until the head has chosen its run."""
+RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
+RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
+ADDRESS_REUSED = 10.0  # A late DNS answer is reused for so long; a recreated pod has a new address.
+RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
 # --- Probes between nodes before the job ----------------------------------------------------------
 
-NODE_PROBE = 10.0
-"""For each node's scoring request to the reward server."""
-BANDWIDTH_SAMPLE = 10.0
-"""For each node's sample of a link; only a recipe that is sized by the links waits for it."""
-SAMPLE_TRIES = BANDWIDTH_SAMPLE - 3.0
-"""A node whose time is over reports so before the head's limit."""
-SAMPLE_PAUSE = 2.0
-"""Between two samples of a link: cores may still be busy with Ray's start."""
-SAMPLE_LENGTH = 1.0
-"""The longest time that one sample measures."""
-SAMPLE_QUEUE = 8.0
-"""A node answers one sample after the other."""
-SAMPLE_CONNECT = 3.0
-"""For the connection of a sample."""
-RAYLET_REACHED = 3.0
-"""A running raylet accepts connections, on a busy machine a little later."""
-REACH_TRY = 2.0
-"""One of several tries to reach a raylet."""
-ROUND_TRIP_SLOW = 0.02
-"""No network within a data center takes this long."""
-CLOCKS_DIFFER = 5.0
-"""A first report may take three; a larger difference comes from the clock."""
-ALL_REDUCE = 120.0
-"""For the all-reduce before the job; NCCL's first contact may take a minute."""
-ALL_REDUCE_SPARE = 10.0
-"""For its result to arrive after its own time limit."""
-HEAD_RESULT = 5.0
-"""For the head's own result, the most detailed one, after another node failed."""
-ALL_REDUCE_KILLED = 5.0
-"""Beyond its own time limit, until an all-reduce is killed."""
-ALL_REDUCE_STOP = 1.0
-"""The grace of an all-reduce that is stopped."""
+NODE_PROBE = 10.0  # For each node's scoring request to the reward server.
+BANDWIDTH_SAMPLE = 10.0  # For each node's sample of a link; only a recipe sized by the links waits.
+SAMPLE_TRIES = BANDWIDTH_SAMPLE - 3.0  # A node whose time is over reports before the head's limit.
+SAMPLE_PAUSE = 2.0  # Between two samples of a link: cores may still be busy with Ray's start.
+SAMPLE_LENGTH = 1.0  # The longest time that one sample measures.
+SAMPLE_QUEUE = 8.0  # A node answers one sample after the other.
+SAMPLE_CONNECT = 3.0  # For the connection of a sample.
+RAYLET_REACHED = 3.0  # A running raylet accepts connections, on a busy machine a little later.
+REACH_TRY = 2.0  # One of several tries to reach a raylet.
+ROUND_TRIP_SLOW = 0.02  # No network within a data center takes this long.
+CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
+ALL_REDUCE = 120.0  # For the all-reduce before the job; NCCL's first contact may take a minute.
+ALL_REDUCE_SPARE = 10.0  # For its result to arrive after its own time limit.
+HEAD_RESULT = 5.0  # For the head's own result, the most detailed one, after another node failed.
+ALL_REDUCE_KILLED = 5.0  # Beyond its own time limit, until an all-reduce is killed.
+ALL_REDUCE_STOP = 1.0  # The grace of an all-reduce that is stopped.
 
 # --- The job --------------------------------------------------------------------------------------
 
-SUBMISSION = 120.0
-"""For Ray to accept the job; an upload of a working_dir has more time by its size."""
-NO_JOB_STATUS = 120.0
-"""An attempt is lost if Ray returns no status of its job for so long."""
-SHARE_REPORTS = 8.0
-"""With torchrun: for every node's report after the job failed on one."""
-NODES_ASKED = 5.0
-"""For every node's answer after the job failed: a loss may be the cause."""
-PER_NODE_ASKED = 2.0
-"""For one node's answer."""
-BRIDGE_HEARTBEAT = 5.0
-"""The bridge repeats an unchanged status of the job at this interval."""
-DASHBOARD_SILENT = 10.0
-"""After so long without an answer of the dashboard, GCS is asked."""
-RAY_CONNECTION_DEAD = 30.0
-"""Ray's client sets no timeouts: without this, a cut link would block it forever."""
-GCS_CALL = 5.0
-"""For one call to GCS."""
-JOB_OUTPUT_COPIED = 5.0
-"""A job's end is delayed by no more for the rest of its output."""
-NODES_POLL = 0.1
-"""The bridge reads GCS's list of nodes while the run boots."""
-NODES_POLL_WITH_JOB = 1.0
-"""The same while a job runs: its nodes change rarely."""
-JOB_POLL = 0.2
-"""The bridge reads the status of the job."""
-JOB_OUTPUT_POLL = 0.5
-"""Until the bridge opens the job's output stream again."""
-GCS_POLL = 2.0
-"""The bridge asks GCS for the job while the dashboard is silent."""
-BRIDGE_PAUSE = 0.5
-"""Before the second start of a bridge; it doubles."""
-LONGEST_BRIDGE_PAUSE = 5.0
-"""Well below `NO_JOB_STATUS`."""
-TORCHRUN_POLL = 0.05
-"""torchrun's checks of its processes: short, to find the first failure."""
+SUBMISSION = 120.0  # For Ray to accept the job; an upload of a working_dir has more, by its size.
+NO_JOB_STATUS = 120.0  # An attempt is lost if Ray returns no status of its job for so long.
+SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job failed on one.
+NODES_ASKED = 5.0  # For every node's answer after the job failed: a loss may be the cause.
+PER_NODE_ASKED = 2.0  # For one node's answer.
+BRIDGE_HEARTBEAT = 5.0  # The bridge repeats an unchanged status of the job at this interval.
+DASHBOARD_SILENT = 10.0  # After so long without an answer of the dashboard, GCS is asked.
+RAY_CONNECTION_DEAD = 30.0  # Ray's client sets no timeouts: a cut link would block it forever.
+GCS_CALL = 5.0  # For one call to GCS.
+JOB_OUTPUT_COPIED = 5.0  # A job's end is delayed by no more for the rest of its output.
+NODES_POLL = 0.1  # The bridge reads GCS's list of nodes while the run boots.
+NODES_POLL_WITH_JOB = 1.0  # The same while a job runs: its nodes change rarely.
+JOB_POLL = 0.2  # The bridge reads the status of the job.
+JOB_OUTPUT_POLL = 0.5  # Until the bridge opens the job's output stream again.
+GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.
+BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
+LONGEST_BRIDGE_PAUSE = 5.0  # Well below `NO_JOB_STATUS`.
+TORCHRUN_POLL = 0.05  # torchrun's checks of its processes: short, to find the first failure.
 # AGENT_STALL (30m): no sign of work; after a lost node the attempt ends.
-STALL_CHECK_SHORTEST = 1.0
-"""Signs of work are read ten times within AGENT_STALL, at this interval at the least."""
-STALL_CHECK_LONGEST = 60.0
-"""And at this one at the most."""
-STALL_BUSY = 15.0
-"""For all nodes to report whether they are busy."""
-STALL_STACKS = 45.0
-"""For all nodes to report their stacks."""
-STALL_TASKS = 30.0
-"""For Ray to list its tasks."""
-STACK_DUMP = 10.0
-"""For the stacks of one process."""
+STALL_CHECK_SHORTEST = 1.0  # Signs of work are read ten times within AGENT_STALL, no more often,
+STALL_CHECK_LONGEST = 60.0  # and no less often.
+STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
+STALL_STACKS = 45.0  # For all nodes to report their stacks.
+STALL_TASKS = 30.0  # For Ray to list its tasks.
+STACK_DUMP = 10.0  # For the stacks of one process.
 
 # --- Attempts and restarts ------------------------------------------------------------------------
 
-FIRST_RETRY_PAUSE = 10.0
-"""Before the second attempt; it doubles."""
-LONGEST_RETRY_PAUSE = 300.0
-"""More would only cost pods that wait."""
-ATTEMPT_SHORT = 600.0
-"""An attempt that was lost sooner, without a new checkpoint, made no progress."""
-RESTARTS_FORGOTTEN = 600.0
-"""A service's restarts are forgotten after so long without one: four a week are no crash loop."""
-LONGEST_RESTART_PAUSE = 30.0
-"""Between two restarts of a service; it starts with none and doubles."""
-AGENT_CRASH_WINDOW = 600.0
-"""An agent that is killed four times within this is not started again."""
-RAY_EXIT_NOTICED = 1.5
-"""`ray start` that detects the end of a Ray process exits within a second and logs more."""
-OOM_RECENT = 60.0
-"""An end this soon after an OOM kill is attributed to it."""
+FIRST_RETRY_PAUSE = 10.0  # Before the second attempt; it doubles.
+LONGEST_RETRY_PAUSE = 300.0  # More would only cost pods that wait.
+ATTEMPT_SHORT = 600.0  # An attempt lost sooner, without a new checkpoint, made no progress.
+RESTARTS_FORGOTTEN = 600.0  # A service's restarts count for so long: four a week are no crash loop.
+LONGEST_RESTART_PAUSE = 30.0  # Between two restarts of a service; it starts with none and doubles.
+AGENT_CRASH_WINDOW = 600.0  # An agent that is killed four times within this is not started again.
+RAY_EXIT_NOTICED = 1.5  # `ray start` exits within a second of a Ray process, and logs more.
+OOM_RECENT = 60.0  # An end this soon after an OOM kill is attributed to it.
 
 # --- Services and prepare steps -------------------------------------------------------------------
 
-SERVICE_FIRST_PROBE = 10.0
-"""One probe while a service starts."""
-SERVICE_GRACE = 1.0
-"""The grace of a service that no longer answers."""
-STEP_PROGRESS = 2.0
-"""Between two reads of a step's progress."""
-LOCAL_CONNECT = 2.0
-"""The kernel accepts a local connection at once, or not at all."""
+SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
+SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
+STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
+LOCAL_CONNECT = 2.0  # The kernel accepts a local connection at once, or not at all.
 
 # --- The end of a run -----------------------------------------------------------------------------
 
 # AGENT_STOP_GRACE (25s): a stop in total.
-STOP_FINAL_REPLIES = 2.0
-"""For the workers to receive the verdict before the head's port closes."""
-STOP_SERVICES = 3.0
-"""The services' part of a stop."""
-STOP_RAY = 3.0
-"""Ray's part of a stop."""
-STOP_LEFTOVERS = 1.5
-"""For processes that services or Ray left behind."""
-STOP_OUTPUT = 2.0
-"""For the rest of the job's output to be copied."""
-STOP_EXIT = 4.0
-"""For SIGKILL, the bundle and the exit. The job gets the rest of AGENT_STOP_GRACE."""
-STOP_BUNDLE = 2.0
-"""For the diagnostics bundle."""
-_AT_ONCE = max(STOP_FINAL_REPLIES, STOP_SERVICES, STOP_RAY)
-"""Replies, services and Ray stop at the same time."""
-STOP_PARTS = _AT_ONCE + STOP_LEFTOVERS + STOP_OUTPUT + STOP_EXIT
-"""All of it but the job's part."""
-STOP_WHOLE = 25.0
-"""Below the 30 s after which Kubernetes kills; a shorter grace shrinks all parts alike."""
-JOB_KILLED = 10.0
-"""After the job's grace, until Ray reports that it killed the job; only if an attempt follows."""
-SAVE_SHARE = 0.5
-"""Of the job's grace: for a new checkpoint, before the job is stopped with the rest."""
-CHECKPOINT_POLL = 0.25
-"""A job that has saved goes on until it is stopped: its further steps are lost."""
-CHECKPOINT_QUIET = 2.0
-"""A checkpoint whose files have not changed for so long is whole, unless that is known before."""
-STOP_ACCEPTED = 5.0
-"""For Ray's dashboard to accept the stop of a job; it usually takes one."""
-LEFTOVERS_KILLED = 10.0
-"""For killing what an earlier attempt left; what resists stays."""
-DESCENDANTS_EXIT = 5.0
-"""Freeing much memory takes a process a while."""
-PARENT_SWEEP = 5.0
-"""For the parent to kill what a restarted agent left."""
-AGENT_EXIT = 2.0
-"""An agent that has sent its code exits within this, unless a disk blocks a thread."""
-BUNDLE_EXTRA = 1.0
-"""The caller waits so much longer than the time limit of the bundle's thread."""
-DEAD_ACTORS = 6.0
-"""For Ray to return why actors died, and the ends of their logs; a job failed without a cause."""
-CAUSE_SEARCH = 2.0
-"""For the search of the logs for a known cause."""
+STOP_FINAL_REPLIES = 2.0  # For the workers to receive the verdict before the head's port closes.
+STOP_SERVICES = 3.0  # The services' part of a stop.
+STOP_RAY = 3.0  # Ray's part of a stop.
+STOP_LEFTOVERS = 1.5  # For processes that services or Ray left behind.
+STOP_OUTPUT = 2.0  # For the rest of the job's output to be copied.
+STOP_EXIT = 4.0  # For SIGKILL, the bundle and the exit. The job gets the rest of AGENT_STOP_GRACE.
+STOP_BUNDLE = 2.0  # For the diagnostics bundle.
+_AT_ONCE = max(STOP_FINAL_REPLIES, STOP_SERVICES, STOP_RAY)  # They stop at the same time.
+STOP_PARTS = _AT_ONCE + STOP_LEFTOVERS + STOP_OUTPUT + STOP_EXIT  # All of it but the job's part.
+STOP_WHOLE = 25.0  # Kubernetes kills after 30 s; a shorter grace shrinks all parts alike.
+JOB_KILLED = 10.0  # After the job's grace, until Ray reports it killed; only if an attempt follows.
+SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is stopped.
+CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
+CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
+STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
+LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
+DESCENDANTS_EXIT = 5.0  # Freeing much memory takes a process a while.
+PARENT_SWEEP = 5.0  # For the parent to kill what a restarted agent left.
+AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a disk blocks.
+BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
+DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
+CAUSE_SEARCH = 2.0  # For the search of the logs for a known cause.
 
 # --- A pod after its run --------------------------------------------------------------------------
 
-HOURS_WARNING = 600.0
-"""The end by AGENT_MAX_HOURS is announced this long before, or a tenth of a short run."""
-HOURS_RECORDED = 60.0
-"""Between two records of the used hours: an agent that is killed forgets no more."""
-HOLD_REMINDER = 600.0
-"""The price of a held pod is logged again, and a refused stop of it is tried again, after this."""
-RESTART_PAUSE = 600.0
-"""A platform restarts a container within this after its end: Kubernetes waits 5 min at most."""
-POD_REQUEST = 20.0
-"""For one request to RunPod's API."""
-POD_RETRY_PAUSE = 1.0
-"""Before a failed request to RunPod's API is repeated; it doubles."""
-LONGEST_POD_RETRY_PAUSE = 60.0
-"""A held pod bills, so that an API that works again is found soon."""
-POD_STOPS = 60.0
-"""A container whose pod was stopped is killed within this; then RunPod is asked again."""
-WORKERS_STOP_FIRST = 30.0
-"""The head's pod is stopped last, but waits no longer for the pods of workers."""
+HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a tenth of a short run.
+HOURS_RECORDED = 60.0  # Between two records of the used hours: a killed agent forgets no more.
+HOLD_REMINDER = 600.0  # A held pod's price is logged again, and a refused stop is tried again.
+RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kubernetes in 5 min.
+POD_REQUEST = 20.0  # For one request to RunPod's API.
+POD_RETRY_PAUSE = 1.0  # Before a failed request to RunPod's API is repeated; it doubles.
+LONGEST_POD_RETRY_PAUSE = 60.0  # A held pod bills, so that an API that works again is found soon.
+POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
+WORKERS_STOP_FIRST = 30.0  # The head's pod is stopped last, after waiting so long for the workers'.
 
 # --- The agent's port, and verbs that ask it ------------------------------------------------------
 
-HEADER = 10.0
-"""From the start of a connection to its first complete request header."""
-CONNECTION_IDLE = 30.0
-"""From an answer to the next complete header; aiohttp's clients reuse one for 15 s only."""
-BODY = 10.0
-"""For a request's body."""
-LOGIN_WINDOW = 60.0
-"""An address may send the page's form ten wrong tokens in so long."""
-LOGIN_LASTS = 12 * 3600.0
-"""The page's cookie expires so long after the token was sent."""
-FULL_WARNING = 60.0
-"""Between two warnings that the port has too many connections."""
-STATUS_READ = 0.5
-"""Between two reads of the status, shared by all readers."""
-STATUS_REPEATED = 5.0
-"""An unchanged status is repeated at this interval, as a sign of life."""
-READER_STALLED = 10.0
-"""A reader that does not accept a status within this is disconnected."""
-STREAM_SILENT = 12.0
-"""A stream without a status for so long is opened again."""
-HEAD_GONE = 15.0
-"""A watcher without a status for so long reports the head as gone."""
-ONE_REQUEST = 5.0
-"""For one request of a verb."""
-STATUS_POLL = 1.0
-"""Between two requests where `/events` cannot be used."""
-AGENT_RESTARTS = 15.0
-"""A verb waits so long for a killed agent: it starts again within 2 s, on a busy machine later."""
-VERB_RETRY_PAUSE = 0.5
-"""Between two requests of a verb that waits."""
-STOP_VERB_MARGIN = 10.0
-"""`stop` waits so much longer than the head's grace: it writes and sends the verdict."""
-LOG_LINES_AWAITED = 3.0
-"""A request for logs waits so long for new lines, below the caller's timeout."""
-LOG_POLL = 0.1
-"""Between two reads of a log; at its end the agent waits twice as long for open requests."""
+HEADER = 10.0  # From the start of a connection to its first complete request header.
+CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients reuse one for 15 s.
+BODY = 10.0  # For a request's body.
+LOGIN_WINDOW = 60.0  # An address may send the page's form ten wrong tokens in so long.
+LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token was sent.
+FULL_WARNING = 60.0  # Between two warnings that the port has too many connections.
+STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.
+STATUS_REPEATED = 5.0  # An unchanged status is repeated at this interval, as a sign of life.
+READER_STALLED = 10.0  # A reader that does not accept a status within this is disconnected.
+STREAM_SILENT = 12.0  # A stream without a status for so long is opened again.
+HEAD_GONE = 15.0  # A watcher without a status for so long reports the head as gone.
+ONE_REQUEST = 5.0  # For one request of a verb.
+STATUS_POLL = 1.0  # Between two requests where `/events` cannot be used.
+AGENT_RESTARTS = 15.0  # A verb waits for a killed agent: it starts within 2 s, or a little later.
+VERB_RETRY_PAUSE = 0.5  # Between two requests of a verb that waits.
+STOP_VERB_MARGIN = 10.0  # `stop` waits longer than the head's grace: it also sends the verdict.
+LOG_LINES_AWAITED = 3.0  # A request for logs waits so for new lines, below the caller's timeout.
+LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open requests.
 
 # --- Writing --------------------------------------------------------------------------------------
 
-FLUSH = 1.0
-"""The process waits so long for all writers at its exit."""
-WRITE_STUCK = 2.0
-"""A write that takes longer counts as stuck."""
-WRITE_STALLED = 10.0
-"""A write that takes longer is reported; a slow disk is faster."""
-WRITE_RETRY = 15.0
-"""Until an item that could not be written is tried again."""
-RECORD_COUNTERS = 0.5
-"""Between writes of counters that change all the time."""
-RUN_RECORD_CHECK = 3.0
-"""Between two checks whether a later head serves this run."""
-NODE_CHECK = 5.0
-"""Between two reads of a node's own statistics."""
-FILE_LOCK = 2.0
-"""For a lock of the run folder on a network disk."""
-FOLDER_MOVE = 0.1
-"""For a blocked writer before the run folder moves: the head's next reply tries again."""
-WAIT_REMINDER = 30.0
-"""An unchanged wait is logged again after this."""
-WAIT_QUIET = 2.0
-"""Between two log lines of one wait whose evidence changes."""
-SPAN_SHORTEST = 0.05
-"""`explain` leaves out what took less."""
+FLUSH = 1.0  # The process waits so long for all writers at its exit.
+WRITE_STUCK = 2.0  # A write that takes longer counts as stuck.
+WRITE_STALLED = 10.0  # A write that takes longer is reported; a slow disk is faster.
+WRITE_RETRY = 15.0  # Until an item that could not be written is tried again.
+RECORD_COUNTERS = 0.5  # Between writes of counters that change all the time.
+RUN_RECORD_CHECK = 3.0  # Between two checks whether a later head serves this run.
+NODE_CHECK = 5.0  # Between two reads of a node's own statistics.
+FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
+FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
+WAIT_REMINDER = 30.0  # An unchanged wait is logged again after this.
+WAIT_QUIET = 2.0  # Between two log lines of one wait whose evidence changes.
+SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 
 # --- Polling of processes, files and sockets ------------------------------------------------------
 
-WAIT_POLL = 0.05
-"""The one polling loop, for what sends no event."""
-WAIT_READ = 1.0
-"""For a short read in a thread, such as a file."""
-OUTPUT_POLL = 0.05
-"""Between two reads of the job's output."""
-COPY_POLL = 0.2
-"""Between two reads of the output for its copy in job.log."""
-PROCESS_POLL = 0.1
-"""The kernel reports each end only once: a process whose group still runs is checked again."""
-WRITE_PAUSE = 0.02
-"""Output is read again after this while its disk is slow."""
-RAY_POLL = 0.5
-"""Between two checks of this node's Ray and GCS."""
-RAY_HELPERS_POLL = 1.0
-"""Between two checks of Ray's dashboard and agents."""
+WAIT_POLL = 0.05  # The one polling loop, for what sends no event.
+WAIT_READ = 1.0  # For a short read in a thread, such as a file.
+OUTPUT_POLL = 0.05  # Between two reads of the job's output.
+COPY_POLL = 0.2  # Between two reads of the output for its copy in job.log.
+PROCESS_POLL = 0.1  # The kernel reports an end once: a process whose group runs is checked again.
+WRITE_PAUSE = 0.02  # Output is read again after this while its disk is slow.
+RAY_POLL = 0.5  # Between two checks of this node's Ray and GCS.
+RAY_HELPERS_POLL = 1.0  # Between two checks of Ray's dashboard and agents.
 
 # --- the order ----------------------------------------------------------------------------------
 

@@ -38,51 +38,33 @@ class Value(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 
-LONGEST_TEXT = 2_000
-"""The length at which a text is cut."""
-LONGEST_TAIL = 16 << 10
-"""The same for the end of a log, which keeps its line ends and is cut at its start."""
+LONGEST_TEXT = 2_000  # then a text is cut
+LONGEST_TAIL = 16 << 10  # then the end of a log, which keeps its line ends, is cut at its start
 Required = Annotated[str, Meta(min_length=1)]
 
 MOST_ITEMS = 64
 Items = Annotated[tuple[T, ...], Meta(max_length=MOST_ITEMS)]
 ByName = Annotated[Mapping[str, T], Meta(max_length=MOST_ITEMS)]
+MOST_ADDRESSES = 4  # of one interface or name in a hello; further ones are left out
+Addresses = ByName[Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)]]
+JOB_NODES = Meta(max_length=20_000)  # EXPECTED_WORKERS allows 10,000
+Variables = Annotated[Mapping[str, str], Meta(max_length=256)]
 
-MOST_BYTES = 2**63 - 1
-"""More than any number of bytes, and the largest number that msgspec compares."""
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-"""2**53 is more than any count reaches."""
-Attempt = Annotated[int, Meta(ge=0, le=10_000)]
-"""AGENT_JOB_RETRIES allows 1,000."""
-Epoch = Annotated[int, Meta(ge=0, le=10**15)]
-"""Milliseconds since 1970."""
-Rank = Annotated[int, Meta(ge=0, le=999_999)]
-Gpus = Annotated[int, Meta(ge=0, le=1_024)]
-"""GPUs of one node, with the limit of AGENT_NUM_GPUS."""
-Cpus = Annotated[int, Meta(ge=0, le=100_000)]
-"""CPUs of one node, with the limit of AGENT_NUM_CPUS."""
-Gigabytes = Annotated[int, Meta(ge=0, le=10_000)]
-"""Memory of a GPU as on its label, which counts GiB."""
+MOST_BYTES = 2**63 - 1  # the largest number that msgspec compares
 Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
-Limit = Annotated[int, Meta(ge=-1, le=MOST_BYTES)]
-"""A kernel limit; -1 for none."""
+Limit = Annotated[int, Meta(ge=-1, le=MOST_BYTES)]  # of the kernel; -1 for none
+Surplus = Annotated[int, Meta(ge=-MOST_BYTES, le=MOST_BYTES)]  # below a limit; negative above it
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Attempt = Annotated[int, Meta(ge=0, le=10_000)]  # AGENT_JOB_RETRIES allows 1,000
+Epoch = Annotated[int, Meta(ge=0, le=10**15)]  # milliseconds since 1970
+Rank = Annotated[int, Meta(ge=0, le=999_999)]
+Gpus = Annotated[int, Meta(ge=0, le=1_024)]  # of one node, as AGENT_NUM_GPUS
+Cpus = Annotated[int, Meta(ge=0, le=100_000)]  # of one node, as AGENT_NUM_CPUS
+Gigabytes = Annotated[int, Meta(ge=0, le=10_000)]  # of a GPU as on its label, which counts GiB
 UserId = Annotated[int, Meta(ge=0, le=2**32)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
-Surplus = Annotated[int, Meta(ge=-MOST_BYTES, le=MOST_BYTES)]
-"""The distance to a limit; negative above it."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Rate = Annotated[float, Meta(ge=0, le=1e15)]
-"""Bits per second."""
-Timestamp = Annotated[float, Meta(ge=0, le=1e12)]
-"""Seconds since 1970."""
-Difference = Annotated[float, Meta(ge=-1e12, le=1e12)]
-"""Seconds between two moments."""
-
-MOST_ADDRESSES = 4
-"""The most addresses of one interface or name in a hello; further ones are left out."""
-Addresses = ByName[Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)]]
-"""Addresses by interface or by name."""
-JOB_NODES = Meta(max_length=20_000)
-"""The nodes of a job: EXPECTED_WORKERS allows 10,000."""
-Variables = Annotated[Mapping[str, str], Meta(max_length=256)]
+Rate = Annotated[float, Meta(ge=0, le=1e15)]  # bits per second
+Timestamp = Annotated[float, Meta(ge=0, le=1e12)]  # seconds since 1970
+Difference = Annotated[float, Meta(ge=-1e12, le=1e12)]  # seconds between two moments

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.ends import Kind
+from agent.base.ends import STARTING, Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
 from agent.decisions.attempts import FailureCause
@@ -221,7 +221,8 @@ def write_bundle(
     `workers` are the parts about the workers. A thread writes it and is abandoned at the limit; a
     run gets one bundle.
     """
-    if not outcome.needs_bundle or run.bundle is not None:
+    has_logs = outcome.phase != STARTING
+    if not outcome.is_failure or not has_logs or run.bundle is not None:
         return outcome
     bundle, budget = Bundle(run.folder.path, time.time()), run.plan.budget.bundle
     scope = "this node" if workers is None else "all nodes"

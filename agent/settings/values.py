@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
-_POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_ResourceName = Annotated[str, msgspec.Meta(pattern=r"\S")]
-_ResourceAmount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Resources = dict[
+    Annotated[str, msgspec.Meta(pattern=r"\S")], Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+]
 _LONGEST = 30 * 24 * 3600.0
 
 Choice = TypeVar("Choice", bound=str)
@@ -57,11 +57,9 @@ def secret(text: str) -> Secret:
 def yes_or_no(text: str) -> bool:
     """Read 1/true or 0/false."""
     word = text.strip().lower()
-    if word in {"1", "true"}:
-        return True
-    if word in {"0", "false"}:
-        return False
-    raise ValueError("1 or true, 0 or false")
+    if word not in {"1", "true", "0", "false"}:
+        raise ValueError("1 or true, 0 or false")
+    return word in {"1", "true"}
 
 
 def duration(text: str) -> float:
@@ -119,9 +117,18 @@ def base_url(text: str) -> str:
     return word
 
 
-def absolute_path(text: str) -> str:
+def text(given: str) -> str:
+    """Read a text that is not blank."""
+    if not given.strip():
+        raise ValueError("some text; leave the variable unset for its default")
+    if "\0" in given:
+        raise ValueError("text without NUL bytes")
+    return given
+
+
+def absolute_path(path: str) -> str:
     """Read a path that does not depend on the current directory."""
-    word = nonempty_text(text).strip()
+    word = text(path).strip()
     if not word.startswith(("/", "~/")):
         raise ValueError("an absolute path, such as /workspace/checkpoints")
     if "{" in word or "}" in word:
@@ -133,11 +140,10 @@ def one_of(*choices: Choice) -> Callable[[str], Choice]:
     """Make a reader of one of these words."""
 
     def read(text: str) -> Choice:
-        word = text.strip().lower()
-        for choice in choices:
-            if word == choice:
-                return choice
-        raise ValueError(f"one of {', '.join(choices)}")
+        found = {choice.lower(): choice for choice in choices}.get(text.strip().lower())
+        if found is None:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return found
 
     return read
 
@@ -189,25 +195,28 @@ def ip(text: str) -> str:
     return str(address)
 
 
-def pod_id(text: str) -> str:
-    """Read a RunPod pod id, which becomes part of a host name."""
-    word = text.strip()
-    if not _POD_ID.fullmatch(word):
-        raise ValueError("a RunPod pod id such as abc123 (the id alone, no domain)")
-    return word
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """Make a reader of texts that match a pattern as a whole."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text.strip()):
+            raise ValueError(expected)
+        return text.strip()
+
+    return read
 
 
-def url_path(text: str) -> str:
-    """Read the path of a URL."""
-    if not re.fullmatch(r"/[\w./~%+-]*", text.strip()):
-        raise ValueError("a path that begins with /, such as /get_reward")
-    return text.strip()
+pod_id = matching(  # it becomes part of a host name
+    r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?",
+    "a RunPod pod id such as abc123 (the id alone, no domain)",
+)
+url_path = matching(r"/[\w./~%+-]*", "a path that begins with /, such as /get_reward")
 
 
 def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
-        found = msgspec.json.decode(text, type=dict[_ResourceName, _ResourceAmount])
+        found = msgspec.json.decode(text, type=_Resources)
     except (msgspec.DecodeError, RecursionError):
         found = {"": 0.0}
     if not all(map(str.isprintable, found)) or {"", "CPU", "GPU", "memory"} & found.keys():
@@ -224,12 +233,3 @@ def shell_words(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"words that a shell could split ({error})".lower()) from None
-
-
-def nonempty_text(text: str) -> str:
-    """Read a text that is not blank."""
-    if not text.strip():
-        raise ValueError("some text; leave the variable unset for its default")
-    if "\0" in text:
-        raise ValueError("text without NUL bytes")
-    return text

@@ -70,7 +70,7 @@ def test_all_times_are_in_the_table() -> None:
 def test_each_time_is_used_and_explained() -> None:
     """The table has no row without a reader or a reason."""
     text = (ROOT / "agent/base/times.py").read_text()
-    body = ast.parse(text).body
+    lines, body = text.splitlines(), ast.parse(text).body
     sources = "\n".join(
         path.read_text() for path in ROOT.glob("agent/**/*.py") if path.name != "times.py"
     )
@@ -84,5 +84,6 @@ def test_each_time_is_used_and_explained() -> None:
             name = node.targets[0].id
             if name == "RULES":
                 continue
-            assert isinstance(after, ast.Expr), f"{name} has no reason"
+            has_comment = "  # " in lines[node.lineno - 1]
+            assert has_comment or isinstance(after, ast.Expr), f"{name} has no reason"
             assert f"times.{name}" in sources or name in used_here, f"{name} is not used"
