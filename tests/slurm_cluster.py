@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.work.start_files.platforms import slurm
 from agent.work.start_files.request import Request
-from agent.work.start_files.slurm import render
 from scenario import AGENT, BOOT, await_true, read_outcome
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class SlurmCluster:
             "export AGENT_JOB=": "",
         }
         asked = Request(recipe="rehearsal", nodes=len(self.nodes), gpus=0, variant="none")
-        text = render(asked)[0].text
+        text = slurm(asked)[0].text
         for start, line in lines.items():
             before = [line for line in text.splitlines() if line.startswith(start)]
             assert len(before) == 1, f"{EXAMPLE}: one line {start} to change, not {before}"

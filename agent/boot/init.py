@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.boot.recipe_verb import recipe_name
-from agent.work.start_files import clouds, kubernetes, slurm
+from agent.work.start_files import platforms
 from agent.work.start_files.request import PRESETS, Request, StartFile
 
 if TYPE_CHECKING:
@@ -38,19 +38,21 @@ class Platform(Value, frozen=True):
 
 PLATFORMS = {
     "slurm": Platform(
-        slurm.render, flag="container", variants=("none", "apptainer", "pyxis", "podman")
+        platforms.slurm, flag="container", variants=("none", "apptainer", "pyxis", "podman")
     ),
-    "runpod": Platform(clouds.runpod, "openrlhf-grpo", flag="kind", variants=("pods", "cluster")),
-    "dstack": Platform(clouds.dstack),
-    "skypilot": Platform(clouds.skypilot),
+    "runpod": Platform(
+        platforms.runpod, "openrlhf-grpo", flag="kind", variants=("pods", "cluster")
+    ),
+    "dstack": Platform(platforms.dstack),
+    "skypilot": Platform(platforms.skypilot),
     "kubernetes": Platform(
-        kubernetes.kubernetes,
+        platforms.kubernetes,
         rehearsal_gpus=0,
         flag="kind",
         variants=("lws", "trainjob", "pytorchjob"),
     ),
-    "kuberay": Platform(kubernetes.kuberay, rehearsal_gpus=0),
-    "ssh": Platform(clouds.ssh, "rehearsal", rehearsal_gpus=0),
+    "kuberay": Platform(platforms.kuberay, rehearsal_gpus=0),
+    "ssh": Platform(platforms.ssh, "rehearsal", rehearsal_gpus=0),
 }
 
 

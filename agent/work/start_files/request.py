@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
@@ -32,6 +33,20 @@ class Request(Value, frozen=True):
     """Where a node fetches the one file instead, and its digest."""
     volume: str = ""
     """Id of a network volume of RunPod."""
+
+    @property
+    def preset(self) -> Preset:
+        """Return the usual settings of the recipe."""
+        return PRESETS[self.recipe]
+
+    @property
+    def container_image(self) -> str:
+        """Return the image to run in."""
+        return self.image or self.preset.image
+
+    def enter_code(self) -> tuple[str, ...]:
+        """Return the shell command that enters the folder in which the job starts, if any."""
+        return (f"cd {self.preset.code}",) if self.preset.code else ()
 
 
 class StartFile(Value, frozen=True):
@@ -205,25 +220,16 @@ class Folders(Value, frozen=True):
     """Whether every node sees the same `data`."""
 
 
-def preset_of(request: Request) -> Preset:
-    """Return the recipe's settings, with the image that was asked for."""
-    return PRESETS[request.recipe]
-
-
-def image_of(request: Request) -> str:
-    """Return the image to run in."""
-    return request.image or preset_of(request).image
-
-
-def setup_commands(preset: Preset, folders: Folders) -> tuple[str, ...]:
+def setup_commands(request: Request, folders: Folders) -> tuple[str, ...]:
     """Return the shell commands that must have run in the container before the agent starts."""
-    clone = () if preset.checkout is None else (preset.checkout.command(folders.code),)
-    return (*clone, *preset.install)
+    checkout = request.preset.checkout
+    clone = () if checkout is None else (checkout.command(folders.code),)
+    return (*clone, *request.preset.install)
 
 
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
     """Return the variables of the job; `restarted`: the platform starts a lost node again."""
-    preset, recipe = preset_of(request), request.recipe
+    preset, recipe = request.preset, request.recipe
     if recipe == "rehearsal":
         return {"AGENT_LOG_DIR": folders.logs} if folders.logs else {}
     known = {"data": folders.data, "code": folders.code}
@@ -247,27 +253,62 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     return {name: text for name, text in found.items() if text}
 
 
-def recipe_line(request: Request) -> str:
-    """Return the command that shows what a recipe would run."""
-    return f"pod-agent recipe {request.recipe} --nodes {request.nodes} --gpus {request.gpus}"
-
-
 # --- text --------------------------------------------------------------------------------------
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_CONDITION = re.compile(r"^\{\{if (\w+)\}\}\n(.*?)^\{\{end\}\}\n", re.MULTILINE | re.DOTALL)
+_VALUE = re.compile(r"^( *)\{\{(\w+)\}\}\n|\{\{(\w+)\}\}", re.MULTILINE)
+_WRAPPED = re.compile(r"(?:^ *#~.*\n)+", re.MULTILINE)
+
+
+def fill(template: str, request: Request, **values: object) -> str:
+    """Return a template with the values of the request and these.
+
+    A value alone on its line gets that line's indentation, and leaves no line if it is empty. The
+    lines from `{{if NAME}}` to `{{end}}` stay if that value is not empty. Comments after `#~` are
+    wrapped.
+    """
+    recipe, nodes, gpus = request.recipe, request.nodes, request.gpus
+    values = {
+        "recipe": recipe,
+        "nodes": nodes,
+        "workers": nodes - 1,
+        "gpus": gpus,
+        "image": request.container_image,
+        "url": request.url,
+        "sha256": request.sha256,
+        "about": request.preset.about,
+        "recipe_line": f"pod-agent recipe {recipe} --nodes {nodes} --gpus {gpus}",
+        **values,
+    }
+
+    def value(found: re.Match[str]) -> str:
+        if found[3]:
+            return str(values[found[3]])
+        text = str(values[found[2]]).rstrip("\n")
+        return textwrap.indent(text, found[1]) + "\n" if text else ""
+
+    def wrapped(found: re.Match[str]) -> str:
+        before, _, rest = found[0].partition("#~")
+        lines = [line.strip() for line in rest.split("#~")]
+        paragraphs = "\n".join(lines).split("\n\n")
+        return textwrap.indent(comment(*paragraphs), before) + "\n"
+
+    text = (_TEMPLATES / template).read_text(encoding="utf-8")
+    text = _CONDITION.sub(lambda found: found[2] if values[found[1]] else "", text)
+    return _WRAPPED.sub(wrapped, _VALUE.sub(value, text))
 
 
 def comment(*paragraphs: str) -> str:
     """Return paragraphs as lines of comments."""
     return "\n#\n".join(
-        textwrap.fill(
-            " ".join(paragraph.split()),
-            WIDTH,
-            initial_indent="# ",
-            subsequent_indent="# ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-        for paragraph in paragraphs
+        "\n".join(f"# {line}" for line in _lines(text, WIDTH - 2)) for text in paragraphs
     )
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """Wrap a text between its words only."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 _PLAIN = re.compile(r"[A-Za-z/][\w./@-]*")
@@ -277,41 +318,29 @@ _READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null"}
 def yaml_value(text: str, indent: int) -> str:
     """Return a string as a value of YAML; a long one is folded over several lines."""
     if len(text) > WIDTH - 30 and " " in text and "  " not in text:
-        room = WIDTH - indent - 2
-        lines = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False)
-        return ">-" + "".join(f"\n{' ' * (indent + 2)}{line}" for line in lines)
+        return "\n  ".join([">-", *_lines(text, WIDTH - indent - 2)])
     plain = _PLAIN.fullmatch(text) and text.lower() not in _READ_AS_OTHERS
     return text if plain else json.dumps(text)
 
 
 def yaml_mapping(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as lines of a mapping."""
-    before = " " * indent
-    return "\n".join(f"{before}{name}: {yaml_value(text, indent)}" for name, text in values.items())
+    """Return variables as lines of a mapping, which are folded for this indentation."""
+    return "\n".join(f"{name}: {yaml_value(text, indent)}" for name, text in values.items())
 
 
 def yaml_env(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as a container's list of name and value."""
-    before = " " * indent
+    """Return variables as a container's list of name and value, folded for this indentation."""
     return "\n".join(
-        f"{before}- name: {name}\n{before}  value: {yaml_value(text, indent + 2)}"
+        f"- name: {name}\n" + textwrap.indent(f"value: {yaml_value(text, indent + 2)}", "  ")
         for name, text in values.items()
     )
-
-
-def indented(text: str, indent: int) -> str:
-    """Return lines moved to the right."""
-    return textwrap.indent(text, " " * indent)
 
 
 def shell_exports(values: Mapping[str, str]) -> str:
     """Return variables as `export` lines; `$HOME` and the like in them are expanded."""
     lines = []
     for name, text in values.items():
-        folded = textwrap.wrap(
-            text, WIDTH - 12 - len(name), break_on_hyphens=False, break_long_words=False
-        )
-        quoted = " \\\n  ".join(folded)
+        quoted = " \\\n  ".join(_lines(text, WIDTH - 12 - len(name)))
         needs_quotes = re.search(r"[^\w$./@:=-]", text) is not None
         lines.append(f'export {name}="{quoted}"' if needs_quotes else f"export {name}={quoted}")
     return "\n".join(lines)
