@@ -13,26 +13,10 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import Kind
 from agent.base.text import error_text
+from agent.boot import head_job, head_server
 from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
-from agent.boot.head_job import (
-    Submission,
-    SubmissionTask,
-    make_submission,
-    newest_checkpoint,
-    read_basis,
-    save_job,
-    start_job_output,
-    stop_job,
-)
-from agent.boot.head_server import (
-    RunStatus,
-    count_possible_callers,
-    first_reply,
-    make_expected,
-    make_site,
-    wait_for_goodbyes,
-)
+from agent.boot.head_job import Submission, SubmissionTask
 from agent.boot.holding import hold_after_verdict
 from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import kill_leftovers, start_ray, stop_ray
@@ -48,15 +32,7 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
-from agent.decisions.values import (
-    HERE,
-    Answered,
-    LogLine,
-    OrderKind,
-    Refused,
-    Step,
-    StopAsked,
-)
+from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, Step, StopAsked
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.background import in_thread
@@ -71,15 +47,12 @@ if TYPE_CHECKING:
     from agent.boot.make_ready import HeadStart
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
-    from agent.control.protocol import Bye
     from agent.decisions.attempts import Attempt
     from agent.plan.plan import Plan
     from agent.runtime.output import OutputCopies
     from agent.runtime.process import Child
     from agent.runtime.waiting import Inbox
     from agent.work.torchrun import ShareOrder
-
-    Link = RayLink | TorchrunLink
 
 
 class HeadAgent:
@@ -93,30 +66,33 @@ class HeadAgent:
         started: HeadStart,
         inbox: Inbox[h.HeadEvent],
     ) -> None:
-        self._run = run
-        self._tasks = tasks
-        self._plan = run.plan
-        self._keeper = keeper
-        self._started = started
-        self._placeholders = started.placeholders
-        self._env = started.env
-        self._inbox = inbox
-        self._ray = started.ray
-        self._work = LocalWork(run, self._inbox.put, lambda: self._placeholders)
+        self._run, self._keeper, self._started = run, keeper, started
+        self._tasks, self._inbox = tasks, inbox
+        self._plan = plan = run.plan
+        self._placeholders, self._env, self._ray = started.placeholders, started.env, started.ray
+        self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
         self._output: OutputCopies | None = None
         self._secrets: Path | None = None
         """The file from which the driver reads its secrets."""
         self._bridge_scope = anyio.CancelScope()
-        goal = make_goal(run.plan, keeper, run.now(), run.finished_steps)
-        self._state = head.first_state(goal)
+        self._state = head.first_state(make_goal(plan, keeper, run.now(), run.finished_steps))
         self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
         self._submission_task = SubmissionTask()
         self._event_filter = EventFilter()
-        self._status = RunStatus(run, keeper, lambda: self._state)
+        self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         self._prober = Prober(run)
         self._worker_logs = WorkerLogs(run, self._status)
-        self._link = self._make_link()
         self._reports: Reports
+        self._link: RayLink | TorchrunLink
+        if plan.torchrun is not None:
+            lines = self._status.job_lines
+            self._link = TorchrunLink(run, self._placeholders, inbox.put, lines)
+        else:
+            process = plan.process(BRIDGE)
+            log = partial(run.folder.file, process.log)
+            env = environment.for_bridge(self._env, plan.settings)
+            argv = process.command(self._placeholders)
+            self._link = RayLink(argv, env, log, self._put_ray_event, run.record_child)
 
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
@@ -130,81 +106,70 @@ class HeadAgent:
 
     async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""
-        plan, run, started = self._plan, self._run, self._started
+        plan, run, keeper, started = self._plan, self._run, self._keeper, self._started
+        put, start = self._inbox.put, self._tasks.start_soon
         if started.refusal is None:
-            self._start_all()
+            await self._start_all()
         else:
-            self._inbox.put(Refused(name_head_in_refusal(plan, started.refusal)))
+            put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
-        first = await first_reply(self._keeper, number, plan.ports.gcs)
+        first = await head_server.first_reply(keeper, number, plan.ports.gcs)
         most = agent_limit(plan.topology.expected_workers)
         self._reports = reports = Reports(
-            *(first, make_expected(plan, self._keeper), self._inbox.put, run.now),
-            on_bye=self._on_bye,
-            ranks=RankAssignment(self._keeper.record.ranks, self._keeper.record_ranks, most),
-            on_recalled_run=on_recalled_run(self._keeper, self._inbox.put),
+            *(first, head_server.make_expected(plan, keeper), put, run.now),
+            # The decisions get a worker's leaving with its report.
+            on_bye=lambda name, bye: run.record(ByeHeard(name, bye.cause, bye.log)),
+            ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
+            on_recalled_run=on_recalled_run(keeper, put),
             has_token=plan.token is not None,
             most=most,
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
-        stop = partial(self._inbox.put, StopAsked(SIGTERM))
-        site = make_site(run, reports, stop, self._status)
-        start = self._tasks.start_soon
+        stop = partial(put, StopAsked(SIGTERM))
+        site = head_server.make_site(run, reports, stop, self._status, lambda: self._state)
         start(run.watch_machine)
-        watch = StallWatch(
-            *(run, reports, self._status, self._link), lambda: self._state, self._inbox.put
-        )
-        start(watch.run)
-        start(SilenceWatch(reports, plan.ports, self._inbox.put).run)
-        if self._counts_hours:
-            recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
-            start(run.best_effort.every, *recorded)
-        start(watch_for_later_head, run, self._keeper, self._inbox.put)
+        start(StallWatch(run, reports, self._status, self._link, lambda: self._state, put).run)
+        start(SilenceWatch(reports, plan.ports, put).run)
+        recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
+        start(run.best_effort.every, *recorded)
+        start(watch_for_later_head, run, keeper, put)
         runner = await site.open([*started.local_sockets, *started.sockets])
         try:
-            outcome = await self._decide()
-            outcome = await self._shut_down(outcome)
-            take, attempts = partial(self._inbox.take, None), self._keeper.record.attempts
-            await hold_after_verdict(run, outcome, take, attempts, self._other_agents())
+            outcome = await self._shut_down(await self._decide())
+            workers = self._state.fleet.workers.values()
+            there = (one for one in workers if one.ip and not one.silent and not one.refused)
+            others = [(one.ip, plan.ports.agent) for one in there]
+            take = partial(self._inbox.take, None)
+            await hold_after_verdict(run, outcome, take, keeper.record.attempts, others)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
         return outcome
 
-    def _other_agents(self) -> list[tuple[str, int]]:
-        """Return address and port of each worker's agent, as far as they answered last."""
-        workers = self._state.fleet.workers.values()
-        reachable = (one for one in workers if one.ip and not one.silent and not one.refused)
-        return [(one.ip, self._plan.ports.agent) for one in reachable]
-
-    def _start_all(self) -> None:
+    async def _start_all(self) -> None:
         """Start everything that the plan has for this node, concurrently."""
-        start = self._tasks.start_soon
+        start, plan, put = self._tasks.start_soon, self._plan, self._inbox.put
         if self._ray is not None:
             start(self._watch_ray, self._ray)
-        if self._plan.own_ray is not None:
-            start(prune_sessions, self._plan.own_ray.session, self._run.best_effort)
-        given = self._plan.topology.given_ray
+        if plan.own_ray is not None:
+            start(prune_sessions, plan.own_ray.session, self._run.best_effort)
+        given = plan.topology.given_ray
         if given is not None:  # the platform starts it at any time
-            gcs = (given.gcs_host, given.gcs_port)
-            start(watch_gcs, *gcs, 1.0, self._inbox.put, self._is_waiting_for_ray)
+            start(watch_gcs, given.gcs_host, given.gcs_port, 1.0, put, self._is_waiting_for_ray)
         start(self._follow_ray)
-        start(self._find_checkpoint, 0)
+        start(head_job.send_newest_checkpoint, self._run, 0, put)
         for action in head.first_actions(self._state):
-            self._start_local(action)
+            await self._perform(action)
 
-    def _on_bye(self, name: str, bye: Bye) -> None:
-        """Record a worker's goodbye; the decisions get its leaving with the report."""
-        self._run.record(ByeHeard(name, bye.cause, bye.log))
-
-    @property
-    def _counts_hours(self) -> bool:
-        settings = self._plan.settings
-        return settings.max_hours is not None or settings.price_per_hour is not None
+    def _is_waiting_for_ray(self) -> bool:
+        return self._state.ray.step is Step.PENDING
 
     async def _record_use(self) -> None:
-        self._keeper.record_use(self._run.now())
+        """Record the used hours where a limit or a price needs them."""
+        settings = self._plan.settings
+        if settings.max_hours is not None or settings.price_per_hour is not None:
+            self._keeper.record_use(self._run.now())
 
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
@@ -248,69 +213,52 @@ class HeadAgent:
     async def _perform(  # noqa: C901, PLR0912 - one case, one action
         self, action: h.HeadAction
     ) -> None:
-        link, start, order = self._link, self._tasks.start_soon, self._reports.order
+        run, start, put = self._run, self._tasks.start_soon, self._inbox.put
         match action:
             case h.SubmitJob(job):
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
             case h.SaveSnapshot(known):
-                self._keeper.save_snapshot(known, self._run.now())
+                self._keeper.save_snapshot(known, run.now())
             case h.StopJob(job):
-                about = (self._keeper.flush, self._inbox.put, self._submission_task)
-                start(stop_job, link, job, *about)
+                about = (self._keeper.flush, put, self._submission_task)
+                start(head_job.stop_job, self._link, job, *about)
             case h.SaveJob(job, signum):
-                start(self._save_job, job, signum)
+                start(head_job.save_job, run, job, signum, put)
             case h.ReleaseWorker(node):
-                order(node, OrderKind.LEAVE)
+                self._reports.order(node, OrderKind.LEAVE)
             case h.AskNodes(job):
-                start(probe_nodes, job, self._state.fleet, self._inbox.put)
+                start(probe_nodes, job, self._state.fleet, put)
             case h.RestartRay():
                 await self._start_ray_again()
             case LogLine():
-                self._run.log(action)
-            case h.StartService(node=node) | h.OrderStep(node=node) if node == HERE:
-                self._start_local(action)
+                run.log(action)
+            case h.StartService(name, node, generation) if node == HERE:
+                start(self._work.serve, name, generation)
             case h.StartService(name, node, generation):
-                order(node, OrderKind.START_SERVICE, name, generation)
+                self._reports.order(node, OrderKind.START_SERVICE, name, generation)
+            case h.OrderStep(name, node) if node == HERE:
+                start(self._work.prepare, name)
             case h.OrderStep(name, node):
-                order(node, OrderKind.RUN_STEP, name)
+                self._reports.order(node, OrderKind.RUN_STEP, name)
             case h.ProbeNode(node, probe, at, share) if node == HERE:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
-                order(node, OrderKind.PROBE, probe, at=at, share=share)
+                self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
             case h.AdoptRun(run_id, attempts, epoch):
                 self._keeper.adopt_run(run_id, attempts, epoch)
-                self._run.join_run(run_id)
-                folder = str(self._run.folder.path)
-                self._placeholders = replace(self._placeholders, log_dir=folder)
+                run.join_run(run_id)
+                self._placeholders = replace(self._placeholders, log_dir=str(run.folder.path))
                 await self._keeper.flush()
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)
-                start(self._find_checkpoint, ended.number)
-
-    async def _save_job(self, job_id: str, signum: int) -> None:
-        over = await save_job(self._run, job_id, signum)
-        if over is not None:
-            self._inbox.put(over)
+                start(head_job.send_newest_checkpoint, run, ended.number, put)
 
     async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
         """Run a probe on this node and put its answer."""
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
-
-    def _start_local(self, action: h.HeadAction) -> None:
-        """Start a service or a prepare step on this node."""
-        match action:
-            case LogLine():
-                self._run.log(action)
-            case h.StartService(name, _, generation):
-                self._tasks.start_soon(self._work.serve, name, generation)
-            case h.OrderStep(name):
-                self._tasks.start_soon(self._work.prepare, name)
-
-    def _is_waiting_for_ray(self) -> bool:
-        return self._state.ray.step is Step.PENDING
 
     async def _watch_ray(self, child: Child) -> None:
         gone = await watch_ray(
@@ -335,30 +283,17 @@ class HeadAgent:
         await self._link.restart_bridge()
         self._inbox.discard(h.RayNodes, h.GcsOpen, h.HeadRaySilent, h.RayHangs, h.RayGone)
 
-    def _make_link(self) -> Link:
-        if self._plan.torchrun is not None:
-            return TorchrunLink(
-                self._run, self._placeholders, self._inbox.put, self._status.job_lines
-            )
-        process = self._plan.process(BRIDGE)
-        log = partial(self._run.folder.file, process.log)
-        env = environment.for_bridge(self._env, self._plan.settings)
-        argv = process.command(self._placeholders)
-        return RayLink(argv, env, log, self._put_ray_event, self._run.record_child)
-
     def _put_ray_event(self, event: h.HeadEvent) -> None:
-        """Put an event of the bridge; a failed job's report gets the cause of the failure."""
+        """Put an event of the bridge; a failed job's report gets the cause that its output has."""
         if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
-            event = replace(event, report=replace(event.report, memory=self._run.memory.recent()))
-            self._tasks.start_soon(self._put_with_cause, event)
+            self._tasks.start_soon(self._put_with_cause, event, self._run.memory.recent())
         else:
             self._inbox.put(event)
 
-    async def _put_with_cause(self, event: h.JobHeard) -> None:
-        """Put the report of a failed job with the cause that its output has."""
+    async def _put_with_cause(self, event: h.JobHeard, memory: str) -> None:
         source = None if self._output is None else self._output.source
         cause = None if source is None else await find_cause(self._run, source, self._elsewhere())
-        self._inbox.put(replace(event, report=replace(event.report, cause=cause)))
+        self._inbox.put(replace(event, report=replace(event.report, memory=memory, cause=cause)))
 
     async def _follow_ray(self) -> None:
         with self._bridge_scope:
@@ -384,41 +319,40 @@ class HeadAgent:
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)
-        await self._find_output_start()
-        self._output, mirror = start_job_output(
-            self._run, job_id, made.entrypoint.line, self._status.job_lines
-        )
-        if made.entrypoint.file:
-            self._secrets = Path(made.entrypoint.file)
+        line, file = made.entrypoint.line, made.entrypoint.file
+        mirror = await self._start_output(job_id, line)
+        if file:
+            self._secrets = Path(file)
             write = partial(write_secret, self._secrets, made.entrypoint.secrets)
             try:
                 await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
             except OSError as error:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
-        line = made.entrypoint.line
         await self._link.submit(job_id, line, made.runtime_env, mirror, made.upload)
 
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(self._placeholders.node_ip, is_followed=True)
         line = made.entrypoint.line if isinstance(made, Submission) else ""
-        await self._find_output_start()
-        self._output, mirror = start_job_output(self._run, job_id, line, self._status.job_lines)
-        await self._link.follow(job_id, mirror)
+        await self._link.follow(job_id, await self._start_output(job_id, line))
 
-    async def _find_output_start(self) -> None:
-        """Find where the output of the attempt begins in job.log."""
-        size = await size_at_start(self._run, self._run.folder.file(JOB_LOG))
-        self._run.output_begins = max(0, size - self._run.node.record.copied)
+    async def _start_output(self, job_id: str, line: str) -> Path | None:
+        """Start to pass on a job's output; return the file that the bridge must write."""
+        run = self._run
+        size = await size_at_start(run, run.folder.file(JOB_LOG))
+        run.output_begins = max(0, size - run.node.record.copied)
+        watcher = self._status.job_lines
+        self._output, mirror = head_job.start_job_output(run, job_id, line, watcher)
+        return mirror
 
     async def _make_submission(
         self, reward: str, *, is_followed: bool = False
     ) -> Submission | Outcome:
         url = reward_url(self._plan.all_services, replace(self._placeholders, node_ip=reward))
-        basis = self._keeper.basis or await read_basis(self._plan, self._state)
+        basis = self._keeper.record.basis or await head_job.read_basis(self._plan, self._state)
         self._keeper.record_basis(basis)
-        return await make_submission(
+        return await head_job.make_submission(
             *(self._plan, self._state, self._placeholders, url, self._env),
             self._keeper.record.run_id,
             basis=basis,
@@ -450,9 +384,6 @@ class HeadAgent:
             await self._forget_ray()
         self._inbox.put(h.Cleared(ended.number, left))
 
-    async def _find_checkpoint(self, attempt: int) -> None:
-        self._inbox.put(await newest_checkpoint(self._run, attempt))
-
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""
         await self._submission_task.cancel()
@@ -478,8 +409,7 @@ class HeadAgent:
         self._keeper.record_outcome(outcome)
         await self._finish_output()
         outcome = await explain_end(self._run, outcome, self._elsewhere())
-        if self._counts_hours:
-            await self._record_use()
+        await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         self._run.outages = self._status.outages()
@@ -491,8 +421,12 @@ class HeadAgent:
         budget, started = self._plan.budget, self._started
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
-                may_call = count_possible_callers(self._plan, started.sockets, self._state)
-                tasks.start_soon(wait_for_goodbyes, self._reports, budget.final_replies, may_call)
+                may_call = head_server.count_possible_callers(
+                    self._plan, started.sockets, self._state
+                )
+                tasks.start_soon(
+                    head_server.wait_for_goodbyes, self._reports, budget.final_replies, may_call
+                )
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +25,7 @@ from agent.record.files import safe_name
 from agent.record.log import say
 from agent.runtime import driver
 from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
-from agent.runtime.waiting import Failure, NotYet, TimedOutError, until
+from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import (
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.record.run_folder import CheckpointFiles
     from agent.runtime.output import ByteSink
-    from agent.work.job import Job
-    from agent.work.recipes.recipe import Command, NodeSize
+    from agent.work.job import RecipeJob
+    from agent.work.recipes.recipe import Command
     from agent.work.services import Placeholders
 
 
@@ -106,30 +108,27 @@ async def stop_job(
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 
-async def newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
-    """Return the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
-    job = run.plan.job
-    if job is None or not job.checkpoints:
-        return CheckpointSeen(attempt)
-    found = await run.best_effort("a look at the checkpoints", _find_checkpoint, job, attempt)
-    return CheckpointSeen(attempt) if isinstance(found, Failure) else found
+async def send_newest_checkpoint(
+    run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
+) -> None:
+    """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
+    job, held, path = run.plan.job, None, ""
+    if job is not None and job.checkpoints:
+        read = partial(run_folder.read_checkpoints, job.checkpoints)
+        held = await in_thread(read, times.CHECKPOINT_LISTING)
+    if job is None or held is None:
+        send(CheckpointSeen(attempt))
+        return
+    if job.framework:
+        path = resumes_from(held, job.framework)
+    found = f"{job.checkpoints}/{path}" if path else ""
+    send(CheckpointSeen(attempt, step_of(held.newest), found))
 
 
-async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
-    with anyio.move_on_after(times.CHECKPOINT_LISTING):
-        held = await anyio.to_thread.run_sync(
-            run_folder.read_checkpoints, job.checkpoints, abandon_on_cancel=True
-        )
-        framework = "" if job.recipe is None else job.recipe.known.framework
-        path = resumes_from(held, framework) if framework else ""
-        return CheckpointSeen(
-            attempt, step_of(held.newest), f"{job.checkpoints}/{path}" if path else ""
-        )
-    return CheckpointSeen(attempt)
-
-
-async def save_job(run: NodeRun, job_id: str, signum: int) -> SaveOver | None:
-    """Send a job the signal on which it saves; wait for a new checkpoint, or None if there is none.
+async def save_job(
+    run: NodeRun, job_id: str, signum: int, send: Callable[[SaveOver], None]
+) -> None:
+    """Send a job the signal on which it saves; send an event once it has a new checkpoint.
 
     A job that does not handle the signal is not sent it: the signal would end the job.
     """
@@ -138,34 +137,33 @@ async def save_job(run: NodeRun, job_id: str, signum: int) -> SaveOver | None:
     process = await anyio.to_thread.run_sync(find, job_id)
     if not driver.handles_signal(process, signum):
         why = "no driver of it runs here" if process is None else "the job does not handle it"
-        return SaveOver(job_id, driver.not_passed_on(signum, why))
-    before = last = await _newest_checkpoint_files(plan.job)
+        send(SaveOver(job_id, driver.not_passed_on(signum, why)))
+        return
+
+    async def newest() -> CheckpointFiles | None:
+        """Return None if there is none, or its disk is slow."""
+        if plan.job is None or not plan.job.checkpoints:
+            return None
+        folder, framework = plan.job.checkpoints, plan.job.framework
+        read = partial(run_folder.read_newest_files, folder, framework)
+        return await in_thread(read, times.CHECKPOINT_LISTING)
+
+    before = last = await newest()
     changed_at = run.now()
     say(driver.forward_signal(process, signum))
 
     async def look() -> str | NotYet:
         nonlocal last, changed_at
-        former, last = last, await _newest_checkpoint_files(plan.job)
+        former, last = last, await newest()
         changed_at = changed_at if last == former else run.now()
         if last is None or last == before:
             return NotYet()
         is_whole = last.is_marked_whole or run.now() >= changed_at + times.CHECKPOINT_QUIET
         return last.path if is_whole else NotYet()
 
-    try:
+    with suppress(TimedOutError):
         saved = await until(look, plan.settings.stop_grace, longest=times.CHECKPOINT_POLL)
-    except TimedOutError:
-        return None
-    return SaveOver(job_id, f"the job has saved {saved}")
-
-
-async def _newest_checkpoint_files(job: Job | None) -> CheckpointFiles | None:
-    """Return the newest checkpoint and its files; None if there is none, or its disk is slow."""
-    if job is None or not job.checkpoints:
-        return None
-    framework = "" if job.recipe is None else job.recipe.known.framework
-    read = partial(run_folder.read_newest_files, job.checkpoints, framework)
-    return await in_thread(read, times.CHECKPOINT_LISTING)
+        send(SaveOver(job_id, f"the job has saved {saved}"))
 
 
 class Submission(Value):
@@ -220,9 +218,21 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     not show: the job reads them from a file beside Ray's sessions. The checkpoint folder is not
     checked for a job that is followed again (`is_followed`): that job has already written to it.
     """
-    job, nodes = plan.job, state.nodes()
+    job, ray = plan.job, plan.own_ray
     assert job is not None  # noqa: S101 - decided only where there is one
-    count, least, total = sizes([node.gpus for node in nodes])
+    argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
+    if job.recipe is not None:
+        sized = await _size_recipe(plan, state, job.recipe, run_id, basis, is_followed=is_followed)
+        if isinstance(sized, Outcome):
+            return sized
+        command, basis, messages = sized
+        argv, set_already = command.argv, {} if ray is None else env
+        missing = {name: text for name, text in command.env.items() if name not in set_already}
+        given = runtime_env.get("env_vars")
+        if missing:
+            of_user = given if isinstance(given, dict) else {}
+            runtime_env = {**runtime_env, "env_vars": {**missing, **of_user}}
+    count, least, total = sizes([node.gpus for node in state.nodes()])
     joined = JobPlaceholders(
         nodes=count,
         gpus_per_node=least,
@@ -233,77 +243,61 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         attempt=state.attempt.number,
         checkpoints=job.checkpoints,
     )
-    ray = plan.own_ray
     secrets = "" if ray is None else f"{ray.session}/{safe_name(run_id)}-{joined.attempt}.secrets"
-    if job.recipe is None:
-        line = entrypoint(fill(job.argv, joined), joined.attempt, secrets, clean)
-        shown = _shown_secrets(line, clean)
-        return Submission(line, job.runtime_env, shown, upload=_upload(job))
-    held: checkpoints.FolderContents | None = None
-    framework, given = job.recipe.known.framework, job.recipe.input
+    line = entrypoint(fill(argv, joined), joined.attempt, secrets, clean)
+    if clean(line.line) != line.line:  # the driver may run on another machine than its file
+        text = (
+            "the job's command holds a secret, which the dashboard of the platform's Ray shows: "
+            "set it in the environment of that Ray's nodes instead"
+        )
+        messages.append(LogLine(text, "warning"))
+    upload = ""
+    if job.upload is not None:
+        files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
+        upload = f"{runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
+    return Submission(line, runtime_env, tuple(messages), upload, basis)
+
+
+async def _size_recipe(  # noqa: PLR0913 - all that it rests on
+    plan: Plan,
+    state: HeadState,
+    recipe: RecipeJob,
+    run_id: str,
+    basis: JobBasis,
+    *,
+    is_followed: bool,
+) -> tuple[Command, JobBasis, list[LogLine]] | Outcome:
+    """Return a recipe's command for the nodes that joined, its basis and log lines, or refuse."""
+    job, nodes, number = plan.job, state.nodes(), state.attempt.number
+    assert job is not None  # noqa: S101 - it has this recipe
+    framework, given = job.framework, recipe.input
     if framework and given.revision and not (basis.folder or plan.facts.model_is_here):
         return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
+    held: checkpoints.FolderContents | None = None
     if framework and not is_followed:
-        held = await _read_checkpoints(job.checkpoints)
+        held = await in_thread(
+            partial(run_folder.read_checkpoints, job.checkpoints), times.IDLE_DISK
+        )
         kept = {} if held is None else checkpoints.kept_settings(held, framework)
         basis = replace(basis, kept=kept)
     try:
-        command = job.recipe.command(nodes, run_id, basis)
+        command = recipe.command(nodes, run_id, basis)
     except MisfitError as error:
-        end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=_listed(nodes), error=error)
-        return _misfit(end, state.attempt.number)
+        kinds = Counter((node.gpus, node.cpus) for node in nodes).items()
+        listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
+        end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=listed, error=error)
+        return _misfit(end, number)
     messages = [LogLine(text, "warning") for text in command.warnings]
     messages += [LogLine(note) for note in command.notes]
     if basis.commit:
         messages.append(LogLine(f"{given.model} is commit {basis.commit}"))
     if framework and not is_followed:
-        ours = checkpoint_owner(job.recipe, world_size(nodes), command.format)
-        found = await _take_checkpoints(job.checkpoints, held, ours, state.attempt.number)
+        ours = checkpoint_owner(recipe, world_size(nodes), command.format)
+        found = await _take_checkpoints(job.checkpoints, held, ours, number)
         if isinstance(found, Outcome):
             return found
         messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
-    runtime_env = _with_env(job.runtime_env, command, {} if ray is None else env)
-    line = entrypoint(fill(command.argv, joined), joined.attempt, secrets, clean)
-    messages += _shown_secrets(line, clean)
-    return Submission(line, runtime_env, tuple(messages), _upload(job), basis)
-
-
-def _shown_secrets(made: Entrypoint, clean: Callable[[str], str]) -> tuple[LogLine, ...]:
-    """Warn of secrets that Ray shows: the driver of a platform's Ray may run on another machine."""
-    if clean(made.line) == made.line:
-        return ()
-    text = (
-        "the job's command holds a secret, which the dashboard of the platform's Ray shows: set it "
-        "in the environment of that Ray's nodes instead"
-    )
-    return (LogLine(text, "warning"),)
-
-
-def _upload(job: Job) -> str:
-    if job.upload is None:
-        return ""
-    files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
-    return f"{job.runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
-
-
-def _with_env(
-    runtime_env: dict[str, object], command: Command, inherited: Mapping[str, str]
-) -> dict[str, object]:
-    """Add the recipe's variables that neither the environment nor the user sets."""
-    missing = {name: text for name, text in command.env.items() if name not in inherited}
-    if not missing:
-        return runtime_env
-    given = runtime_env.get("env_vars")
-    return {**runtime_env, "env_vars": {**missing, **(given if isinstance(given, dict) else {})}}
-
-
-async def _read_checkpoints(folder: str) -> checkpoints.FolderContents | None:
-    """Return the contents of the checkpoint folder; None if its disk does not answer."""
-    with anyio.move_on_after(times.IDLE_DISK):
-        return await anyio.to_thread.run_sync(
-            run_folder.read_checkpoints, folder, abandon_on_cancel=True
-        )
-    return None
+    return command, basis, messages
 
 
 async def _take_checkpoints(
@@ -313,22 +307,20 @@ async def _take_checkpoints(
     attempt: int,
 ) -> Outcome | list[LogLine]:
     """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
-    fault = "it does not answer"
-    if held is None:
-        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=fault)
-    why = checkpoints.why_unusable(held, ours)
-    if why:
-        return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
-    why = checkpoints.why_not_resumable(held, ours)
-    if why:
-        return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
-    with anyio.move_on_after(times.IDLE_DISK):
-        fault = await anyio.to_thread.run_sync(
-            run_folder.write_mark, folder, ours, abandon_on_cancel=True
-        )
-    if fault:
-        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=fault)
-    return _about_resuming(folder, held, ours)
+    if held is not None:
+        why = checkpoints.why_unusable(held, ours)
+        if why:
+            return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
+        why = checkpoints.why_not_resumable(held, ours)
+        if why:
+            return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
+        fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
+        if fault == "":
+            return _about_resuming(folder, held, ours)
+    else:
+        fault = None
+    error = fault or "it does not answer"
+    return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
 
 
 def _about_resuming(
@@ -352,19 +344,15 @@ def _about_resuming(
 
 def _on_several_disks(plan: Plan, state: HeadState, folder: str) -> list[LogLine]:
     """Warn if the folder is on different disks: each rank writes its shard on its own node."""
-    own, fleet = plan.facts.checkpoints, state.fleet
-    if own is None or not fleet.facts:
+    own, workers = plan.facts.checkpoints, state.fleet.workers
+    if own is None or not state.fleet.facts:
         return []
-    others = {
-        fleet.workers[key].name: facts.checkpoints
-        for key, facts in fleet.facts.items()
-        if key in fleet.workers
-    }
-    apart = [
-        name
-        for name, mount in others.items()
-        if mount is not None and (mount.source, mount.kind) != (own.source, own.kind)
+    mounts = [
+        (workers[key].name, facts.checkpoints)
+        for key, facts in state.fleet.facts.items()
+        if key in workers and facts.checkpoints is not None
     ]
+    apart = [name for name, one in mounts if (one.source, one.kind) != (own.source, own.kind)]
     if own.is_shared and not apart:
         return []
     where = f"{own.kind} here" + (f", another disk on {', '.join(apart[:8])}" if apart else "")
@@ -383,15 +371,6 @@ def _misfit(refusal: Outcome, attempt: int) -> Outcome:
     return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
 
 
-def _listed(nodes: tuple[NodeSize, ...]) -> str:
-    """Summarize the nodes: 2 of 8 GPUs and 32 CPUs, 1 of 4 GPUs and 16 CPUs."""
-    kinds: dict[tuple[int, int | None], int] = {}
-    for node in nodes:
-        size = (node.gpus, node.cpus)
-        kinds[size] = kinds.get(size, 0) + 1
-    return ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds.items())
-
-
 T = TypeVar("T")
 
 
@@ -406,16 +385,15 @@ class SubmissionTask:
         self, tasks: anyio.abc.TaskGroup, submit: Callable[..., Awaitable[None]], *arguments: object
     ) -> None:
         """Start a task that makes a submission, by `make`, and hands it over."""
-        self._current = anyio.CancelScope(), anyio.Event()
-        tasks.start_soon(self._run, self._current[1], submit, *arguments)
+        self._current = _, done = anyio.CancelScope(), anyio.Event()
 
-    async def _run(
-        self, done: anyio.Event, submit: Callable[..., Awaitable[None]], *arguments: object
-    ) -> None:
-        try:
-            await submit(*arguments)
-        finally:
-            done.set()
+        async def run() -> None:
+            try:
+                await submit(*arguments)
+            finally:
+                done.set()
+
+        tasks.start_soon(run)
 
     async def make(self, make: Callable[..., Awaitable[T]], *arguments: object) -> T | None:
         """Return the result of `make`; None if the submission was canceled."""

@@ -86,13 +86,25 @@ def _spans(spans: Sequence[Span]) -> list[list[object]]:
     return [[span.phase, round(span.start, 1)] for span in spans]
 
 
+_WITHOUT_AGENT: dict[str, object] = {
+    "rank": None,
+    "state": NodeState.JOINED.value,
+    "phase": "in Ray, without an agent",
+    "detail": "",
+    "last_error": "",
+    "heard_seconds_ago": None,
+    "joined": True,
+    "phases": [],
+    "steps": [],
+}
+"""The status of a node that joined by a plain `ray start`."""
+
+
 class RunStatus:
     """The status of one run; `get_state` returns the head's current state."""
 
     def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
-        self._run = run
-        self._keeper = keeper
-        self._get_state = get_state
+        self._run, self._keeper, self._get_state = run, keeper, get_state
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self.job_lines = JobLines(run.redactor.clean)
@@ -103,24 +115,16 @@ class RunStatus:
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
-        alive = self._get_state().fleet.alive
-        if alive is not self._alive:
-            self._alive = alive
-            self._keeper.record_nodes(alive.values())
-        self.timeline.add(event, self._get_state(), self._run.now())
+        state = self._get_state()
+        if state.fleet.alive is not self._alive:
+            self._alive = state.fleet.alive
+            self._keeper.record_nodes(self._alive.values())
+        self.timeline.add(event, state, self._run.now())
         if isinstance(event, WorkerReported):
             stats = self.worker_stats.get(event.worker.key)
-            if stats is not None and stats.attempt == self._get_state().attempt.number:
+            if stats is not None and stats.attempt == state.attempt.number:
                 # a report of an earlier attempt is skipped
                 self.job_lines.known.add_from_node(event.worker.name, stats.attempt, stats.known)
-
-    def workers(self) -> tuple[Worker, ...]:
-        """Return all workers that have reported."""
-        return (*self._get_state().fleet.workers.values(),)
-
-    def is_over(self) -> bool:
-        """Return whether the run has its verdict."""
-        return self._get_state().phase is HeadPhase.LEAVING
 
     def logs_of_nodes(self) -> tuple[Log, ...]:
         """Return what other nodes' shares printed about a cause, the first that failed first."""
@@ -132,13 +136,17 @@ class RunStatus:
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""
         state, plan, keeper, now = self._get_state(), self._run.plan, self._keeper, self._run.now()
-        job, report = None, state.attempt.report
+        job, report, name = None, state.attempt.report, plan.settings.run_name
         if plan.job is not None:
             job_status = report.status.lower() if report else "not submitted"
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
+            if plan.job.recipe is not None:  # the name that it gives the run in W&B
+                name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
+        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        known = {worker.ip for worker in workers}
         return {
             "run_id": keeper.record.run_id,
-            "run_name": self._run_name(),
+            "run_name": name and self._run.redactor.clean(name),
             "epoch": keeper.epoch,
             "role": "head",
             "platform": plan.topology.platform.name,
@@ -149,7 +157,13 @@ class RunStatus:
             "phases": _spans(self.timeline.phases),
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-            "nodes": self._nodes(state, now),
+            "nodes": [
+                *(
+                    self._node(one, now, joined=one.ip in alive)
+                    for one in sorted(workers, key=lambda one: (one.rank or 0, one.name))
+                ),
+                *({"name": ip, "ip": ip, **_WITHOUT_AGENT} for ip in alive if ip not in known),
+            ],
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.items()
             ],
@@ -172,35 +186,6 @@ class RunStatus:
             return None
         hours = goal.used_hours + self._run.now() / 3600
         return round(goal.price * hours * (goal.expected_workers + 1), 2)
-
-    def _run_name(self) -> str | None:
-        """Return AGENT_RUN_NAME, else the name that the recipe gives the run in W&B."""
-        plan = self._run.plan
-        if plan.job is None or plan.job.recipe is None:
-            name = plan.settings.run_name
-        else:
-            name = replace(plan.job.recipe.input, run_id=self._keeper.record.run_id).named
-        return name and self._run.redactor.clean(name)
-
-    def _nodes(self, state: HeadState, now: float) -> list[dict[str, object]]:
-        alive, workers = state.fleet.alive, self.workers()
-        ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
-        known = {worker.ip for worker in workers}
-        without_agent: dict[str, object] = {
-            "rank": None,
-            "state": NodeState.JOINED.value,
-            "phase": "in Ray, without an agent",
-            "detail": "",
-            "last_error": "",
-            "heard_seconds_ago": None,
-            "joined": True,
-            "phases": [],
-            "steps": [],
-        }
-        return [
-            *(self._node(one, now, joined=one.ip in alive) for one in ordered),
-            *({"name": ip, "ip": ip, **without_agent} for ip in alive if ip not in known),
-        ]
 
     def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
         stats = self.worker_stats.get(worker.key)
@@ -246,10 +231,11 @@ class RunStatus:
         warnings = [self._finding(one) for one in found if one.level is not Level.OK]
         for one in warnings:
             del one["level"]
-        progress = {HERE: dict(self._run.stats.snapshot({}).progress)}
-        for key, stats in self.worker_stats.items():
-            if stats.progress and key in state.fleet.workers:
-                progress[state.fleet.workers[key].name] = dict(stats.progress)
+        progress = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
+            state.fleet.workers[key].name: dict(stats.progress)
+            for key, stats in self.worker_stats.items()
+            if stats.progress and key in state.fleet.workers
+        }
         return {
             "warnings": [*warnings, *self.job_lines.known.warnings()],
             "job_tail": self.job_lines.tail(),
@@ -259,22 +245,16 @@ class RunStatus:
     def findings(self) -> dict[str, object]:
         """Return the findings of all nodes' checks: each node's own, and those between nodes."""
         state, plan = self._get_state(), self._run.plan
-        known = [
-            worker
-            for worker in sorted(
-                self.workers(), key=lambda worker: (worker.effective_rank or 0, worker.name)
-            )
-            if not worker.has_left and worker.key in state.fleet.findings
-        ]
-        found = [
-            (plan.topology.node_name, plan.findings),
-            *((worker.name, state.fleet.findings[worker.key]) for worker in known),
-        ]
+        fleet, present = state.fleet, [*state.fleet.workers.values()]
+        present.sort(key=lambda worker: (worker.effective_rank or 0, worker.name))
+        known = [one for one in present if not one.has_left and one.key in fleet.findings]
+        found = [(plan.topology.node_name, plan.findings)]
+        found += [(one.name, fleet.findings[one.key]) for one in known]
         addresses = {worker.ip for worker in known}
         between = (*state.differences, *state.probes.findings)
         return {
             "nodes": [name for name, _ in found],
-            "unknown": [name for ip, name in state.fleet.alive.items() if ip not in addresses],
+            "unknown": [name for ip, name in fleet.alive.items() if ip not in addresses],
             "findings": [
                 {**self._finding(one), "nodes": nodes} for one, nodes in group_findings(found)
             ],
@@ -286,12 +266,10 @@ class RunStatus:
 
     def outages(self) -> tuple[OutageRecord, ...]:
         """Return the services' outages as records."""
-        head_name, utc = self._run.plan.topology.node_name, self._run.utc
+        names, utc = {HERE: self._run.plan.topology.node_name}, self._run.utc
         return tuple(
             OutageRecord(
-                one.service,
-                head_name if one.node == HERE else one.node,
-                utc(one.since),
+                *(one.service, names.get(one.node, one.node), utc(one.since)),
                 None if one.until is None else utc(one.until),
             )
             for one in self._get_state().outages
@@ -307,54 +285,52 @@ HEAD = "head"
 class HeadLogs:
     """Serves the logs of all nodes."""
 
-    def __init__(self, run: NodeRun, reports: Reports, status: RunStatus) -> None:
-        self._run = run
-        self._reports = reports
-        self._status = status
+    def __init__(self, run: NodeRun, reports: Reports, get_state: Callable[[], HeadState]) -> None:
+        self._run, self._reports, self._get_state = run, reports, get_state
 
     async def read(self, node: str, name: str, after: int | None) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
-        if node in {HEAD, plan.topology.node_name}:
+        own_name = plan.topology.node_name
+        if node in {HEAD, own_name}:
             known = plan.logs()
             if name not in known:
                 return f"{node} has no log {name!r}: it has {listed(known)}"
             return await self._read_local(self._run.folder.file(known[name]), after)
-        present = [worker for worker in self._status.workers() if not worker.has_left]
-        here = [worker for worker in present if worker.name == node]
-        if not here:
-            names = [plan.topology.node_name, *(worker.name for worker in present)]
-            return f"no node {node!r} is here: {listed(names)} are"
+        workers = self._get_state().fleet.workers.values()
+        present = {one.name: one.key for one in workers if not one.has_left}
+        if node not in present:
+            return f"no node {node!r} is here: {listed([own_name, *present])} are"
         others = {spec.name for spec in plan.all_services} | {step.name for step in plan.steps}
         if name not in others | {"agent", "ray", "job"}:
             return f"no log is called {name!r}: {listed(['agent', 'ray', 'job', *sorted(others)])}"
-        return await self._read_remote(here[-1], name)
+        limit = times.LOG_LINES_AWAITED
+        text = await request_log(self._reports, present[node], name, limit)
+        if text is None:
+            return f"{node} sent no log {name!r} within {limit:g} s: it may have none"
+        return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
         """Read a local log; wait briefly for new lines or the run's end."""
-        was_over = self._status.is_over()
+
+        def is_over() -> bool:
+            return self._get_state().phase is HeadPhase.LEAVING
+
+        was_over = is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
             found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
             if found is None:
                 return NotYet()
-            is_new = found[0] or after is None or self._status.is_over() != was_over
+            is_new = found[0] or after is None or is_over() != was_over
             return found if is_new else NotYet()
 
         try:
             data, offset = await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
-            return LogPart("", after or 0, self._status.is_over())
+            return LogPart("", after or 0, is_over())
         text = self._run.redactor.clean(data.decode(errors="replace"))
-        return LogPart(text, offset, self._status.is_over())
-
-    async def _read_remote(self, worker: Worker, name: str) -> LogPart | str:
-        """Request a log's tail from a worker."""
-        text = await request_log(self._reports, worker.key, name, times.LOG_LINES_AWAITED)
-        if text is None:
-            limit = f"{times.LOG_LINES_AWAITED:g} s"
-            return f"{worker.name} sent no log {name!r} within {limit}: it may have none"
-        return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        return LogPart(text, offset, is_over())
 
 
 async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:
@@ -392,7 +368,11 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
 
 
 def make_site(
-    run: NodeRun, reports: Reports, stop: Callable[[], None], status: RunStatus
+    run: NodeRun,
+    reports: Reports,
+    stop: Callable[[], None],
+    status: RunStatus,
+    get_state: Callable[[], HeadState],
 ) -> AgentServer:
     """Return the head's site; without a token, a key file grants access to this node's users."""
     plan, topology = run.plan, run.plan.topology
@@ -407,7 +387,7 @@ def make_site(
             *(stop, plan.settings.stop_grace),
             key=make_key(run.folder.path) if plan.token is None else None,
             findings=status.findings,
-            log=HeadLogs(run, reports, status).read,
+            log=HeadLogs(run, reports, get_state).read,
             private_status=status.private_details,
         ),
     )

@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from agent.base.errors import PreflightError, UnavailableError
 from agent.base.value import Value
 from agent.boot.node_run import start_ray
 from agent.checks import PORTS, TEMP_DIR, run_checks
-from agent.checks.finding import Finding, Level
+from agent.checks.finding import Level
 from agent.checks.machine import WANTED_FILES
 from agent.control.sockets import bind
 from agent.decisions.values import Wait
@@ -73,7 +74,7 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         if stale:
             say(f"removing a stale Ray ({len(stale)} processes)", "warning")
             _end(stale)
-    running = frozenset[str]() if left is None else left.names
+    running = frozenset[str]() if left is None else frozenset(left.running)
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(running)))
     busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
     failed = [f for f in plan.failed() if f.check != PORTS]
@@ -82,7 +83,12 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         if made is not None:
             facts = replace(facts, ray_temp=made)
             failed = [*run_checks(facts, plan.settings, plan.topology, only=TEMP_DIR)]
-    return _refusal([*failed, *(one for one in busy if one.level is Level.FAIL)])
+    failed += [one for one in busy if one.level is Level.FAIL]
+    if not failed:
+        return None
+    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
+    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
+    return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
 def secure_folder(temp: str, facts: Facts) -> Folder | None:
@@ -102,15 +108,6 @@ def secure_folder(temp: str, facts: Facts) -> Folder | None:
             os.close(handle)
     result = read_folder(str(folder))
     return None if result is None or facts.owns_exclusively(result) else result
-
-
-def _refusal(failed: list[Finding]) -> Outcome | None:
-    """Combine all failed checks into one outcome."""
-    if not failed:
-        return None
-    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
-    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
 def raise_open_files(hard: int) -> None:
@@ -195,26 +192,23 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
     """Remove old sessions from Ray's temp dir in the background."""
     path = Path(temp_dir)
 
-    async def remove() -> int:
-        return await anyio.to_thread.run_sync(_prune, path, abandon_on_cancel=True)
+    def prune() -> int:
+        """Return the number of sessions that were removed entirely."""
+        changed = _sessions(path)
+        if not changed:
+            return 0
+        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
+        whole, spilled_only = choose_removals(changed, in_use, time.time())
+        spilled = [folder for name in spilled_only for folder in (path / name).glob(_SPILLED)]
+        for folder in (*spilled, *(path / name for name in whole)):
+            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
+        return sum(not (path / name).exists() for name in whole)
 
+    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
     removed = await best_effort("the removal of Ray's earlier sessions", remove)
     if isinstance(removed, int) and removed:
         rest = f"the last {KEPT_SESSIONS} stay"
         say(f"removed {removed} earlier session(s) of Ray's from {path}: {rest}")
-
-
-def _prune(temp_dir: Path) -> int:
-    """Remove them; return the number of sessions that were removed entirely."""
-    changed = _sessions(temp_dir)
-    if not changed:
-        return 0
-    in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
-    whole, spilled_only = choose_removals(changed, in_use, time.time())
-    spilled = [folder for name in spilled_only for folder in (temp_dir / name).glob(_SPILLED)]
-    for folder in (*spilled, *(temp_dir / name for name in whole)):
-        shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-    return sum(not (temp_dir / name).exists() for name in whole)
 
 
 def _sessions(temp_dir: Path) -> dict[str, float]:
@@ -259,14 +253,20 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
             evidence.append(f"{name} is {', '.join(found)}, no address of this node")
             is_foreign = True
             if address.must_be_own:
-                raise _not_ours(address, evidence[-1], addresses)
+                raise TimedOutError(evidence[-1])
         return NotYet("; ".join(evidence))
 
     try:
         return await until(check, limit, step=0.1, on_evidence=log_wait)
     except TimedOutError as error:
         if is_foreign:
-            raise _not_ours(address, error.evidence, addresses) from None
+            raise PreflightError(
+                f"this node is not the head it is taken for ({address.how})",
+                why=f"{error.evidence} (it has: {', '.join(addresses) or 'none'})",
+                remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
+                "set RAY_WORKER=1",
+                culprit="HEAD_POD_ID",
+            ) from None
         checked = "DNS" if address.route_to else "HEAD_POD_ID and DNS"
         raise UnavailableError(
             f"this node's address could not be found as {address.how}",
@@ -274,17 +274,6 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
             remedy=f"Check {checked}, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None
-
-
-def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
-    own = ", ".join(addresses) or "none"
-    return PreflightError(
-        f"this node is not the head it is taken for ({address.how})",
-        why=f"{evidence} (it has: {own})",
-        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
-        "set RAY_WORKER=1",
-        culprit="HEAD_POD_ID",
-    )
 
 
 class HeadStart(Value):
@@ -309,26 +298,24 @@ async def start_head(
 
     A stop request cancels the scope.
     """
-    plan = run.plan
+    plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
     # The port first: a second agent on this node ends here, before it changes anything.
     local_sockets = bind(["127.0.0.1"], plan.ports.agent)
     keeper.save_former_state()
     run.folder.become_latest()
-    ip = ""
     with stop_scope:
-        limit = plan.settings.wait_head
         known = plan.facts.addresses()
-        ip = plan.address.ip or await find_own_address(plan.address, known, limit)
+        ip = plan.address.ip or await find_own_address(plan.address, known, settings.wait_head)
     if not ip:
         return None
     placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
-    keeps_ray = run.surviving is not None and run.surviving.has_ray
-    refusal = keeper.final_outcome(plan.settings.job_retries, plan.settings.max_hours)
-    if refusal is not None and run.surviving is not None:
-        run.surviving.end_ray()
+    keeps_ray = left is not None and left.has_ray
+    refusal = keeper.final_outcome(settings.job_retries, settings.max_hours)
     if refusal is None:
-        refusal = prepare_machine(plan, run.surviving)
+        refusal = prepare_machine(plan, left)
+    elif left is not None:
+        left.end_ray()
     sockets = open_port(plan, ip, refusal)
     if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
@@ -344,9 +331,8 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     A head that refuses to run opens it too, so that its workers get the refusal, unless the port
     itself is refused.
     """
-    if ip == "127.0.0.1":  # already open
-        return []
-    if refusal is not None and not may_listen_on(ip, plan.settings):
+    is_open = ip == "127.0.0.1"  # already
+    if is_open or (refusal is not None and not may_listen_on(ip, plan.settings)):
         return []
     try:
         return bind([ip], plan.ports.agent)

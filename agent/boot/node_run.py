@@ -53,21 +53,14 @@ class NodeStats:
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self._latencies: dict[str, Latency] = {}
-        self._progress: dict[str, str] = {}
+        self.progress: dict[str, str] = {}
+        """The last output line of each running step."""
         self._share: JobLines | None = None
         self._attempt = 0
 
     def record_latency(self, service: str, seconds: float) -> None:
         """Record the time of a service's successful answer."""
         self._latencies[service] = self._latencies.get(service, Latency()).with_answer(seconds)
-
-    def record_progress(self, step: str, line: str) -> None:
-        """Record the last output line of a running step."""
-        self._progress[step] = self._clean(line)
-
-    def clear_progress(self, step: str) -> None:
-        """Forget the progress of a step that ended."""
-        self._progress.pop(step, None)
 
     def share_lines(self, attempt: int) -> JobLines:
         """Return the scanner for the output of this node's share of an attempt."""
@@ -84,8 +77,8 @@ class NodeStats:
         """Return all statistics, with the state of each step."""
         known = {name: item.step for name, item in steps.items()}
         causes = () if self._share is None else self._share.known.causes
-        parts = (dict(self._latencies), known, dict(self._progress))
-        return WorkerStats(*parts, causes, self._attempt)
+        progress = {step: self._clean(line) for step, line in self.progress.items()}
+        return WorkerStats(dict(self._latencies), known, progress, causes, self._attempt)
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none."""
@@ -103,45 +96,33 @@ class SurvivingProcesses:
         node whose Ray has ended keeps nothing, not even services; a node that never started Ray
         keeps its services.
         """
-        self.record = record
-        self._memory = memory
-        self._running = {one.name: one for one in running_processes(record) if one != record.agent}
-        lost_ray = RAY not in self._running and RAY in {one.name for one in record.started}
-        useful = set() if lost_ray else {*names}
-        for name in {*self._running} - useful:
-            descendants.kill_tree(self._running.pop(name).pid)
-        if TORCHRUN in {one.name for one in record.started}:  # ranks have their own sessions
+        self.record, self.memory = record, memory
+        self.running = {one.name: one for one in running_processes(record) if one != record.agent}
+        """The processes that run and were not adopted yet."""
+        started = {one.name for one in record.started}
+        useful = set() if RAY in started and not self.has_ray else {*names}
+        for name in {*self.running} - useful:
+            descendants.kill_tree(self.running.pop(name).pid)
+        if TORCHRUN in started:  # ranks have their own sessions
             descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
 
     @property
     def has_ray(self) -> bool:
         """Return whether this node's Ray still runs and was not adopted yet."""
-        return RAY in self._running
-
-    @property
-    def oom_evidence(self) -> str:
-        """Return the out-of-memory evidence if Ray has ended since; else ''."""
-        return "" if self.has_ray else self._memory
+        return RAY in self.running
 
     def end_ray(self) -> None:
         """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
-        one = self._running.pop(RAY, None)
+        one = self.running.pop(RAY, None)
         if one is not None:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
             descendants.kill_tree(one.pid)
         driver.kill_leftovers()
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names of processes that run and were not adopted yet."""
-        return frozenset(self._running)
-
     def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
         """Adopt a process, once."""
-        one = self._running.pop(name, None)
-        if one is None:
-            return None
-        return adopt(name, one.pid, one.start, log)
+        one = self.running.pop(name, None)
+        return None if one is None else adopt(name, one.pid, one.start, log)
 
 
 def find_resumed_run(root: Path, node: str) -> str:
@@ -180,21 +161,19 @@ class NodeRun:
         run_id: str = "",
         left: SurvivingProcesses | None = None,
     ) -> None:
-        self.plan = plan
-        self.redactor = redactor
-        self.folder = folder
+        self.plan, self.redactor, self.folder = plan, redactor, folder
         self.started = started
         """When the agent started, on the machine's monotonic clock."""
         self.run_id = run_id
         """The node's run; '' on a worker that has no reply of the head yet."""
         self.on_end: Callable[[Outcome], None] = lambda _: None
+        """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
         """Makes an end that restarts would only repeat a verdict."""
-        """Records an outcome for the next container, beside outcome.json."""
         self.outages: Sequence[OutageRecord] = ()
+        """Outages of services, for outcome.json."""
         self.cost: float | None = None
         """Dollars of all nodes so far, on a head that has a price."""
-        """Outages of services, for outcome.json."""
         self.bundle: str | None = None
         """The failure bundle's file name, '' if writing it failed."""
         self.output_begins = 0
@@ -303,10 +282,7 @@ class NodeRun:
         *,
         keep_group: bool = False,
     ) -> Child:
-        """Start a child whose output goes to a file of the run folder.
-
-        A surviving child of this name is adopted instead.
-        """
+        """Start a child whose output goes to a file of the run folder, or adopt a surviving one."""
         file = partial(self.folder.file, log)
         child = None if self.surviving is None else self.surviving.adopt(name, file)
         if child is not None:

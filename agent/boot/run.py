@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
     from agent.settings.model import Settings
-    from agent.settings.redact import Redactor
 
 
 def former_verdict(root: Path, node: str) -> Outcome | None:
@@ -86,20 +85,23 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; raise SettingsError before anything is changed."""
     started = time.monotonic()
     plan = plan_input.plan_from_environment(environ, command)
-    topology = plan.topology
+    topology, node, platform = plan.topology, plan.topology.node_name, plan.topology.platform
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     access.allow(plan.settings.log_mode)
-    configure(plan.settings.log, environ, redactor, topology.node_name)
+    configure(plan.settings.log, environ, redactor, node)
     _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
-    root, name = log_root(plan.settings), topology.node_name
-    _refuse_a_stalled_disk(root)
-    other = find_running_agent(root, name) if topology.owns_machine else ""
-    if other:  # refused before anything is changed
-        remedy = "Stop that agent (SIGTERM), or wait for its end"
-        raise PreflightError(other, remedy=remedy, culprit="run")
-    own = _fingerprint(plan, redactor)
-    restarts = _restarts_of(plan, settings_digest(environ, command))
-    decided = former_verdict(root, name) if parent.former_agents() else None
+    root = log_root(plan.settings)
+    _check_log_dir(root, node if topology.owns_machine else "")
+    argv, recipe = job_identity(plan.job)
+    own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+    restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
+    restarts = Restarts(
+        *(root, node, settings_digest(environ, command)),
+        is_on=plan.facts.is_first_process and restarts_all,
+        holds=plan.on_done != "exit",
+        longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
+    )
+    decided = former_verdict(root, node) if parent.former_agents() else None
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
     elif not plan.settings.rerun and not parent.former_agents():
@@ -108,53 +110,38 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         if plan.on_done != "exit" and decided.holds_pod:
             _hold(plan.settings, environ, plan.on_done, decided)
         return decided
-    names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
         chosen = _chosen_run(root, plan, own)
-        folder = RunFolder(root, chosen.run_id, name, link=False)  # linked once the port is open
-        left = find_surviving_processes(folder, names)
+        folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
+    else:
+        chosen, run_id = None, find_resumed_run(root, node)
+        folder = RunFolder(root, run_id, node) if run_id else RunFolder.waiting(root, node)
+    names = (RAY, *(spec.name for spec in plan.possible_services))
+    left, keeper = find_surviving_processes(folder, names), None
+    if chosen is not None:
         keeps_ray = left is not None and left.has_ray
         keeper = RunKeeper(
             *(root, own, chosen),
-            job_survives=keeps_ray or plan.topology.given_ray is not None,
+            job_survives=keeps_ray or topology.given_ray is not None,
             replaces_agent=left is not None,
-            memory="" if left is None else left.oom_evidence,
+            memory="" if left is None or keeps_ray else left.memory,
         )
+        run_id = keeper.record.run_id
         if left is not None and keeper.has_outdated_ray:
             left.end_ray()
-        node_run = NodeRun(plan, redactor, folder, started, keeper.record.run_id, left)
-        node_run.final = restarts.final
-        node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
-        outcome = _run_role(node_run, keeper)
+    node_run = NodeRun(plan, redactor, folder, started, run_id, left)
+    node_run.final = restarts.final
+    node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
+    outcome = _run_role(node_run, keeper)
+    if keeper is not None:
         keeper.close()
-        attempts = keeper.record.attempts
-    else:
-        run_id = find_resumed_run(root, name)
-        folder = RunFolder(root, run_id, name) if run_id else RunFolder.waiting(root, name)
-        node_run = NodeRun(
-            plan, redactor, folder, started, run_id, find_surviving_processes(folder, names)
-        )
-        node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
-        outcome, attempts = _run_role(node_run, None), ()
+    attempts = () if keeper is None else keeper.record.attempts
     if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
     if not outcome.holds_pod and restarts.would_repeat():
         _hold(plan.settings, environ, plan.on_done, outcome)
     return outcome
-
-
-def _restarts_of(plan: Plan, digest: str) -> Restarts:
-    """Return the record of restarts, which is kept where they come whatever the exit code."""
-    platform = plan.topology.platform
-    restarts = platform.restarts_containers or platform.restarts_groups
-    longest = times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits)
-    return Restarts(
-        *(log_root(plan.settings), plan.topology.node_name, digest),
-        is_on=plan.facts.is_first_process and restarts,
-        holds=plan.on_done != "exit",
-        longest=longest,
-    )
 
 
 def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None:
@@ -165,15 +152,15 @@ def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None
     """
     last, run_id = restarts.past.last, plan.topology.platform.run_id
     may_repeat = plan.facts.is_first_process and run_id is not None
-    if not (restarts.is_on or may_repeat) or restarts.has_other_settings:
+    has_other_settings = last is not None and last.digest != restarts.digest
+    if not (restarts.is_on or may_repeat) or has_other_settings:
         return None
     ended, outcome = ("", None) if last is None else (last.run_id, last.outcome)
     if plan.topology.is_head:
         found = finished_run(log_root(plan.settings), run_id, own, plan.topology.node_name)
         ended, outcome = ("", None) if found is None else (found.run_id, found.ending)
-    if outcome is None or not outcome.is_jobs_verdict:
-        return None
-    if outcome.exit_code and not restarts.is_on:
+    is_verdict = outcome is not None and outcome.is_jobs_verdict
+    if outcome is None or not is_verdict or (outcome.exit_code and not restarts.is_on):
         return None
     say(f"run {ended} has ended: a restarted container does not repeat it, AGENT_RERUN=1 does")
     return outcome
@@ -189,16 +176,10 @@ class Restarts:
     def __init__(  # noqa: PLR0913 - the container, and how its platform and its agent end it
         self, root: Path, node: str, digest: str, *, is_on: bool, holds: bool, longest: float
     ) -> None:
-        self.is_on = is_on
-        self._holds, self._longest = holds, longest
-        self._root, self._node, self._digest = root, node, digest
+        self.is_on, self.digest = is_on, digest
+        self._root, self._node, self._holds, self._longest = root, node, holds, longest
         self._began = iso_time(time.time())
         self.past = PastEnds.of(root, node) if is_on else PastEnds()
-
-    @property
-    def has_other_settings(self) -> bool:
-        """Return whether the last agent had other settings, or another command."""
-        return self.past.last is not None and self.past.last.digest != self._digest
 
     def record(self, run_id: str, outcome: Outcome) -> None:
         """Record the end of this agent for the next container."""
@@ -210,7 +191,7 @@ class Restarts:
             say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
 
     def _with(self, outcome: Outcome, run_id: str = "") -> PastEnds:
-        end = PastEnd(self._digest, run_id, self._began, iso_time(time.time()), outcome)
+        end = PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
         return self.past.with_end(end)
 
     def final(self, outcome: Outcome) -> Outcome:
@@ -220,15 +201,13 @@ class Restarts:
         """
         if not self.is_on or outcome.holds_pod or outcome.is_superseded:
             return outcome
-        used_up = self._would_repeat(self._with(outcome))
+        used_up = self.would_repeat(self._with(outcome))
         return replace(outcome, attempts_are_used_up=True) if used_up else outcome
 
-    def would_repeat(self) -> bool:
-        """Return whether another restart would only repeat the recorded end; log it."""
-        return self._would_repeat(self.past)
-
-    def _would_repeat(self, past: PastEnds) -> bool:
-        count = quick_restarts(past.ends, self._longest) if past.ends else 0
+    def would_repeat(self, past: PastEnds | None = None) -> bool:
+        """Return whether another restart would only repeat the last end; log it."""
+        ends_so_far = (self.past if past is None else past).ends
+        count = quick_restarts(ends_so_far, self._longest) if ends_so_far else 0
         if not self._holds or count < QUICK_RESTARTS:
             return False
         say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
@@ -273,8 +252,8 @@ def _warn(findings: Iterable[Finding]) -> None:
             say(finding.sentence(), "warning")
 
 
-def _refuse_a_stalled_disk(root: Path) -> None:
-    """Create the folder of all runs; refuse to run if its disk does not answer."""
+def _check_log_dir(root: Path, node: str) -> None:
+    """Create the folder of all runs; refuse a stalled disk, and a second agent of this node."""
 
     def make() -> bool:
         with suppress(OSError):  # the run folder reports this error
@@ -289,17 +268,15 @@ def _refuse_a_stalled_disk(root: Path) -> None:
             remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
         )
-
-
-def _fingerprint(plan: Plan, redactor: Redactor) -> str:
-    argv, recipe = job_identity(plan.job)
-    return fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+    other = find_running_agent(root, node) if node else ""
+    if other:
+        remedy = "Stop that agent (SIGTERM), or wait for its end"
+        raise PreflightError(other, remedy=remedy, culprit="run")
 
 
 def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
     """Return the run that this head resumes, or a new one; `own` is the job's fingerprint."""
-    node = plan.topology.node_name
-    claim = plan.topology.platform
+    node, claim = plan.topology.node_name, plan.topology.platform
     # A restart by the platform is no request for a new run.
     retries = None if claim.restarts_containers else plan.settings.job_retries
     resumed = find_resumed_run(root, node)

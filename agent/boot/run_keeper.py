@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     partial_run = settings.partial == "proceed" and settings.min_workers is not None
     limits = {wait.key: wait.seconds for wait in plan.waits}
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
+    preparing = longest + limits.get(planned.BEFORE, 0.0)
+    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
+    waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
+    before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
+    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     return h.HeadGoal(
         limits=limits,
         job_stop_grace=plan.budget.job,
@@ -68,7 +74,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         has_job=plan.job is not None,
         is_sized_to_nodes=plan.torchrun is not None
         or (plan.job is not None and is_sized(plan.job)),
-        is_sized_by_links=keeper.basis is None and is_sized_by_links(plan.job),
+        is_sized_by_links=keeper.record.basis is None and is_sized_by_links(plan.job),
         run_id=keeper.record.run_id,
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
@@ -78,7 +84,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         services=plan.all_services,
         steps=plan.steps,
         disks=plan.facts.disks,
-        max_prepare_seconds=longest + limits.get(planned.BEFORE, 0.0),
+        max_prepare_seconds=preparing,
         finished_steps=frozenset(done),
         retries=settings.job_retries,
         ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
@@ -90,7 +96,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         facts=plan.facts,
         preflight=settings.preflight is not None,
         platform=plan.topology.platform.name,
-        boot_limit=_boot_limit(plan, longest + limits.get(planned.BEFORE, 0.0)),
+        boot_limit=waits + preparing + before + probes,  # for what repeats them without an end
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
         price=settings.price_per_hour,
@@ -99,21 +105,11 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     )
 
 
-def _boot_limit(plan: Plan, preparing: float) -> float:
-    """Return the seconds of all waits of a boot together, for what repeats them without an end."""
-    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
-    waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
-    before = plan.settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
-    return waits + preparing + before + times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-
-
 async def watch_for_later_head(
     run: NodeRun, keeper: RunKeeper, send: Callable[[LaterHead], None]
 ) -> None:
     """Read the run's record at intervals; send an event once a later head wrote it."""
-
-    async def read() -> int:
-        return await anyio.to_thread.run_sync(keeper.later_epoch, abandon_on_cancel=True)
+    read = partial(anyio.to_thread.run_sync, keeper.later_epoch, abandon_on_cancel=True)
 
     async def look() -> int | NotYet:
         epoch = await run.best_effort("a look for a later head's record", read)
@@ -182,8 +178,14 @@ class RunKeeper:
             lost = end or ends.HEAD_LOST.outcome()
             before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
         self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
-        self._epoch = self.record.epoch
-        self._used_before = self.record.used
+        self.epoch = self.record.epoch
+        """The epoch that workers may follow; a later Ray has a higher one.
+
+        Only `flush` changes it: the next agent must find on disk what workers follow, or its own
+        former epoch would supersede it.
+        """
+        self.used_hours = self.record.used / 3600
+        """The hours that earlier agents of the run have used."""
         self._writer.start()
 
     def save_former_state(self) -> None:
@@ -200,12 +202,7 @@ class RunKeeper:
 
     def record_use(self, seconds: float) -> None:
         """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
-        self._save(replace(self.record, used=round(self._used_before + seconds, 1)))
-
-    @property
-    def used_hours(self) -> float:
-        """Return the hours that earlier agents of the run have used."""
-        return self._used_before / 3600
+        self._save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
 
     def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
         """Return the outcome of a run that is decided or out of attempts or hours; else None.
@@ -239,15 +236,6 @@ class RunKeeper:
             return ()
         return (*self.record.attempts[-1].nodes, *filter(None, [self._former_head]))
 
-    @property
-    def epoch(self) -> int:
-        """Return the epoch that workers may follow; a later Ray has a higher one.
-
-        Only `flush` changes it: the next agent must find on disk what workers follow, or its own
-        former epoch would supersede it.
-        """
-        return self._epoch
-
     def proof(self, submitted: int) -> str:
         """Return the proof of so many attempts, which workers show to a later head."""
         return proof_of(self.record.fingerprint, self.record.run_id, submitted, self.epoch)
@@ -257,11 +245,6 @@ class RunKeeper:
         previous = self.record.epoch or None
         epoch = next_epoch(previous, time.time_ns() // 1_000_000)
         self._save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
-
-    @property
-    def basis(self) -> JobBasis | None:
-        """Return what the run's recipe is sized by, once recorded: all attempts agree on it."""
-        return self.record.basis
 
     def record_basis(self, basis: JobBasis) -> None:
         """Record what the run's recipe is sized by."""
@@ -278,25 +261,20 @@ class RunKeeper:
             return bool(self.record.attempts)
         return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
 
-    def later_epoch(self) -> int:
+    def later_epoch(self, own: RunRecord | None = None) -> int:
         """Return the epoch of a later head that wrote this run's record; 0 for none."""
-        return self._later_epoch(self.record)
+        own = own or self.record
+        found = RunRecord.read(self._root / own.run_id / RUN_FILE)
+        return found.epoch if isinstance(found, RunRecord) and found.epoch > own.epoch else 0
 
     def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
         """Resume a run that workers remember, with so many lost attempts.
 
         `epoch` is that of its former head, where it is higher than ours: clocks differ.
         """
-        now, former = iso_time(time.time()), self.record.run_id
+        now, former, end = iso_time(time.time()), self.record.run_id, ends.HEAD_LOST
         lost = tuple(
-            AttemptRecord(
-                number,
-                f"{run_id}-{number}",
-                now,
-                now,
-                ends.HEAD_LOST.reason,
-                ends.HEAD_LOST.exit_code,
-            )
+            AttemptRecord(number, f"{run_id}-{number}", now, now, end.reason, end.exit_code)
             for number in range(1, attempts + 1)
         )
         folder = self._root / safe_name(run_id)
@@ -353,7 +331,7 @@ class RunKeeper:
         """Wait until all records are on disk, within a limit."""
         epoch = self.record.epoch
         await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
-        self._epoch = max(self._epoch, epoch)
+        self.epoch = max(self.epoch, epoch)
 
     def record_nodes(self, nodes: Iterable[str]) -> None:
         """Record the nodes of a running attempt: Ray may use any that joins."""
@@ -381,13 +359,9 @@ class RunKeeper:
 
     def _write(self, record: RunRecord) -> OSError | None:
         """Write the record, unless a later head of this run has written it."""
-        if self._later_epoch(record):
+        if self.later_epoch(record):
             return None
         return record.write(self._root / record.run_id / RUN_FILE)
-
-    def _later_epoch(self, record: RunRecord) -> int:
-        found = RunRecord.read(self._root / record.run_id / RUN_FILE)
-        return found.epoch if isinstance(found, RunRecord) and found.epoch > record.epoch else 0
 
     def _save(self, record: RunRecord) -> None:
         self.record = record

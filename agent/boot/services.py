@@ -101,7 +101,7 @@ class LocalWork:
                 if child.running:
                     await child.stop(1.0)
                 self._run.node.remove_process(child.pid)
-                self._run.stats.clear_progress(step.name)
+                self._run.stats.progress.pop(step.name, None)
         return "" if code == 0 else await child.end_sentence(code)
 
     async def _log_progress(self, name: str, child: Child) -> None:
@@ -113,7 +113,7 @@ class LocalWork:
 
         def log(line: str) -> None:
             if line and line != before:
-                self._run.stats.record_progress(name, line)
+                self._run.stats.progress[name] = line
                 say(f"{name}: {line}")
 
         await until(

@@ -60,6 +60,11 @@ class Job(Value):
     upload: UploadSize | None = None
     """The size of the upload of its working_dir."""
 
+    @property
+    def framework(self) -> str:
+        """Return the framework of its recipe, or ''."""
+        return "" if self.recipe is None else self.recipe.known.framework
+
 
 class JobPlaceholders(Value):
     """The values of the job's placeholders, known once every node has joined."""
@@ -101,10 +106,9 @@ def is_sized_by_links(job: Job | None) -> bool:
 
     With InfiniBand it does not: the links that are measured are not those that the job uses.
     """
-    recipe = None if job is None else job.recipe
-    if recipe is None or recipe.input.infiniband:
+    if job is None or job.recipe is None or job.recipe.input.infiniband:
         return False
-    return recipe.known.framework in {"verl", "openrlhf", "openrlhf-m"}
+    return job.framework in {"verl", "openrlhf", "openrlhf-m"}
 
 
 class Entrypoint(Value):

@@ -150,10 +150,10 @@ def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
             await is_so(lambda: not lives(pids["ray_start"]))
         left = SurvivingProcesses(record, (RAY, "reward"))
         assert left.has_ray is (ray == "lives")
-        assert left.names == {*kept}
+        assert left.running.keys() == {*kept}
         names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
         assert names == kept
-        assert left.names == frozenset()
+        assert left.running == {}
         assert left.adopt("reward", lambda: LOG) is None
         await is_so(lambda: not lives(pids["ray_bridge"]))
         await is_so(lambda: lives(pids["reward"]) is bool(kept))

@@ -21,6 +21,7 @@ from agent.control.reports import Expected, Reports
 from agent.control.server import LogPart
 from agent.control.verbs import ask
 from agent.decisions.head.fleet import Worker
+from agent.decisions.head.state import HeadPhase
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for
 from unit.served import KEY, SECONDS, a_head, leave_key
@@ -179,10 +180,10 @@ class Asked:
         self.reports = Reports(
             FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
         )
-        workers = (Worker("k1", "pod1"), Worker("k0", "pod0", has_left=True))
-        self.is_over = False
-        status: Any = SimpleNamespace(workers=lambda: workers, is_over=lambda: self.is_over)
-        self.logs = HeadLogs(self.run, self.reports, status)
+        workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
+        fleet = SimpleNamespace(workers=workers)
+        self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
+        self.logs = HeadLogs(self.run, self.reports, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
@@ -258,7 +259,7 @@ def test_a_verdict_ends_the_wait(asked: Asked) -> None:
 
     async def end() -> None:
         await anyio.sleep(0.2)
-        asked.is_over = True
+        asked.state.phase = HeadPhase.LEAVING
 
     assert anyio.run(follow) == LogPart("", 4, is_over=True)
 

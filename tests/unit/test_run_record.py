@@ -442,7 +442,7 @@ def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     """What the first attempt's recipe was sized by is that of every later head, too."""
     (tmp_path / "4711").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
-    assert keeper.basis is None
+    assert keeper.record.basis is None
     basis = JobBasis(ModelShape.from_name("7B"), 1e8)
     keeper.record_basis(basis)
     keeper.close()

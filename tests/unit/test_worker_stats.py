@@ -92,10 +92,10 @@ def test_a_node_keeps_what_it_saw() -> None:
     assert seen.for_report({}) is None
     seen.record_latency(REWARD, 0.03)
     seen.record_latency(REWARD, 70.0)
-    seen.record_progress("fetch", "40% of hunter2")
+    seen.progress["fetch"] = "40% of hunter2"
     told = seen.for_report({"fetch": Item()})
     assert told == WorkerStats({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
-    seen.clear_progress("fetch")
+    seen.progress.pop("fetch")
     assert seen.snapshot({}).progress == {}
 
 
