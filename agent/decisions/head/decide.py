@@ -12,8 +12,8 @@ from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, s
 from agent.decisions.head import probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
-from agent.decisions.head.notices import answer_notices
 from agent.decisions.head.phases import (
+    answer_notices,
     booting,
     end_by_hours,
     hours_deadline,
@@ -208,9 +208,9 @@ def deadline(state: HeadState) -> float | None:
     times += [] if hours is None else [hours]
     if state.fleet.silence_check_at is not None:
         times.append(state.fleet.silence_check_at)
-    silent_by = shares.silent_shares_deadline(state)
-    if state.phase is HeadPhase.STOPPING and silent_by is not None:
-        times.append(silent_by)
+    if state.phase is HeadPhase.STOPPING:
+        silent_by = shares.silent_shares_deadline(state)
+        times += [] if silent_by is None else [silent_by]
     if (
         state.below_required_since is not None
         and state.phase is HeadPhase.RUNNING
@@ -389,12 +389,11 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         items = after.steps.values()
         if all(item.step is Step.READY for item in items):
             found.append(LogLine(f"{listed(name for _, name in after.steps)}: done"))
-    if after.services is not before.services:
-        found += [
-            LogLine(f"{service_title(after, key)} answers")
-            for key, item in after.services.items()
-            if item is not before.services.get(key) and _became_ready(before, key, item)
-        ]
+    found += [
+        LogLine(f"{service_title(after, key)} answers")
+        for key in _services_in(event)
+        if _is_ready(after, key) and not _is_ready(before, key)
+    ]
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker = after.fleet.workers[event.key]
         former = before.fleet.workers[event.key]
@@ -439,6 +438,13 @@ def _contradiction_at(state: HeadState, ip: str) -> str:
     return f", though {doubt}" if doubt else ""
 
 
-def _became_ready(before: HeadState, key: Key, item: Item) -> bool:
-    old = before.services.get(key)
-    return item.step is Step.READY and (old is None or old.step is not Step.READY)
+def _services_in(event: HeadEvent) -> list[Key]:
+    """Return the services that an event is about."""
+    if isinstance(event, h.WorkerReported):
+        return [(event.worker.key, item.name) for item in event.worker.items]
+    return [(event.node, event.name)] if isinstance(event, ServiceReady) else []
+
+
+def _is_ready(state: HeadState, key: Key) -> bool:
+    item = state.services.get(key)
+    return item is not None and item.step is Step.READY

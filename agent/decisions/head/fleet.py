@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -171,11 +172,15 @@ class Fleet(Value):
     """
     silence_check_at: float | None = None
     """When to check next for silent workers, where no Ray runs."""
+    last_preparing_at: float = -math.inf
+    """When a worker last reported that it prepares."""
 
     def with_report(self, worker: Worker) -> Fleet:
         """Apply a worker's report."""
         before = self.workers.get(worker.key)
         new = replace(self, workers={**self.workers, worker.key: worker})
+        if worker.preparing:
+            new = replace(new, last_preparing_at=worker.last_report_at)
         if self.by_report and self.silence_check_at is None:
             new = replace(new, silence_check_at=worker.last_report_at + times.SILENT_WITHOUT_RAY)
         if before is not None and _membership(before) == _membership(worker):

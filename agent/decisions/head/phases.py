@@ -15,13 +15,13 @@ from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict
 from agent.decisions.head import probes, retry, services, shares
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
-from agent.decisions.head.state import HeadPhase, JobShares, Saving
+from agent.decisions.head.state import HeadPhase, JobShares, Saving, then
 from agent.decisions.head.waits import pending_waits, stop_deadline, submit_wait
 from agent.decisions.values import Item, LogLine, Refused, Step, StopAsked, Tick, Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from agent.decisions.attempts import JobReport
+    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Decision, HeadAction, HeadEvent, HeadState, Turn
 
 
@@ -29,40 +29,32 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Restart Ray if needed, check steps and services, then wait for what is missing."""
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
-    known = _apply_earlier_attempts(state, event, now)
-    if known is not None:
-        return known
+    if isinstance(event, h.CheckpointSeen):
+        vain = retry.no_progress_outcome(state)
+        if vain is not None:
+            return leave(state, vain, now)
+    if isinstance(event, h.RunRemembered) and retry.is_unknown_run(state, event):
+        state, log = retry.adopt_run(state, event, now)
+        return (state, log) if _is_leaving(state) else then(log, booting(state, Tick(), now))
     again: tuple[HeadAction, ...] = ()
     if state.ray.step is Step.LOST:
         state, again = _start_ray_again(state, now)
-        if state.phase is HeadPhase.LEAVING:
+        if _is_leaving(state):
             return state, again
-    failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
-    if failed is not None:
-        (_, name), item = failed
-        return leave(state, ends.STEP_FAILED.outcome(name=name, evidence=item.evidence), now)
+    for (_, name), item in state.steps.items():
+        if item.step is Step.LOST:
+            end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
+            return leave(state, end, now)
     state, log, broken = services.restart_services(state, now)
-    broken = broken or services.lost_service_node(state, now)
     if broken is not None:
         return leave(state, broken, now)
-    state, result, refusal = probes.finish_preflight(state, now)
-    if refusal is not None:
-        after, actions = leave(state, refusal, now)
-    else:
-        after, actions = _check_waits(state, now)
-    return after, (*again, *log, *result, *actions)
+    state, result = probes.finish_preflight(state, now)
+    decision = (state, ()) if _is_leaving(state) else _check_waits(state, now)
+    return then((*again, *log, *result), decision)
 
 
-def _apply_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
-    """Apply what workers report about earlier attempts, and checkpoints that they saved."""
-    if isinstance(event, h.CheckpointSeen):
-        vain = retry.no_progress_outcome(state)
-        return None if vain is None else leave(state, vain, now)
-    if not isinstance(event, h.RunRemembered) or not retry.is_unknown_run(state, event):
-        return None
-    state, taken_up, over = retry.adopt_run(state, event, now)
-    after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
-    return after, (*taken_up, *actions)
+def _is_leaving(state: HeadState) -> bool:
+    return state.phase is HeadPhase.LEAVING
 
 
 def _check_waits(state: HeadState, now: float) -> Decision:
@@ -70,34 +62,27 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     state = retry.expire_leftovers(state, now)
     pending = pending_waits(state)
     log: tuple[HeadAction, ...] = ()
+    # waits that only delay the job are dropped: a deadline in the past would loop for ever
     passed = {wait.key for wait in pending if wait.is_over(now)} & planned.NEVER_LATE
-    if passed:
-        state, log = _drop_never_late(state, passed)
-        pending = pending_waits(state)
-    late = next((wait for wait in pending if wait.is_over(now)), None)
-    if late is None and pending and now >= state.phase_since + state.goal.boot_limit:
-        minutes, last = round((now - state.phase_since) / 60), pending[0]
-        evidence = last.evidence or "no report yet"
-        end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=last.what, evidence=evidence)
-        after, actions = leave(state, end, now)
-    elif late is not None:
-        partial = _proceed_partially(state, late, now)
-        after, actions = partial or leave(state, retry.timeout_outcome(state, late), now)
-    else:
-        after, actions = (_compare_before_long_wait if pending else _finish_boot)(state, now)
-    return after, (*log, *actions)
-
-
-def _drop_never_late(state: HeadState, passed: set[str]) -> Decision:
-    """Drop waits that only delay the job: a deadline in the past would loop for ever."""
-    log: tuple[HeadAction, ...] = ()
     if planned.PAUSE in passed:
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
     if planned.LINKS in passed:
         state = replace(state, probes=replace(state.probes, samples_due=None))
     if planned.PROBE in passed:
         state, log = probes.give_up_scores(state)
-    return state, log
+    pending = pending_waits(state) if passed else pending
+    late = next((wait for wait in pending if wait.is_over(now)), None)
+    if late is not None:
+        end = retry.timeout_outcome(state, late)
+        decision = _proceed_partially(state, late, now) or leave(state, end, now)
+    elif pending and now >= state.phase_since + state.goal.boot_limit:
+        minutes, what = round((now - state.phase_since) / 60), pending[0].what
+        evidence = pending[0].evidence or "no report yet"
+        end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=what, evidence=evidence)
+        decision = leave(state, end, now)
+    else:
+        decision = (_compare_before_long_wait if pending else _finish_boot)(state, now)
+    return then(log, decision)
 
 
 def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
@@ -107,11 +92,7 @@ def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
         return state, ()
     if alive == state.compared_workers:
         return replace(state, compared_workers=alive), ()
-    state, done, refusal = probes.compare_nodes(state, now)
-    if refusal is None:
-        return state, done
-    after, actions = leave(state, refusal, now)
-    return after, (*done, *actions)
+    return probes.compare_nodes(state, now)
 
 
 def _start_ray_again(state: HeadState, now: float) -> Decision:
@@ -142,24 +123,20 @@ def forget_ray(state: HeadState, ray: Item) -> HeadState:
 
 
 def _finish_boot(state: HeadState, now: float) -> Decision:
-    state, done, refusal = probes.compare_nodes(state, now)
-    if refusal is not None:
-        after, actions = leave(state, refusal, now)
-        return after, (*done, *actions)
+    state, done = probes.compare_nodes(state, now)
+    if _is_leaving(state):
+        return state, done
     state, log = probes.give_up_scores(state)
     state, begun = probes.begin_preflight(state, now)
-    awaited = bool(begun) or any(probes.link_waits(state))
-    after, actions = (state, begun) if awaited else _submit_job(state, now)
-    return after, (*done, *log, *actions)
+    is_awaited = begun or any(probes.link_waits(state))
+    return then((*done, *log), (state, begun) if is_awaited else _submit_job(state, now))
 
 
 def _submit_job(state: HeadState, now: float) -> Decision:
-    nodes = f"{len(state.fleet.alive) + 1} node(s)"
-    if not state.goal.has_job:
-        ready = LogLine(
-            f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
-        )
-        return state.enter(HeadPhase.RUNNING, now), (ready,)
+    goal, nodes = state.goal, f"{len(state.fleet.alive) + 1} node(s)"
+    if not goal.has_job:
+        stays = f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
+        return state.enter(HeadPhase.RUNNING, now), (LogLine(stays),)
     attempt = replace(
         state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
     )
@@ -167,11 +144,10 @@ def _submit_job(state: HeadState, now: float) -> Decision:
     fleet = state.fleet.without_oom_evidence()
     state = replace(state, attempt=attempt, oom_evidence="", fleet=fleet)
     state = retry.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
-    doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
-    ready = LogLine(f"{nodes} ready: {doing}")
+    doing = "starting the job by torchrun" if goal.by_torchrun else "submitting the job"
     again = (LogLine(retry.attempt_sentence(state)),) if attempt.number > 1 else ()
-    state = shares.start_shares(state) if state.goal.by_torchrun else state
-    return state, (*again, ready, h.SubmitJob(attempt.id))
+    state = shares.start_shares(state) if goal.by_torchrun else state
+    return state, (*again, LogLine(f"{nodes} ready: {doing}"), h.SubmitJob(attempt.id))
 
 
 def _proceed_partially(state: HeadState, late: Wait, now: float) -> Decision | None:
@@ -180,10 +156,8 @@ def _proceed_partially(state: HeadState, late: Wait, now: float) -> Decision | N
     if late.key != planned.WORKERS or least >= state.required or here < least:
         return None
     missing = state.fleet.describe_missing(state.required, now)
-    state = replace(state, required=here)
     log = LogLine(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
-    after, actions = _check_waits(state, now)
-    return after, (log, *actions)
+    return then((log,), _check_waits(replace(state, required=here), now))
 
 
 def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -193,7 +167,11 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
         return leave(state, event.outcome, now)
     if isinstance(event, h.Submitted) and event.id == state.attempt.id:
-        return _on_submitted(state.enter(HeadPhase.RUNNING, now), event, now)
+        state = state.enter(HeadPhase.RUNNING, now)
+        if not state.goal.by_torchrun:
+            return state, (LogLine("the job is submitted"),)
+        # a worker's share may already have ended
+        return then((LogLine("the job is started"),), running(state, event, now))
     if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
         return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
     wait = submit_wait(state)
@@ -203,22 +181,16 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     return state, ()
 
 
-def _on_submitted(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    if not state.goal.by_torchrun:
-        return state, (LogLine("the job is submitted"),)
-    after, actions = running(state, event, now)  # a worker's share may already have ended
-    return after, (LogLine("the job is started"), *actions)
-
-
 def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Follow the job to its end, or stop it if it lost a required node or service."""
     over = _end_of_job(state, event, now)
     if over is not None:
         return over
-    stalled = _stalled_since_loss(state, event)
-    if stalled is not None:
-        warning = LogLine(f"{stalled.reason}: stopping the job", "warning")
-        return stop_job(state, stalled, now, (warning,))
+    attempt, lost = state.attempt, state.attempt.lost_nodes
+    if isinstance(event, StalledSinceLoss) and event.attempt == attempt.number and lost:
+        gone = f"{listed(lost)} {'was' if len(lost) == 1 else 'were'} lost"
+        end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
+        return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job", "warning"),))
     state, log = _watch_required_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.below_required_since if state.goal.has_job else None
@@ -227,16 +199,9 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now, log)
     state, more, broken = services.restart_services(state, now)
-    broken = broken or services.lost_service_node(state, now)
     if broken is not None:
         return stop_job(state, broken, now, (*log, *more))
     return state, (*log, *more)
-
-
-def _end_by_report(state: HeadState, report: JobReport, now: float) -> Decision:
-    if retry.must_ask_nodes(state, report, now):
-        return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
-    return end_attempt(state, retry.attempt_end(state, report, now), now)
 
 
 def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -256,28 +221,24 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
 def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
     """End an attempt whose job ended, whose Ray exited, or without status from Ray."""
     if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
-        return _end_by_report(state, event.report, now)
-    if state.goal.by_torchrun:
-        return None if shares.job_report(state) is None else _end_by_shares(state, now)
-    if state.ray.step is Step.LOST and not state.goal.has_job:
-        return _restart_ray_without_job(state, now)
+        if retry.must_ask_nodes(state, event.report, now):
+            return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
+        return end_attempt(state, retry.attempt_end(state, event.report, now), now)
+    if state.goal.by_torchrun and shares.job_report(state) is not None:
+        end = shares.shares_verdict(state)
+        if state.shares.is_settled:
+            return end_attempt(state, end, now)
+        log = LogLine(f"{end.reason}: stopping the job on the other nodes", "warning")
+        return stop_job(state, end, now, (log,))
     if state.ray.step is Step.LOST:
-        return end_attempt(state, ray_lost_outcome(state), now)
-    if state.goal.has_job and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
+        if state.goal.has_job:
+            return end_attempt(state, ray_lost_outcome(state), now)
+        return _restart_ray_without_job(state, now)
+    has_status = state.goal.has_job and not state.goal.by_torchrun
+    if has_status and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
         silent = round(now - state.attempt.last_status_at)
         return give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
     return None
-
-
-def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
-    """Return the end of an attempt that makes no progress since it lost a node."""
-    attempt = state.attempt
-    if not isinstance(event, StalledSinceLoss) or event.attempt != attempt.number:
-        return None
-    if not attempt.lost_nodes:
-        return None
-    gone = f"{listed(attempt.lost_nodes)} {'was' if len(attempt.lost_nodes) == 1 else 'were'} lost"
-    return ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
 
 
 def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
@@ -290,15 +251,6 @@ def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
     log = LogLine(f"{lost.reason}; starting it again: {again.restarts} of {most}", "warning")
     state = replace(forget_ray(state, again), attempt=replace(state.attempt, began=now))
     return state.enter(HeadPhase.BOOTING, now), (log, h.RestartRay())
-
-
-def _end_by_shares(state: HeadState, now: float) -> Decision:
-    """End a torchrun attempt; if a share failed, stop the others first."""
-    end = shares.shares_verdict(state)
-    if state.shares.is_settled:
-        return end_attempt(state, end, now)
-    log = LogLine(f"{end.reason}: stopping the job on the other nodes", "warning")
-    return stop_job(state, end, now, (log,))
 
 
 def _watch_required_nodes(state: HeadState, now: float) -> Decision:
@@ -323,24 +275,27 @@ def _watch_required_nodes(state: HeadState, now: float) -> Decision:
 
 def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Follow the job of a killed agent once Ray is up; RUNNING once Ray returns its status."""
-    own = state.attempt.id
+    attempt = state.attempt
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
-        lost = ray_lost_outcome(state)
-        state, _ = follow_resumed_job(state, now)
-        return end_attempt(state, state.verdict or lost, now)
-    if isinstance(event, h.NeverSubmitted) and event.id == own:
+        end = state.verdict or ray_lost_outcome(state)
+        return end_attempt(follow_resumed_job(state, now)[0], end, now)
+    if isinstance(event, h.NeverSubmitted) and event.id == attempt.id:
         return _boot_again(state, now)
-    if isinstance(event, h.Submitted | h.JobHeard) and event.id == own:
-        log = LogLine(f"attempt {state.attempt.number} goes on: its job is followed again")
+    if isinstance(event, h.Submitted | h.JobHeard) and event.id == attempt.id:
+        log = LogLine(f"attempt {attempt.number} goes on: its job is followed again")
         state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
-        after, actions = running(state, event, now)
-        return after, (log, *actions)
+        return then((log,), running(state, event, now))
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
-        return _end_resuming_late(state, late, now)
-    if state.ray.step is Step.READY and state.attempt.submitted is None:
+        # the killed agent's verdict stands; on a given Ray the job may still run: stop it
+        evidence = f": {late.evidence}" if late.evidence else ""
+        end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
+        if state.goal.ray_is_given:
+            return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job"),))
+        return end_attempt(follow_resumed_job(state, now)[0], end, now)
+    if state.ray.step is Step.READY and attempt.submitted is None:
         return _resume_job(state, now)
     return state, ()
 
@@ -353,33 +308,14 @@ def _resume_job(state: HeadState, now: float) -> Decision:
     if state.verdict is None:
         return state, follow
     log = LogLine(f"{state.verdict.reason}: stopping the job, as the killed agent did")
-    return state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at), (
-        log,
-        *follow,
-        h.StopJob(state.attempt.id),
-    )
-
-
-def _end_resuming_late(state: HeadState, late: Wait, now: float) -> Decision:
-    """End an attempt that cannot be found: with the killed agent's verdict, or else as lost.
-
-    On a given Ray the job may still run: stop it, perhaps for the second time.
-    """
-    evidence = f": {late.evidence}" if late.evidence else ""
-    end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
-    if state.goal.ray_is_given:
-        return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job"),))
-    state, _ = follow_resumed_job(state, now)
-    return end_attempt(state, end, now)
+    state = state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at)
+    return state, (log, *follow, h.StopJob(state.attempt.id))
 
 
 def _boot_again(state: HeadState, now: float) -> Decision:
     """Boot for the same attempt: the agent was killed before it submitted the job."""
     attempt = Attempt(state.attempt.id, state.attempt.number, began=now)
-    state = replace(state, attempt=attempt, required=state.goal.expected_workers)
-    state = replace(
-        state, below_required_since=None, last_loss="", last_loss_at=None, hang_since=now
-    )
+    state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
     return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
 
 
@@ -396,11 +332,8 @@ def hours_deadline(state: HeadState) -> float | None:
     """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
     if state.hours_over or math.isinf(state.goal.max_hours):
         return None
-    return state.goal.ends_at if state.hours_warned else _warning_at(state)
-
-
-def _warning_at(state: HeadState) -> float:
-    return state.goal.ends_at - min(times.HOURS_WARNING, state.goal.max_hours * 360)
+    warned_before = min(times.HOURS_WARNING, state.goal.max_hours * 360)
+    return state.goal.ends_at - (0.0 if state.hours_warned else warned_before)
 
 
 def end_by_hours(state: HeadState, turn: Turn) -> Decision:
@@ -411,21 +344,15 @@ def end_by_hours(state: HeadState, turn: Turn) -> Decision:
         return state, ()
     log: tuple[HeadAction, ...] = ()
     if not state.hours_warned:
-        state = replace(state, hours_warned=True)
-        log = (LogLine(_hours_sentence(state, now), "warning"),)
+        nodes, left = goal.expected_workers + 1, max(0.0, goal.ends_at - now)
+        cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
+        used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
+        what = f"the job is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
+        state, log = replace(state, hours_warned=True), (LogLine(what, "warning"),)
     if now < goal.ends_at:
         return state, log
-    state = replace(state, hours_over=True)
-    after, actions = _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
-    return after, (*log, *actions)
-
-
-def _hours_sentence(state: HeadState, now: float) -> str:
-    goal = state.goal
-    left, nodes = max(0.0, goal.ends_at - now), goal.expected_workers + 1
-    cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
-    used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
-    return f"the job is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
+    end = ends.MAX_HOURS.outcome(hours=goal.max_hours)
+    return then(log, _end_now(replace(state, hours_over=True), end, now, saves=True))
 
 
 def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:
@@ -451,26 +378,19 @@ def _saved_by(state: HeadState, now: float) -> float:
 
 
 def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:
-    """Handle a further reason to stop; the second stop of this run no longer lets the job save."""
-    saving = state.saving
-    state = replace(state, verdict=_verdict_after_stop(state, outcome))
+    """Handle a further reason to stop; the second stop of this run no longer lets the job save.
+
+    The first verdict stands, unless it is a loss after which another attempt would follow.
+    """
+    saving, verdict = state.saving, state.verdict
+    if verdict is None or (is_loss(verdict) and state.another_follows):
+        state = replace(state, verdict=outcome)
     if saving is None:
         return state, ()
     if saves and not saving.is_of_grace:  # so far only workers are taken away
         until = min(saving.until, _saved_by(state, now))
         return replace(state.enter(state.phase, now), saving=Saving(until, is_of_grace=True)), ()
     return replace(state, saving=None), (h.StopJob(state.attempt.id),)
-
-
-def _verdict_after_stop(state: HeadState, asked: Outcome) -> Outcome:
-    """Return the outcome of a run that is asked to stop while its job already stops.
-
-    The first verdict stands, unless it is a loss after which another attempt would follow.
-    """
-    verdict = state.verdict
-    if verdict is None or (is_loss(verdict) and state.another_follows):
-        return asked
-    return verdict
 
 
 def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
@@ -481,11 +401,8 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
     end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.told_by)
     if state.verdict is not None:
         return _stop_again(state, end, now, saves=False)
-    if (
-        state.attempt.submitted is None
-        or state.phase is HeadPhase.JUDGING
-        or state.goal.ray_is_given
-    ):
+    is_early = state.attempt.submitted is None
+    if is_early or state.phase is HeadPhase.JUDGING or state.goal.ray_is_given:
         return leave(state, end, now)
     return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job here", "warning"),))
 
@@ -509,11 +426,9 @@ def stop_job(
     With `saving` the job is sent the signal on which it saves, and is stopped later.
     """
     if not state.goal.has_job:
-        after, actions = leave(state, verdict, now)
-        return after, (*log, *actions)
-    state, follow = follow_resumed_job(
-        replace(state, verdict=replace(verdict, phase=state.phase.value)), now
-    )
+        return then(log, leave(state, verdict, now))
+    verdict = replace(verdict, phase=state.phase.value)
+    state, follow = follow_resumed_job(replace(state, verdict=verdict), now)
     own, signum = state.attempt.id, state.goal.notice_signal
     first = h.StopJob(own) if saving is None else h.SaveJob(own, signum)
     state = replace(state.enter(HeadPhase.STOPPING, now), saving=saving)
@@ -522,12 +437,8 @@ def stop_job(
 
 def follow_resumed_job(state: HeadState, now: float) -> Decision:
     """Follow the job that a killed agent submitted, if this agent does not yet."""
-    snapshot = state.goal.resumed_attempt
-    if (
-        state.phase is not HeadPhase.RESUMING
-        or snapshot is None
-        or state.attempt.submitted is not None
-    ):
+    snapshot, is_followed = state.goal.resumed_attempt, state.attempt.submitted is not None
+    if state.phase is not HeadPhase.RESUMING or snapshot is None or is_followed:
         return state, ()
     attempt = replace(state.attempt, submitted=snapshot.attempt.submitted, last_status_at=now)
     return replace(state, attempt=attempt), (h.FollowJob(attempt.id),)
@@ -544,8 +455,12 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         ended = state.shares.is_settled
     refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
     unknown = isinstance(event, h.NeverSubmitted) and event.id == own
-    if ended and is_loss(verdict):
-        verdict = _success_before_stop(state) or verdict
+    if ended and is_loss(verdict) and not state.attempt.signaled:
+        # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
+        # whatever its exit code
+        report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
+        if report is not None and report.succeeded:
+            verdict = verdict_of(report, state.last_loss)
     never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)
@@ -557,8 +472,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     log = (LogLine("the job did not stop in time", "warning"),) if is_late and not ended else ()
     # our own Ray ends with its job; on a given Ray the job may still run, so no attempt follows
     has_stopped = ended or never_ran or not state.goal.ray_is_given
-    after, actions = (end_attempt if has_stopped else leave)(state, verdict, now)
-    return after, (*log, *actions)
+    return then(log, (end_attempt if has_stopped else leave)(state, verdict, now))
 
 
 def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -567,26 +481,14 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> Decision
     if saving is None:
         return state, ()
     over = isinstance(event, h.SaveOver) and event.id == attempt.id
-    is_away = not saving.is_of_grace and not {*attempt.announced_nodes}.isdisjoint(
-        attempt.lost_nodes
-    )
+    has_left = not {*attempt.announced_nodes}.isdisjoint(attempt.lost_nodes)
+    is_away = has_left and not saving.is_of_grace
     if not over and not is_away and now < saving.until:
         return state, ()
     evidence = event.evidence if isinstance(event, h.SaveOver) and over else ""
     log = LogLine(f"{evidence or 'the job has not saved in time'}: stopping the job")
     since = state.phase_since if saving.is_of_grace else now
     return replace(state, saving=None, phase_since=since), (log, h.StopJob(attempt.id))
-
-
-def _success_before_stop(state: HeadState) -> Outcome | None:
-    """Return the success of a job that succeeded before its stop took effect, or None.
-
-    Ray 2.60 reports a job that it stopped as STOPPED, whatever its exit code.
-    """
-    if state.attempt.signaled:
-        return None
-    report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
-    return verdict_of(report, state.last_loss) if report is not None and report.succeeded else None
 
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
@@ -598,5 +500,62 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
     begun = replace(begun, shares=JobShares(), saving=None)
     if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
         begun, actions = forget_ray(begun, Item()), (*actions, h.RestartRay())
-    after, more = booting(begun, Tick(), now)
-    return after, (*actions, *more)
+    return then(actions, booting(begun, Tick(), now))
+
+
+def answer_notices(state: HeadState, turn: Turn) -> Decision:
+    """Have the job save before it loses an announced node; release nodes that nothing waits for."""
+    event, former = turn.event, state.leaving
+    if isinstance(event, h.WorkerReported) and event.worker.notice is not None:
+        state = _with_notice(state, event.worker)
+    if isinstance(event, h.WorkerReplaced) and event.key in state.leaving | state.released:
+        gone = {event.key}
+        state = replace(state, leaving=state.leaving - gone, released=state.released - gone)
+    if not state.leaving:
+        return state, ()
+    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.verdict is None
+    if state.leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
+        return _save_first(state, turn.now)
+    if state.saving is not None:
+        return state, ()
+    free = sorted(state.leaving)
+    state = replace(state, leaving=frozenset(), released=state.released | state.leaving)
+    return state, tuple(h.ReleaseWorker(key) for key in free)
+
+
+def _with_notice(state: HeadState, worker: Worker) -> HeadState:
+    """Record a notice with the running attempt, and that the worker waits for an answer."""
+    attempt, goal = state.attempt, state.goal
+    is_running = attempt.submitted is not None and attempt.ended is None
+    # without retries and without the signal, a notice leads to no further attempt
+    may_retry = bool(goal.retries or goal.notice_signal)
+    if is_running and may_retry and worker.name not in attempt.announced_nodes:
+        names = (*attempt.announced_nodes, worker.name)[-retry.MAX_LOST_NODES :]
+        state = replace(state, attempt=replace(attempt, announced_nodes=names))
+    if worker.has_left:
+        return replace(state, leaving=state.leaving - {worker.key})
+    if worker.key in state.released:
+        return state
+    return replace(state, leaving=state.leaving | {worker.key})
+
+
+def _is_needed(state: HeadState) -> bool:
+    """Return whether the attempt cannot go on without the nodes that are taken away."""
+    if state.goal.by_torchrun:
+        return not state.leaving.isdisjoint(state.shares.by_node)
+    workers = state.fleet.workers
+    ips = {workers[key].ip for key in state.leaving if key in workers}
+    gone = {ip: name for ip, name in state.fleet.alive.items() if ip in ips}
+    return retry.is_below_required(retry.without_workers(state, gone))
+
+
+def _save_first(state: HeadState, now: float) -> Decision:
+    """Send the job its signal; it is stopped when it has saved, or when the first node leaves."""
+    known = state.fleet.workers
+    workers = [known[key] for key in sorted(state.leaving) if key in known]
+    nodes = listed([worker.label for worker in workers])
+    seconds = min((worker.notice or 0.0 for worker in workers), default=0.0)
+    end = ends.NODE_TAKEN.outcome(nodes=nodes)
+    within = f"the job may save within {round(seconds)} s, and is stopped then"
+    log = LogLine(f"{end.reason}: {within}", "warning")
+    return stop_job(state, end, now, (log,), Saving(now + seconds, is_of_grace=False))

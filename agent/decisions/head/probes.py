@@ -13,7 +13,8 @@ from agent.checks.finding import Finding, Level
 from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
 from agent.decisions.head import state as h
-from agent.decisions.head.state import ProbeNode
+from agent.decisions.head.retry import leave
+from agent.decisions.head.state import ProbeNode, then
 from agent.decisions.values import (
     ALL_REDUCE,
     HERE,
@@ -35,7 +36,6 @@ from agent.work.torchrun import ShareOrder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.state import Decision, HeadAction, HeadState, Turn
 
@@ -195,39 +195,30 @@ def preflight_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.PREFLIGHT, what, known.deadline)
 
 
-def finish_preflight(
-    state: HeadState, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Report the result of the all-reduce once known; return an outcome if it failed."""
+def finish_preflight(state: HeadState, now: float) -> Decision:
+    """Report the result of the all-reduce once known; leave if it failed."""
     known = state.preflight
     if known is None or known.is_over:
-        return state, (), None
+        return state, ()
     own, lost = known.answers.get(HERE), _lost_in_preflight(state, known)
     if own is None and lost and not known.lost:  # it cannot succeed without them
         until = min(known.deadline, now + state.goal.limits[planned.NODE])
         known = replace(known, lost=lost, deadline=until)
     if own is None and now < known.deadline:
-        return replace(state, preflight=known), (), None
+        return replace(state, preflight=known), ()
     state = replace(state, preflight=replace(known, is_over=True))
     words = "" if own is None else own.words
     speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
-    if failure:
-        return state, (), _preflight_failed(known, failure, lost)
-    return state, (LogLine(speed),), None
-
-
-def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
-    """Return the outcome: 75 if a node was lost meanwhile, else 78."""
+    if not failure:
+        return state, (LogLine(speed),)
     if lost:
-        return ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(lost))
-    own = known.answers.get(HERE)
-    names = {key: name for key, name, _ in known.shares}
-    failures = [
-        f"{names[key]}: {one.evidence}" for key, one in known.answers.items() if one.evidence
-    ]
-    if failures and (own is None or not own.words):  # else the head's own result is more detailed
+        end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(lost))
+        return leave(state, end, now)
+    names, answers = {key: name for key, name, _ in known.shares}, known.answers.items()
+    failures = [f"{names[key]}: {one.evidence}" for key, one in answers if one.evidence]
+    if failures and not words:  # else the head's own result is more detailed
         failure = listed(failures)
-    return ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure)
+    return leave(state, ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure), now)
 
 
 def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
@@ -410,10 +401,8 @@ def _name_at(state: HeadState, ip: str) -> str:
     return _name(state, HERE) if ip == state.ray_head_ip else ip
 
 
-def compare_nodes(
-    state: HeadState, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Compare the facts of all nodes that count; return actions, and an outcome on a conflict.
+def compare_nodes(state: HeadState, now: float) -> Decision:
+    """Compare the facts of all nodes that count; leave on a conflict.
 
     Each node's GPUs are compared with Ray's count. If nothing forbids the run, nodes then probe
     each other's Ray, and no wait depends on that.
@@ -424,7 +413,7 @@ def compare_nodes(
     goal, fleet = state.goal, state.fleet
     state = replace(state, compared_workers=fleet.alive)
     if goal.facts is None:
-        return *order_neighbor_probes(state, now), None
+        return order_neighbor_probes(state, now)
     keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
     workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
     nodes = [(goal.node, goal.facts), *workers]
@@ -435,13 +424,13 @@ def compare_nodes(
     failed = [one for one in found if one.level is Level.FAIL]
     state = replace(state, differences=found)
     if not failed:
-        state, tried = order_neighbor_probes(state, now)
-        return state, (*log, *tried), None
+        return then(log, order_neighbor_probes(state, now))
     text = "; ".join(f"{one.check}: {one.what}" for one in failed)
     remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))
     reason = f"the nodes do not agree: {text}" if {*failed} & {*differing} else text
     culprit = "agreement" if reason != text else failed[0].check
-    return state, log, ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedies)
+    end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedies)
+    return then(log, leave(state, end, now))
 
 
 def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:

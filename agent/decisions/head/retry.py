@@ -23,7 +23,7 @@ from agent.decisions.attempts import (
     verdict_of,
 )
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Decision, HeadAction, HeadPhase, HeadState
+from agent.decisions.head.state import Decision, HeadPhase, HeadState, then
 from agent.decisions.values import LogLine, Step, Wait
 from agent.plan import waits as planned
 
@@ -202,6 +202,12 @@ def is_below_required(state: HeadState) -> bool:
     return len(places) - len(unreturned_nodes(state)) < state.required
 
 
+def without_loss(state: HeadState) -> HeadState:
+    """Forget the losses of an attempt that is over; the next needs all expected workers."""
+    state = replace(state, below_required_since=None, last_loss="", last_loss_at=None)
+    return replace(state, required=state.goal.expected_workers)
+
+
 def recent_loss(state: HeadState, now: float) -> str:
     """Return the loss that may have caused a failure now, or ''."""
     if state.ray.step is Step.LOST:
@@ -264,16 +270,8 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {announced}"
         follows = f"the next begins once the nodes are there ({free} of {MOST_ANNOUNCED})"
     log = LogLine(f"{lost}; {follows}", "warning")
-    state = replace(
-        record_leftovers(state, now),
-        attempt=attempt,
-        earlier_attempts=earlier,
-        required=state.goal.expected_workers,
-        below_required_since=None,
-        last_loss="",
-        last_loss_at=None,
-        verdict=None,
-    )
+    state = without_loss(record_leftovers(state, now))
+    state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
     return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended, attempt))
 
 
@@ -291,10 +289,8 @@ def is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:
     return is_fresh and differs
 
 
-def adopt_run(
-    state: HeadState, event: h.RunRemembered, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Continue the run that a worker reports; also return its end if no attempt is left."""
+def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
+    """Continue the run that a worker reports; leave if no attempt is left."""
     state = expect_former_head(state, event.attempt, now)
     tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
     number = event.attempt + 1
@@ -302,11 +298,8 @@ def adopt_run(
     goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
     text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
     actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
-    return (
-        replace(state, goal=goal, attempt=attempt),
-        actions,
-        retries_exhausted(tried, goal.retries),
-    )
+    state, over = replace(state, goal=goal, attempt=attempt), retries_exhausted(tried, goal.retries)
+    return then(actions, (state, ()) if over is None else leave(state, over, now))
 
 
 def timeout_outcome(state: HeadState, late: Wait) -> Outcome:

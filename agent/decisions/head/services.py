@@ -195,10 +195,18 @@ def order_services(state: HeadState, turn: Turn) -> Decision:
 def restart_services(
     state: HeadState, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Restart services that ended, with a growing pause; return the outcome of a fatal loss."""
+    """Restart services that ended, with a growing pause; return the outcome of a fatal loss.
+
+    A worker with only an essential service is such a loss by its reports: Ray does not list it.
+    """
     actions: list[HeadAction] = []
-    nodes_of = state.pending_services.items()
-    late = [(node, name) for name, nodes in nodes_of for node in nodes if now >= nodes[node]]
+    late = [
+        (node, name)
+        for name, nodes in state.pending_services.items()
+        if nodes and now >= min(nodes.values())
+        for node in nodes
+        if now >= nodes[node]
+    ]
     for key in (*sorted(state.lost_services), *late):
         item = state.services[key]
         broken = _lost_for_good(state, key, item, now)
@@ -231,19 +239,12 @@ def restart_services(
         state = hold_back(state, (key,), now)
         start = h.StartService(key[1], key[0], again.generation)
         actions.append(waiting_message(state, key) if key in state.blocked else start)
-    return state, tuple(actions), None
-
-
-def lost_service_node(state: HeadState, now: float) -> Outcome | None:
-    """Return the end of the run if a worker with only an essential service was lost.
-
-    Ray does not list such a worker, so that only its reports count.
-    """
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            return ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
-    return None
+            broken = ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
+            return state, tuple(actions), broken
+    return state, tuple(actions), None
 
 
 def service_node_deadline(state: HeadState) -> float | None:

@@ -57,9 +57,9 @@ def recount_absent(before: HeadState, state: HeadState) -> HeadState:
     then, now = before.fleet, state.fleet
     if then.alive is now.alive and then.agent_at is now.agent_at:
         return state
-    running = state.shares.running
-    absent = frozenset(key for key in running if key != HERE and not _node_has_share(state, key))
-    return replace(state, shares=replace(state.shares, absent=absent)) if running else state
+    running = (key for key in state.shares.running if key != HERE)
+    absent = frozenset(key for key in running if not _node_has_share(state, key))
+    return replace(state, shares=replace(state.shares, absent=absent))
 
 
 def job_report(state: HeadState) -> JobReport | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -160,9 +160,9 @@ class JobShares(Value):
         return replace(self, by_node={**self.by_node, key: over}, absent=absent)
 
     @property
-    def running(self) -> list[str]:
-        """Return the shares without a reported end, those that their node lost included."""
-        return [k for k, share in self.by_node.items() if share.end is None or share.end.lost]
+    def running(self) -> Iterator[str]:
+        """Yield the shares without a reported end, those that their node lost included."""
+        return (k for k, share in self.by_node.items() if share.end is None or share.end.lost)
 
     @property
     def first_failed(self) -> NodeShare | None:
@@ -173,13 +173,13 @@ class JobShares(Value):
     @property
     def all_succeeded(self) -> bool:
         """Return whether there are shares, and each ended with 0."""
-        ends = [share.end for share in self.by_node.values()]
-        return bool(ends) and all(end is not None and end.code == 0 for end in ends)
+        ends = (share.end for share in self.by_node.values())
+        return bool(self.by_node) and all(end is not None and end.code == 0 for end in ends)
 
     @property
     def is_settled(self) -> bool:
         """Return whether no report can follow: each share has ended or is absent."""
-        return len(self.running) == len(self.absent)
+        return all(key in self.absent for key in self.running)
 
     @property
     def sizes(self) -> tuple[NodeSize, ...]:
@@ -328,7 +328,7 @@ class HeadState(Value):
     """The address of the head node in GCS's list."""
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)
     """The size of each alive node by address, from GCS."""
-    services: Mapping[Key, Item] = field(default_factory=dict)
+    services: dict[Key, Item] = field(default_factory=dict)
     """The services on every node, in the order in which the nodes got them."""
     pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By service: the nodes on which it is not ready yet, with their deadlines."""
@@ -445,8 +445,10 @@ class HeadState(Value):
         )
 
     def service_home(self, name: str) -> str | None:
-        """Return the node that was last to get a service; None if none has."""
-        return next((node for node, one in reversed([*self.services]) if one == name), None)
+        """Return the node of a service that runs once, the latest one; None if none has it."""
+        if (HERE, name) in self.services:
+            return HERE
+        return next((node for node, one in reversed(self.services) if one == name), None)
 
     def enter(self, phase: HeadPhase, now: float) -> HeadState:
         """Enter a phase."""
@@ -624,6 +626,12 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 """A new state, and what is to be done."""
+
+
+def then(first: tuple[HeadAction, ...], decision: Decision) -> Decision:
+    """Return a decision whose actions follow these."""
+    state, actions = decision
+    return state, (*first, *actions)
 
 
 class Turn(NamedTuple):

@@ -133,12 +133,9 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
 
 def _workers_deadline(state: HeadState) -> float:
     """Return the workers' deadline, later while a worker that prepares still reports."""
-    until = state.deadline_of(planned.WORKERS)
-    reports = [w.last_report_at for w in state.fleet.workers.values() if w.preparing]
-    if not reports:
-        return until
     longest = state.attempt.began + state.goal.max_prepare_seconds
-    return max(until, min(longest, max(reports) + times.PREPARE_STALE))
+    prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
+    return max(state.deadline_of(planned.WORKERS), prepares_until)
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:

@@ -25,94 +25,189 @@ from agent.decisions.values import (
     StopAsked,
     Wait,
 )
-from agent.decisions.worker.state import (
-    EndWorker,
-    HeadSilent,
-    HeadSpoke,
-    Ordered,
-    RayExited,
-    RayStep,
-    RayUp,
-    RunOwnStep,
-    RunProbe,
-    SendLog,
-    StartOwnService,
-    StartRay,
-    StartShare,
-    StopRay,
-    StopServices,
-    StopShare,
-    StopSteps,
-    SurvivingRay,
-    WorkerAction,
-    WorkerEvent,
-    WorkerGoal,
-    WorkerPhase,
-    WorkerRaySilent,
-    WorkerState,
-)
+from agent.decisions.worker import state as w
+from agent.decisions.worker.state import HeadSpoke, RayStep, WorkerPhase, WorkerState
 from agent.plan import waits as planned
 from agent.work.services import ordered_steps
 from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.base.ends import Outcome
-    from agent.work.services import PrepareStep
+    from agent.decisions.worker.state import WorkerAction, WorkerEvent
+
+Decision = tuple[WorkerState, tuple["WorkerAction", ...]]
 
 
-def hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
-    """Block those of these steps that depend on steps of this node which are not done."""
-    waiting = {
-        step.name
-        for step in state.goal.steps
-        if step.name in names and _unmet_dependencies(state, step)
-    }
-    return replace(state, blocked=state.blocked | waiting)
+def first_state(
+    goal: w.WorkerGoal, surviving: w.SurvivingRay | None = None, *, has_agent: bool = False
+) -> WorkerState:
+    """Return the state in which the worker starts; with a surviving Ray it follows at once.
+
+    Its node never left the cluster: the head must count it neither as lost nor as cleared.
+    `has_agent` if a head's agent had answered the killed agent.
+    """
+    if surviving is None:
+        awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
+        steps = {step.name: Item(deadline=step.within) for step in goal.steps}
+        state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
+        return _hold_back(state, frozenset(steps) - awaiting)
+    since = surviving.unreached_since
+    return WorkerState(
+        goal,
+        phase=WorkerPhase.FOLLOWING,
+        evidence="not asked yet by the agent that goes on",
+        head_ip=surviving.head_ip,
+        epoch=surviving.epoch,
+        has_agent=True,
+        steps={step.name: Item().ready() for step in goal.steps},  # they are done before a join
+        ray=RayStep.UP,
+        run_id=surviving.run_id,
+        ray_attempt=surviving.attempt,
+        last_reached_at=-times.REPLY_AGE if since is None else since,
+        unreached_since=since,
+        has_joined_before=True,
+    )
 
 
-def start_unblocked(decision: Decision, now: float) -> Decision:
-    """Start blocked steps whose dependencies are done; their time starts now."""
-    state, actions = decision
-    if not state.blocked or state.fenced or state.phase is WorkerPhase.LEAVING:
-        return decision
-    steps = [step for step in state.goal.steps if step.name in state.blocked]
-    ready = [step for step in steps if not _unmet_dependencies(state, step)]
-    items = {step.name: Item(deadline=now + step.within) for step in ready}
-    left = state.blocked - items.keys()
-    state = replace(state, steps={**state.steps, **items}, blocked=left)
-    return state, (*actions, *(RunOwnStep(step.name) for step in ready))
+def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Apply one event; return the new state and the actions to carry out."""
+    if state.phase is WorkerPhase.LEAVING:
+        return state, ()
+    if isinstance(event, StopAsked):
+        return _on_stop(state, event, now)
+    if isinstance(event, Refused):
+        return _leave(state, event.outcome, must_report=True)
+    if isinstance(event, w.Ordered):
+        return _carry_out(state, event.order, now)
+    before, state = state, _apply_event(state, event, now)
+    state, log = _log_silence(state, event, now)
+    # a verdict or a failed step ends the worker in any phase; else the phase decides
+    decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+    # the head has begun a later attempt: the share of the former one must not run beside it
+    decision = _stop_outdated_share(before, decision)
+    # the head is reached again: rerun what the fence stopped
+    decision = _rerun_interrupted_steps(decision, now)
+    decision = _start_unblocked(decision, now)
+    # last, so that it also stops what was started above
+    state, actions = _apply_fence(decision, now)
+    return state, (*log, *actions)
+
+
+def deadline(state: WorkerState) -> float | None:
+    """Return when `decide` must run again even if no event arrives; None for never."""
+    if state.phase is WorkerPhase.LEAVING:
+        return None
+    deadlines = [wait.deadline for wait in pending_waits(state)]
+    again = state.phase is WorkerPhase.JOINING and state.ray_ready
+    others = (_fence_deadline(state), state.retry_at if again else None)
+    return min((*deadlines, *(at for at in others if at is not None)), default=None)
 
 
 def first_messages(state: WorkerState) -> Iterator[LogLine]:
     """Yield the log lines for what is blocked at the start."""
-    for step in state.goal.steps:
-        if step.name in state.blocked:
-            yield LogLine(f"{step.name} waits for {listed(_unmet_dependencies(state, step))}")
+    for name, missing in _unmet_dependencies(state, state.blocked).items():
+        yield LogLine(f"{name} waits for {listed(missing)}")
 
 
-def dependency_waits(state: WorkerState, until: float) -> Iterator[Wait]:
-    """Yield a wait for each blocked step; `until` is when it must have started."""
-    for step in state.goal.steps:
-        if step.name in state.blocked:
-            missing = listed(_unmet_dependencies(state, step))
-            yield Wait(step.name, step.name, until, f"not started, waits for {missing}")
+def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
+    """Return all waits of the current phase, with deadline and evidence."""
+    goal, found = state.goal, []
+    if state.phase is WorkerPhase.LEAVING:
+        return ()
+    if state.taken_at is not None:
+        found.append(Wait(planned.SAVE, "the head to let the job save", state.taken_at))
+    if state.awaiting_order:
+        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
+        ordered = [one for one in goal.steps if one.name in state.awaiting_order and one.after]
+        after = [f"{step.name} waits for {listed(step.after)}" for step in ordered]
+        evidence = "; ".join([*after, state.evidence])
+        found.append(Wait("turn", what, _turn_deadline(state), evidence))
+    running = state.running_steps
+    if running:
+        until = min(state.steps[name].deadline for name in running)
+        found.append(Wait(planned.PREPARE, listed(running), until))
+    for name, missing in _unmet_dependencies(state, state.blocked).items():
+        evidence = f"not started, waits for {listed(missing)}"
+        found.append(Wait(name, name, _turn_deadline(state), evidence))
+    if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
+        until = max(goal.limits[planned.HEAD], _reply_deadline(state) if state.last_reply_at else 0)
+        found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
+    if state.phase is WorkerPhase.JOINING:
+        found.append(_join_wait(state))
+    if state.phase is WorkerPhase.FOLLOWING:
+        what, until = f"a reply from the head {goal.head}", _reply_deadline(state)
+        found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
+    return tuple(found)
 
 
-def turn_evidence(state: WorkerState) -> str:
-    """Return what ordered steps depend on; '' if they only wait for their turn."""
-    steps = [step for step in state.goal.steps if step.name in state.awaiting_order and step.after]
-    text = "; ".join(f"{step.name} waits for {listed(step.after)}" for step in steps)
-    return f"{text}; {state.evidence}" if text else ""
+def _turn_deadline(state: WorkerState) -> float:
+    """Return when every blocked or ordered step must have started."""
+    longest = max(step.within for step in state.goal.steps)
+    limits = state.goal.limits
+    return max(longest, limits.get(planned.PREPARE, longest)) + limits.get(planned.BEFORE, 0.0)
 
 
-def _unmet_dependencies(state: WorkerState, step: PrepareStep) -> list[str]:
-    found = (name for name in step.after if name in state.steps)
-    return [name for name in found if state.steps[name].step is not Step.READY]
+def _reply_deadline(state: WorkerState) -> float:
+    """Return when the head must have answered again (AGENT_HEAD_GRACE)."""
+    return state.last_reply_at + state.goal.limits[planned.SILENT_HEAD]
 
 
-def apply_event(  # noqa: PLR0911 - one case, one return
+def _join_wait(state: WorkerState) -> Wait:
+    """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
+    limits, head = state.goal.limits, f"the head {state.goal.head}"
+    if state.has_joined_before and state.head_is_silent:
+        until = _reply_deadline(state)
+        return Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
+    if state.has_joined_before and not state.ray_ready:
+        until = state.phase_since + limits[planned.HEAD]
+        return Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+    until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
+    why = state.ray_evidence or state.raylet_evidence
+    return Wait(planned.JOIN, "Ray on this node to join", until, why)
+
+
+def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return, by step, the steps of this node that it depends on and that are not done."""
+    undone = {name for name, item in state.steps.items() if item.step is not Step.READY}
+    steps = [step for step in state.goal.steps if step.name in names]
+    return {step.name: [name for name in step.after if name in undone] for step in steps}
+
+
+def _hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
+    """Block those of these steps that depend on steps of this node which are not done."""
+    waiting = {name for name, missing in _unmet_dependencies(state, names).items() if missing}
+    return replace(state, blocked=state.blocked | waiting)
+
+
+def _start_unblocked(decision: Decision, now: float) -> Decision:
+    """Start blocked steps whose dependencies are done; their time starts now."""
+    state, actions = decision
+    if not state.blocked or state.fenced or state.phase is WorkerPhase.LEAVING:
+        return decision
+    unmet = _unmet_dependencies(state, state.blocked)
+    state, runs = _run_steps(state, {name for name, missing in unmet.items() if not missing}, now)
+    return state, (*actions, *runs)
+
+
+def _run_steps(
+    state: WorkerState, names: Iterable[str], now: float
+) -> tuple[WorkerState, tuple[w.RunOwnStep, ...]]:
+    """Run prepare steps from the beginning; each gets its full time from now on."""
+    chosen = [step for step in state.goal.steps if step.name in names]
+    items = {step.name: Item(deadline=now + step.within) for step in chosen}
+    state = replace(
+        state,
+        steps={**state.steps, **items},
+        awaiting_order=state.awaiting_order - items.keys(),
+        blocked=state.blocked - items.keys(),
+        interrupted_steps=state.interrupted_steps - items.keys(),
+    )
+    return state, tuple(map(w.RunOwnStep, items))
+
+
+def _apply_event(  # noqa: PLR0911 - one case, one return
     state: WorkerState, event: WorkerEvent, now: float
 ) -> WorkerState:
     """Return the state after an event, without what follows from it."""
@@ -149,17 +244,16 @@ def apply_event(  # noqa: PLR0911 - one case, one return
                 has_agent=event.epoch is not None,
                 given_rank=state.given_rank if event.rank is None else event.rank,
             )
-        case HeadSilent(evidence):
-            following = state.phase is WorkerPhase.FOLLOWING
-            ready = state.ray_ready and following
+        case w.HeadSilent(evidence):
+            ready = state.ray_ready and state.phase is WorkerPhase.FOLLOWING
             since = now if state.unreached_since is None else state.unreached_since
             state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
             return replace(state, unreached_since=since)
-        case WorkerRaySilent(evidence):
+        case w.WorkerRaySilent(evidence):
             return replace(state, raylet_evidence=evidence)
-        case RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
+        case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
-        case RayExited(evidence):
+        case w.RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
         case StepOver(name, failure) if name in state.steps:
             item = state.steps[name]
@@ -190,7 +284,7 @@ def _with_service(
     return replace(state, services={**state.services, name: new})
 
 
-def silence_messages(
+def _log_silence(
     state: WorkerState, event: WorkerEvent, now: float
 ) -> tuple[WorkerState, tuple[LogLine, ...]]:
     """Log once that the head does not answer, and that it answers again."""
@@ -201,71 +295,12 @@ def silence_messages(
         answers = LogLine(f"the head {state.goal.head} answers again")
         return replace(state, silence_logged=False), (answers,)
     late = since is not None and now >= since + times.SILENCE_LOGGED
-    if not isinstance(event, HeadSilent) or not late or state.silence_logged:
+    if not isinstance(event, w.HeadSilent) or not late or state.silence_logged:
         return state, ()
-    left = round(state.last_reply_at + state.goal.limits[planned.SILENT_HEAD] - now)
+    left = round(_reply_deadline(state) - now)
     silent = f"the head {state.goal.head} is silent ({state.evidence})"
     leaves = f"this node leaves unless it answers within {max(0, left)} s (AGENT_HEAD_GRACE)"
     return replace(state, silence_logged=True), (LogLine(f"{silent}: {leaves}", "warning"),)
-
-
-Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
-
-
-def first_state(
-    goal: WorkerGoal, surviving: SurvivingRay | None = None, *, has_agent: bool = False
-) -> WorkerState:
-    """Return the state in which the worker starts; with a surviving Ray it follows at once.
-
-    Its node never left the cluster: the head must count it neither as lost nor as cleared.
-    `has_agent` if a head's agent had answered the killed agent.
-    """
-    if surviving is None:
-        awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
-        steps = {step.name: Item(deadline=step.within) for step in goal.steps}
-        state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-        return hold_back(state, frozenset(steps) - awaiting)
-    return WorkerState(
-        goal,
-        phase=WorkerPhase.FOLLOWING,
-        evidence="not asked yet by the agent that goes on",
-        head_ip=surviving.head_ip,
-        epoch=surviving.epoch,
-        has_agent=True,
-        steps={step.name: Item().ready() for step in goal.steps},  # they are done before a join
-        ray=RayStep.UP,
-        run_id=surviving.run_id,
-        ray_attempt=surviving.attempt,
-        last_reached_at=-times.REPLY_AGE
-        if surviving.unreached_since is None
-        else surviving.unreached_since,
-        unreached_since=surviving.unreached_since,
-        has_joined_before=True,
-    )
-
-
-def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    """Apply one event; return the new state and the actions to carry out."""
-    if state.phase is WorkerPhase.LEAVING:
-        return state, ()
-    if isinstance(event, StopAsked):
-        return _on_stop(state, event, now)
-    if isinstance(event, Refused):
-        return _leave(state, event.outcome, must_report=True)
-    if isinstance(event, Ordered):
-        return _carry_out(state, event, now)
-    before, state = state, apply_event(state, event, now)
-    state, log = silence_messages(state, event, now)
-    # a verdict or a failed step ends the worker in any phase; else the phase decides
-    decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
-    # the head has begun a later attempt: the share of the former one must not run beside it
-    decision = stop_outdated_share(before, decision)
-    # the head is reached again: rerun what the fence stopped
-    decision = rerun_interrupted_steps(decision, now)
-    decision = start_unblocked(decision, now)
-    # last, so that it also stops what was started above
-    state, actions = apply_fence(decision, now)
-    return state, (*log, *actions)
 
 
 def _on_stop(state: WorkerState, event: StopAsked, now: float) -> Decision:
@@ -273,112 +308,48 @@ def _on_stop(state: WorkerState, event: StopAsked, now: float) -> Decision:
     limit = state.goal.limits.get(planned.SAVE)
     asks = event.signum == SIGTERM and state.taken_at is None and state.joined
     if limit is None or not asks or state.head_is_silent or state.is_plain_head:
-        return _leave(state, ends.stopped(event.signum, expected=state.goal.without_job))
+        return _leave_by_signal(state, event.signum)
     what = "asked to stop by SIGTERM: this node leaves when the head has let the job save"
     log = LogLine(f"{what}, within {round(limit)} s", "warning")
     return replace(state, taken_at=now + limit), (log,)
 
 
-def _leave_taken_node(state: WorkerState) -> Decision:
-    return _leave(state, ends.stopped(SIGTERM, expected=state.goal.without_job))
-
-
-def deadline(state: WorkerState) -> float | None:
-    """Return when `decide` must run again even if no event arrives; None for never."""
-    if state.phase is WorkerPhase.LEAVING:
-        return None
-    deadlines = [wait.deadline for wait in pending_waits(state)]
-    until = fence_deadline(state)
-    deadlines += [] if until is None else [until]
-    if state.phase is WorkerPhase.JOINING and state.retry_at is not None and state.ray_ready:
-        deadlines.append(state.retry_at)
-    return min(deadlines, default=None)
-
-
-def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
-    """Return all waits of the current phase, with deadline and evidence."""
-    goal, found = state.goal, []
-    if state.phase is WorkerPhase.LEAVING:
-        return ()
-    if state.taken_at is not None:
-        found.append(Wait(planned.SAVE, "the head to let the job save", state.taken_at))
-    if state.awaiting_order:
-        until = _turn_deadline(state)
-        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
-        found.append(Wait("turn", what, until, turn_evidence(state) or state.evidence))
-    running = state.running_steps
-    if running:
-        until = min(state.steps[name].deadline for name in running)
-        found.append(Wait(planned.PREPARE, listed(running), until))
-    if state.blocked:
-        found += dependency_waits(state, _turn_deadline(state))
-    if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
-        silent_at = (
-            state.last_reply_at + goal.limits[planned.SILENT_HEAD] if state.last_reply_at else 0.0
-        )
-        until = max(goal.limits[planned.HEAD], silent_at)
-        found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
-    if state.phase is WorkerPhase.JOINING:
-        found.append(_join_wait(state))
-    if state.phase is WorkerPhase.FOLLOWING:
-        until = state.last_reply_at + goal.limits[planned.SILENT_HEAD]
-        what = f"a reply from the head {goal.head}"
-        found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
-    return tuple(found)
-
-
-def _turn_deadline(state: WorkerState) -> float:
-    """Return when every blocked or ordered step must have started."""
-    longest = max(step.within for step in state.goal.steps)
-    limits = state.goal.limits
-    return max(longest, limits.get(planned.PREPARE, longest)) + limits.get(planned.BEFORE, 0.0)
-
-
-def _join_wait(state: WorkerState) -> Wait:
-    """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
-    limits, head = state.goal.limits, f"the head {state.goal.head}"
-    if state.has_joined_before and state.head_is_silent:
-        until = state.last_reply_at + limits[planned.SILENT_HEAD]
-        return Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
-    if state.has_joined_before and not state.ray_ready:
-        until = state.phase_since + limits[planned.HEAD]
-        return Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
-    until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
-    why = state.ray_evidence or state.raylet_evidence
-    return Wait(planned.JOIN, "Ray on this node to join", until, why)
+def _leave_by_signal(state: WorkerState, signum: int = SIGTERM) -> Decision:
+    return _leave(state, ends.stopped(signum, expected=state.goal.without_job))
 
 
 def _carry_out(  # noqa: PLR0911 - one order, one return
-    state: WorkerState, event: Ordered, now: float
+    state: WorkerState, order: Order, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
-    order, last = event.order, state.last_order
+    last, kind, name = state.last_order, order.kind, order.name
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
     state = replace(state, last_order=order)
-    services = {spec.name for spec in state.goal.services}
-    if order.kind is OrderKind.STOP:
+    if kind is OrderKind.STOP:
         # a stop is the expected end of a cluster without a job
         code = 0 if state.goal.without_job else 143
         return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=state.goal.head))
-    if order.kind is OrderKind.LEAVE and state.taken_at is not None:
-        return _leave_taken_node(state)
-    if order.kind is OrderKind.SEND_LOG:  # the reader checks the log's name
-        return state, (SendLog(order.name),)
-    if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
-        return state, (RunProbe(order.name, order.at),)
-    if order.kind is OrderKind.PROBE and order.name == ALL_REDUCE and order.share is not None:
-        return state, (RunProbe(order.name, "", order.share),)
-    if order.kind is OrderKind.START_SERVICE and order.name in services:
+    if kind is OrderKind.LEAVE and state.taken_at is not None:
+        return _leave_by_signal(state)
+    if kind is OrderKind.SEND_LOG:  # the reader checks the log's name
+        return state, (w.SendLog(name),)
+    if kind is OrderKind.PROBE and name in PROBES and (not order.at or is_ip(order.at)):
+        return state, (w.RunProbe(name, order.at),)
+    if kind is OrderKind.PROBE and name == ALL_REDUCE and order.share is not None:
+        return state, (w.RunProbe(name, "", order.share),)
+    if kind is OrderKind.START_SERVICE and any(one.name == name for one in state.goal.services):
         return _start_service(state, order, last)
-    if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
-        return _run_step(state, order.name, now)
-    if order.kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
+    if kind is OrderKind.RUN_STEP and name in state.steps:
+        # one that was interrupted runs again after the fence
+        is_known = name in state.running_steps or name in state.interrupted_steps
+        return (state, ()) if is_known else _run_steps(state, {name}, now)
+    if kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
         state = replace(state, share_attempt=order.generation, share_over=None)
-        return state, (StartShare(order.generation, order.share),)
-    if order.kind is OrderKind.STOP_SHARE and state.goal.by_torchrun:
-        return state, (StopShare(),)
-    refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
+        return state, (w.StartShare(order.generation, order.share),)
+    if kind is OrderKind.STOP_SHARE and state.goal.by_torchrun:
+        return state, (w.StopShare(),)
+    refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
     return state, (LogLine(refused, "warning"),)
 
 
@@ -390,46 +361,28 @@ def _start_service(state: WorkerState, order: Order, last: Order | None) -> Deci
         return state, ()
     item = Item(generation=order.generation)
     state = replace(state, services={**state.services, order.name: item})
-    return state, (StartOwnService(order.name, order.generation),)
-
-
-def _run_step(state: WorkerState, name: str, now: float) -> Decision:
-    if name in state.running_steps or name in state.interrupted_steps:
-        return state, ()  # it runs, or will after the fence
-    within = next(step.within for step in state.goal.steps if step.name == name)
-    item = Item(deadline=now + within)
-    steps, awaiting = {**state.steps, name: item}, state.awaiting_order - {name}
-    waiting = state.blocked - {name}
-    return replace(state, steps=steps, awaiting_order=awaiting, blocked=waiting), (
-        RunOwnStep(name),
-    )
-
-
-def _end_by_reply(state: WorkerState, event: HeadSpoke) -> Decision | None:
-    """Leave if the head's reply ends this worker: verdict, another run, or refusal."""
-    if event.verdict is not None:
-        return _leave(state, event.verdict)
-    if event.run_id and _is_of_another_run(state, event):
-        end = ends.OTHER_RUN.outcome(head=state.goal.head, theirs=event.run_id, ours=state.run_id)
-        return _leave(state, end)
-    if event.refusal:
-        return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
-    return None
+    return state, (w.StartOwnService(order.name, order.generation),)
 
 
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
-    by_reply = _end_by_reply(state, event) if isinstance(event, HeadSpoke) else None
-    if by_reply is not None:
-        return by_reply
+    """Leave by the head's reply (verdict, another run, refusal), or by a step that failed."""
+    if isinstance(event, HeadSpoke):
+        if event.verdict is not None:
+            return _leave(state, event.verdict)
+        belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
+        if belongs and event.run_id not in ("", state.run_id):
+            head, theirs = state.goal.head, event.run_id
+            end = ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=state.run_id)
+            return _leave(state, end)
+        if event.refusal:
+            return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
     if state.taken_at is not None and now >= state.taken_at:
-        return _leave_taken_node(state)
+        return _leave_by_signal(state)
     for name, item in state.steps.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, must_report=True)
-        if name in state.awaiting_order:
-            if now < _turn_deadline(state):
-                continue
+        if name in state.awaiting_order and now >= _turn_deadline(state):
             return _leave(state, ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence))
         if name in state.running_steps and now >= item.deadline:
             end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs")
@@ -437,16 +390,14 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     return None
 
 
-def _is_of_another_run(state: WorkerState, event: HeadSpoke) -> bool:
-    belongs = state.phase is not WorkerPhase.FINDING and bool(state.run_id)
-    return belongs and not event.held and event.run_id != state.run_id
-
-
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
         state = replace(state, epoch=event.epoch)
     if state.is_plain_head and state.ray_ready and state.awaiting_order:
-        return _run_steps_without_agent(state, now)
+        # the head has no agent that could order or report steps: nothing on other nodes is awaited
+        state = _hold_back(state, state.awaiting_order)
+        state, runs = _run_steps(state, state.awaiting_order - state.blocked, now)
+        return replace(state, awaiting_order=frozenset()), runs
     if state.service_only and state.epoch is not None and not state.preparing:
         log = LogLine("this node joins no Ray: it is there for a service only")
         return _follow(state, now), (log,)
@@ -458,109 +409,68 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.goal.by_torchrun:  # the head orders this node's share once all have reported
         log = LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
         return _follow(state, now), (log,)
-    return _start_join(state, now)
-
-
-def _run_steps_without_agent(state: WorkerState, now: float) -> Decision:
-    """Run all steps: the head has no agent that could order them.
-
-    Steps on other nodes cannot be waited for, since no agent reports them.
-    """
-    state = hold_back(state, state.awaiting_order)
-    actions: tuple[WorkerAction, ...] = ()
-    for step in state.goal.steps:
-        if step.name in state.awaiting_order - state.blocked:
-            state, more = _run_step(state, step.name, now)
-            actions += more
-    return replace(state, awaiting_order=frozenset()), actions
+    return _start_join(_enter_joining(state, now))
 
 
 def _follow(state: WorkerState, now: float) -> WorkerState:
     """Follow the head, whose grace counts from now at the earliest."""
-    return replace(
-        state,
-        phase=WorkerPhase.FOLLOWING,
-        phase_since=now,
-        last_reply_at=max(state.last_reply_at, now),
-        retry_at=None,
-    )
+    state = replace(state, phase=WorkerPhase.FOLLOWING, phase_since=now, retry_at=None)
+    return replace(state, last_reply_at=max(state.last_reply_at, now))
 
 
-def _start_join(state: WorkerState, now: float) -> Decision:
+def _enter_joining(state: WorkerState, now: float) -> WorkerState:
+    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=None)
+
+
+def _start_join(state: WorkerState) -> Decision:
     head_ip = state.head_ip
     assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
-    if state.phase is not WorkerPhase.JOINING:
-        state = replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0)
     tries = state.tries + 1
     state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None, tries=tries)
     state = replace(state, ray_attempt=state.head_attempt)
     kind = "a plain Ray head" if state.is_plain_head else "the head"
-    again = f" (try {state.tries})" if state.tries > 1 else ""
+    again = f" (try {tries})" if tries > 1 else ""
     log = LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
-    return state, (log, StartRay(head_ip))
+    return state, (log, w.StartRay(head_ip))
 
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    wait = _join_wait(state)
     if state.ray is RayStep.UP:
         state = replace(_follow(state, now), has_joined_before=True)
         return state, (LogLine("Ray is up on this node: following the head"),)
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
-    if _join_wait(state).is_over(now):
-        return _end_join(state, _join_wait(state))
-    if state.ray is RayStep.DOWN and state.retry_at is None:
-        return _schedule_join_retry(state, now)
-    if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
-        return _start_join(state, now)
-    return state, ()
-
-
-def _schedule_join_retry(state: WorkerState, now: float) -> Decision:
-    if state.fenced:  # the fence stopped it
-        return replace(state, retry_at=now), ()
-    log = LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
-    return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
-
-
-def _end_join(state: WorkerState, late: Wait) -> Decision:
-    if late.key == planned.JOIN:
-        why = late.evidence or "no output of `ray start`"
+    if wait.is_over(now) and wait.key == planned.JOIN:
+        why = wait.evidence or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
-    return _leave(state, ends.HEAD_NOT_BACK.outcome(what=late.what, evidence=late.evidence))
+    if wait.is_over(now):
+        end = ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence)
+        return _leave(state, end)
+    if state.ray is RayStep.DOWN and state.retry_at is None:
+        if state.fenced:  # the fence stopped it
+            return replace(state, retry_at=now), ()
+        log = LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
+        return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
+    if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
+        return _start_join(state)
+    return state, ()
 
 
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
-    if (
-        state.service_only
-        and state.ray is RayStep.DOWN
-        and now < state.last_reply_at + _grace(state)
-    ):
-        return state, ()
-    if now >= state.last_reply_at + _grace(state):
-        silent = round(now - state.last_reply_at)
-        end = ends.HEAD_SILENT.outcome(
-            head=state.goal.head, seconds=silent, evidence=state.evidence
-        )
+    if now >= _reply_deadline(state):
+        head, silent = state.goal.head, round(now - state.last_reply_at)
+        end = ends.HEAD_SILENT.outcome(head=head, seconds=silent, evidence=state.evidence)
         return _leave(state, end)
-    if state.ray is RayStep.DOWN and not state.goal.by_torchrun:
-        if state.is_plain_head:
-            return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
-        log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
-        state = replace(
-            state,
-            phase=WorkerPhase.JOINING,
-            phase_since=now,
-            tries=0,
-            retry_at=now + times.JOIN_RETRY_PAUSE,
-        )
-        return replace(state, ray_ready=state.ray_ready and not state.head_is_silent), (log,)
-    return state, ()
-
-
-def _grace(state: WorkerState) -> float:
-    return state.goal.limits[planned.SILENT_HEAD]
+    if state.ray is not RayStep.DOWN or state.goal.by_torchrun or state.service_only:
+        return state, ()
+    if state.is_plain_head:
+        return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
+    log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
+    ready, retry_at = state.ray_ready and not state.head_is_silent, now + times.JOIN_RETRY_PAUSE
+    return replace(_enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
 
 def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
@@ -572,113 +482,93 @@ def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
 def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Follow a restarted head: leave its old Ray and join the new one."""
     assert isinstance(event, HeadSpoke)  # noqa: S101 - only a reply has an epoch
-    if state.service_only:
+    state = replace(state, epoch=event.epoch)
+    if state.service_only or state.goal.by_torchrun:
         log = LogLine("the head was restarted: following it", "warning")
-        return replace(state, epoch=event.epoch), (log,)
-    if state.goal.by_torchrun:
-        log = LogLine("the head was restarted: following it", "warning")
-        return replace(state, epoch=event.epoch), (log, StopShare())
+        return state, (log,) if state.service_only else (log, w.StopShare())
     log = LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
-    state = replace(state, epoch=event.epoch, phase=WorkerPhase.JOINING, phase_since=now, tries=0)
+    state = _enter_joining(state, now)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (log,)
-    stops = () if state.ray is RayStep.STOPPING else (StopRay(),)
+    stops = () if state.ray is RayStep.STOPPING else (w.StopRay(),)
     return replace(state, ray=RayStep.STOPPING), (log, *stops)
 
 
-def fence_deadline(state: WorkerState) -> float | None:
-    """Return when everything here must stop, unless the head or its GCS is reached before."""
-    if state.unreached_since is None or not _has_work(state):
+def _fence_deadline(state: WorkerState) -> float | None:
+    """Return when everything here must stop, unless the head or its GCS is reached before.
+
+    A plain Ray head begins no further attempt.
+    """
+    since = state.unreached_since
+    if since is None or state.is_plain_head or state.fenced or not _stops(state):
         return None
     limit = state.goal.limits[planned.FENCE]
     latest = state.last_reached_at + limit / times.FENCE_SHARE * times.FENCE_LATEST_SHARE
-    return min(
-        state.unreached_since + limit, max(latest, state.unreached_since + times.FENCE_LEAST)
-    )
+    return min(since + limit, max(latest, since + times.FENCE_LEAST))
 
 
-def apply_fence(decision: Decision, now: float) -> Decision:
+def _apply_fence(decision: Decision, now: float) -> Decision:
     """Add to a decision, once the deadline has passed, that everything here stops.
 
     The head gives up a node that it does not reach for AGENT_NODE_GRACE. Processes of the old
     attempt would then run beside the next one. The worker itself keeps waiting for the head.
     """
     state, actions = decision
-    until = fence_deadline(state)
+    until = _fence_deadline(state)
     if state.phase is WorkerPhase.LEAVING or until is None or now < until:
         return decision
     limit = round(state.goal.limits[planned.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
     log = LogLine(f"{out} ({state.evidence}): stopping all that runs here, since {why}", "warning")
-    stops: tuple[WorkerAction, ...] = (StopServices(),) if _has_services(state) else ()
-    if _has_share(state):
-        stops = (*stops, StopShare())
-    if _has_steps(state):
-        stops = (*stops, StopSteps())
+    stops = _stops(state)
+    if w.StopSteps() in stops:
         state = replace(state, interrupted_steps=frozenset(state.running_steps))
-    if _has_ray(state):
-        stops = (*stops, StopRay())
-        state = replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=None)
-        state = replace(state, ray=RayStep.STOPPING, ray_ready=False)
+    if w.StopRay() in stops:
+        state = replace(_enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
     state = replace(state, fenced=True, fenced_attempt=state.share_attempt)
     return state, (*actions, log, *stops)
 
 
-def rerun_interrupted_steps(decision: Decision, now: float) -> Decision:
-    """Rerun the prepare steps that the fence stopped, once the head or its GCS is reached.
+def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
+    """Return the stops of all that runs here; of steps only those that a head may have ordered."""
+    has_services = any(item.step is not Step.LOST for item in state.services.values())
+    needed = {
+        w.StopServices(): has_services,
+        w.StopShare(): _has_share(state),
+        w.StopSteps(): state.last_reply_at > 0 and bool(state.running_steps),
+        w.StopRay(): state.ray in {RayStep.STARTING, RayStep.UP},
+    }
+    return tuple(stop for stop, is_needed in needed.items() if is_needed)
 
-    Each gets its full time again.
-    """
+
+def _rerun_interrupted_steps(decision: Decision, now: float) -> Decision:
+    """Rerun the prepare steps that the fence stopped, once the head or its GCS is reached."""
     state, actions = decision
     if state.fenced or not state.interrupted_steps or state.phase is WorkerPhase.LEAVING:
         return decision
-    again, steps = [], {**state.steps}
-    for step in state.goal.steps:
-        if step.name in state.interrupted_steps:
-            steps[step.name] = Item(deadline=now + step.within)
-            again.append(step.name)
-    log = LogLine(f"the head is reached again: running {listed(again)} from the beginning")
-    state = replace(state, steps=steps, interrupted_steps=frozenset())
-    return state, (*actions, log, *(RunOwnStep(name) for name in again))
+    state, runs = _run_steps(state, state.interrupted_steps, now)
+    again = listed(run.name for run in runs)
+    log = LogLine(f"the head is reached again: running {again} from the beginning")
+    return state, (*actions, log, *runs)
 
 
-def stop_outdated_share(before: WorkerState, decision: Decision) -> Decision:
+def _stop_outdated_share(before: WorkerState, decision: Decision) -> Decision:
     """Stop this node's share of an attempt if the head has begun a later one."""
     state, actions = decision
     own, theirs = state.share_attempt or 0, state.head_attempt
-    if not before.head_attempt < theirs or not _has_share(state) or own >= theirs:
-        return decision
-    return (state, actions) if StopShare() in actions else (state, (*actions, StopShare()))
-
-
-def _has_work(state: WorkerState) -> bool:
-    """Return whether there is anything to stop; a plain Ray head begins no further attempt."""
-    if state.is_plain_head or state.fenced:
-        return False
-    return _has_ray(state) or _has_share(state) or _has_services(state) or _has_steps(state)
-
-
-def _has_ray(state: WorkerState) -> bool:
-    return state.ray in {RayStep.STARTING, RayStep.UP}
+    is_outdated = before.head_attempt < theirs and own < theirs and _has_share(state)
+    stops = (w.StopShare(),) if is_outdated and w.StopShare() not in actions else ()
+    return state, (*actions, *stops)
 
 
 def _has_share(state: WorkerState) -> bool:
     return state.share_attempt is not None and state.share_over is None
 
 
-def _has_steps(state: WorkerState) -> bool:
-    """Return whether a step runs here that a head may have ordered."""
-    return bool(state.last_reply_at) and bool(state.running_steps)
-
-
-def _has_services(state: WorkerState) -> bool:
-    return any(item.step is not Step.LOST for item in state.services.values())
-
-
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
-    leave = EndWorker(outcome, must_report)
+    leave = w.EndWorker(outcome, must_report)
     return replace(state, phase=WorkerPhase.LEAVING, verdict=outcome), (leave,)
 
 
