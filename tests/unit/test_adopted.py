@@ -24,6 +24,8 @@ from agent.runtime.waiting import NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.processes
+
 LOG = Path(os.devnull)
 LIMIT = 20.0
 

@@ -10,28 +10,14 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from unit.sources import ROOT, modules, trees
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).parents[2]
-
-
-def _parsed(pattern: str) -> dict[str, ast.Module]:
-    """Parse the files that match, by their path from the root."""
-    found = sorted(ROOT.glob(pattern))
-    return {str(p.relative_to(ROOT)): ast.parse(p.read_text(), str(p)) for p in found}
-
-
-TREES = _parsed("agent/**/*.py")
-MODULES = {
-    name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in TREES
-}
-"""The file of each module, by its dotted name."""
 
 FOLDERS = (
     *("base", "settings", "node", "topology", "work", "checks", "plan", "decisions"),
@@ -107,9 +93,9 @@ def imported_files(tree: ast.AST) -> set[str]:
             found |= {
                 str(node.module)
                 for alias in node.names
-                if f"{node.module}.{alias.name}" not in MODULES
+                if f"{node.module}.{alias.name}" not in modules()
             }
-    return {MODULES[module] for module in found if module in MODULES}
+    return {modules()[module] for module in found if module in modules()}
 
 
 def packages(tree: ast.AST) -> set[str]:
@@ -137,37 +123,38 @@ def uses(tree: ast.AST, module: str, *names: str) -> bool:
 
 def own_files() -> list[str]:
     """Return the agent's own files, without the programs that it ships."""
-    return [name for name in TREES if folder(name) != BUNDLED]
+    return [name for name in trees() if folder(name) != BUNDLED]
 
 
-def first_line(tree: ast.Module) -> str:
+def first_line(text: str) -> str:
     """Return the first line of a module's docstring; empty where it has none."""
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
+    found = re.match(r'(?:#.*\n)*"""(.*?)(?:"""|\n)', text)
+    return found[1] if found else ""
 
 
 def test_every_file_lies_in_a_folder_of_the_list() -> None:
     """A new folder needs its place in FOLDERS; a name in another list needs its file."""
-    folders = {folder(name) for name in TREES}
+    folders = {folder(name) for name in trees()}
     assert folders - set(FOLDERS) - {BUNDLED} == ENTRY_POINTS
     assert set(FOLDERS) <= folders
-    assert set(TREES) >= READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY
+    assert set(trees()) >= READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY
 
 
 def test_imports_go_one_way() -> None:
     """A file imports from its own folder and from those before it, for types too."""
     wrong = []
-    for name in sorted(TREES.keys() - ENTRY_POINTS):
+    for name in sorted(trees().keys() - ENTRY_POINTS):
         own = folder(name)
         allowed = {BUNDLED} if own == BUNDLED else set(FOLDERS[: FOLDERS.index(own) + 1])
         allowed.add("__version__")  # a name of the package, no module
-        used = {m.split(".")[1] for m in imports(TREES[name]) if m.startswith("agent.")}
+        used = {m.split(".")[1] for m in imports(trees()[name]) if m.startswith("agent.")}
         wrong += [f"{name} imports agent.{other}" for other in sorted(used - allowed)]
     assert wrong == []
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
     """Imports for types count too: files that import each other cannot be read one by one."""
-    needed = {name: imported_files(tree) - {name} for name, tree in TREES.items()}
+    needed = {name: imported_files(tree) - {name} for name, tree in trees().items()}
     size = 0
     while size != len(needed):  # leave out what imports none of the rest, or is imported by none
         size = len(needed)
@@ -179,15 +166,15 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 def test_pure_folders_have_no_effects() -> None:
     """Files of pure folders import nothing by which a program acts; of `node` only its readers."""
-    pure = [n for n in TREES if folder(n) in PURE | {"node"} and n not in READ_MACHINE]
-    used = {name: sorted(packages(TREES[name]) & EFFECTS) for name in pure}
+    pure = [n for n in trees() if folder(n) in PURE | {"node"} and n not in READ_MACHINE]
+    used = {name: sorted(packages(trees()[name]) & EFFECTS) for name in pure}
     assert {name: effects for name, effects in used.items() if effects} == {}
 
 
 def test_the_environment_is_read_in_one_place() -> None:
     """Only the entry points and the parent read os.environ; all others are given a mapping."""
     names = ("environ", "environb", "getenv", "putenv", "unsetenv")
-    readers = {name for name in own_files() if uses(TREES[name], "os", *names)}
+    readers = {name for name in own_files() if uses(trees()[name], "os", *names)}
     assert sorted(readers - READ_ENVIRON) == []
 
 
@@ -204,7 +191,7 @@ def late_imports(tree: ast.AST) -> set[int]:
 
 def test_few_imports_are_inside_functions() -> None:
     """Only files with a reason import inside functions, and few in all."""
-    found = {name: len(late_imports(tree)) for name, tree in TREES.items()}
+    found = {name: len(late_imports(tree)) for name, tree in trees().items()}
     where = {name for name, number in found.items() if number and folder(name) != BUNDLED}
     assert where == LATE_IMPORTS.keys()
     assert sum(found.values()) <= MOST_LATE_IMPORTS
@@ -239,12 +226,12 @@ def test_programs_in_other_pythons_import_only_the_standard_library(module: str)
 
 def test_ray_is_imported_late_and_in_one_place() -> None:
     """One file of the bridge and the bundled programs import Ray, inside functions."""
-    users = {name for name, tree in TREES.items() if "ray" in packages(tree)}
+    users = {name for name, tree in trees().items() if "ray" in packages(tree)}
     assert [n for n in sorted(users - IMPORT_RAY) if folder(n) != BUNDLED] == []
     at_top = {
         name
         for name in users
-        for node in TREES[name].body
+        for node in trees()[name].body
         if isinstance(node, ast.Import | ast.ImportFrom) and "ray" in packages(node)
     }
     assert sorted(at_top) == []
@@ -252,7 +239,7 @@ def test_ray_is_imported_late_and_in_one_place() -> None:
 
 def test_no_sleep_stands_for_a_condition() -> None:
     """Only the loops whose result a person watches sleep; runtime/waiting.py waits for the rest."""
-    sleepers = {name for name in own_files() if uses(TREES[name], "time", "sleep")}
+    sleepers = {name for name in own_files() if uses(trees()[name], "time", "sleep")}
     assert sorted(sleepers - SLEEP) == []
 
 
@@ -264,19 +251,18 @@ def test_no_file_is_too_long() -> None:
 
 def test_every_module_opens_with_one_plain_sentence() -> None:
     """Short, ended by a full stop, and in the words of the glossary."""
-    everything = TREES | _parsed("tests/**/*.py") | _parsed("scripts/**/*.py")
     wrong = {}
-    for name in sorted(everything):
-        line = first_line(everything[name])
+    for path in (p for top in ("agent", "tests", "scripts") for p in ROOT.glob(f"{top}/**/*.py")):
+        line = first_line(path.read_text())
         if not line.endswith(".") or len(line) > FIRST_LINE or RIDDLES.search(line):
-            wrong[name] = line
+            wrong[str(path.relative_to(ROOT))] = line
     assert wrong == {}
 
 
 def test_no_two_classes_have_one_name() -> None:
     """A reader who searches for a class finds one."""
     files = defaultdict(list)
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 files[node.name].append(name)
@@ -285,7 +271,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 def test_no_index_address_in_any_file() -> None:
     """No address of a package index appears in the agent or its configuration."""
-    files = [ROOT / "pyproject.toml", *(ROOT / name for name in TREES)]
+    files = [ROOT / "pyproject.toml", *(ROOT / name for name in trees())]
     files += ROOT.glob("requirements/*")
     words = ["--index-" + "url", "--extra-index-" + "url", "py" + "pi.org", "/sim" + "ple/"]
     found = [f"{p.name}: {w}" for p in files for w in words if w in p.read_text()]

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from agent.base import times
 from agent.record.background import DiskAlarm, ItemWriter, Writer
 from agent.record.files import appending
@@ -19,7 +21,8 @@ from scenario import await_true
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 

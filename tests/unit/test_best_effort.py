@@ -20,6 +20,8 @@ from agent.runtime.waiting import BestEffort, Failure, NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 
 

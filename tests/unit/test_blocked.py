@@ -17,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 LIMIT = 60.0
 """Maximum duration of each of these, on a busy machine."""
 CLEAN = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}

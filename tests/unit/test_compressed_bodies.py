@@ -16,9 +16,11 @@ from reward_process import reward_server
 from unit.test_agent_port import SECONDS, served
 from unit.worlds import SECRET
 
+pytestmark = pytest.mark.processes
+
 MIB = 1 << 20
 JSON = {"Content-Type": "application/json"}
-REQUESTS = 20
+REQUESTS = 10
 
 
 def bomb(mib: int) -> bytes:

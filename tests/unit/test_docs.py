@@ -12,10 +12,11 @@ import pytest
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.model import VARIABLES as SETTINGS
-from import_map.__main__ import main, wanted
+from import_map.__main__ import main
 from import_map.imports import FolderMap, read_folders
 from import_map.picture import draw
-from unit.test_architecture import BUNDLED, FOLDERS, ROOT
+from unit.sources import ROOT
+from unit.test_architecture import BUNDLED, FOLDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,6 @@ def test_the_picture_has_every_folder_in_its_order() -> None:
     assert folder_map.folders == (*FOLDERS, BUNDLED, "cli")
     assert folder_map.apart == (BUNDLED,)
     assert all(folder_map.purposes[folder] for folder in folder_map.folders)
-    assert wanted(ROOT) == wanted(ROOT)
 
 
 def test_the_picture_is_text_for_light_and_dark() -> None:

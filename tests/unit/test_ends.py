@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import string
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,15 +11,11 @@ import pytest
 from agent.base import ends
 from agent.base.ends import ENDS, End, Kind
 from agent.runtime import parent
+from unit.sources import ROOT, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
-SOURCES = {
-    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
-    for path in sorted(ROOT.glob("agent/**/*.py"))
-}
 CODES: dict[Kind, set[int | None]] = {
     Kind.DONE: {0},
     Kind.JOB_FAILED: {None, 75},
@@ -35,7 +30,7 @@ CODES: dict[Kind, set[int | None]] = {
 
 def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
     """Yield (place, name of the row, call) for each call that makes an outcome."""
-    for path, tree in SOURCES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 row = node.func.value
@@ -70,7 +65,7 @@ def test_outcomes_are_made_from_rows_only() -> None:
     """No other module calls `Outcome(...)`."""
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in SOURCES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -94,7 +89,7 @@ def test_each_call_fills_the_templates_of_its_row() -> None:
             wrong.append(f"{place}: {name} has {sorted(map(str, given))}, not {sorted(expected)}")
     assert wrong == []
     elsewhere = "\n".join(
-        ast.unparse(tree) for path, tree in SOURCES.items() if path != "agent/base/ends.py"
+        ast.unparse(tree) for path, tree in trees().items() if path != "agent/base/ends.py"
     )
     printed_by_parent = {"NO_PROCESS", "AGENT_KILLED"}
     unused = {name for name in ENDS if name not in used and f"ends.{name}" not in elsewhere}
@@ -113,7 +108,7 @@ def test_no_code_is_written_elsewhere() -> None:
     runs = ("agent/decisions/", "agent/boot/", "agent/plan/", "agent/record/", "agent/bridge/")
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in SOURCES.items()
+        for path, tree in trees().items()
         if path.startswith(runs) and path != "agent/boot/verbs.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value in codes

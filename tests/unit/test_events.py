@@ -27,7 +27,7 @@ from typing import (
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -122,6 +122,7 @@ def again(at: float, event: object, kind: type[Value]) -> tuple[float, object]:
 @pytest.mark.parametrize(
     ("role", "name"), [(role, name) for role in ROLES for name in sorted(kinds_on(role))]
 )
+@settings(max_examples=settings().max_examples // 3)  # for each of the events
 @given(data=st.data(), at=st.floats(0, 1e9))
 def test_every_event_comes_back(role: e.Role, name: str, data: st.DataObject, at: float) -> None:
     """Whatever happens to a head or a worker, what is read is what was written."""

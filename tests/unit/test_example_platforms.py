@@ -24,6 +24,8 @@ from unit.worlds import settings_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 # --- Slurm -------------------------------------------------------------------------------------
 
 

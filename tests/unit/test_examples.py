@@ -16,14 +16,25 @@ from unit.launches import EXAMPLES, TOKEN, Shell
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unit.launches import Launch
+
+pytestmark = pytest.mark.processes
+
 MARK = re.compile(r"# change \(([123]) of 3\): \S")
 
 
 @pytest.mark.parametrize("path", EXAMPLE)
-def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
+def test_an_example_runs_its_job(path: str, tmp_path: Path) -> None:
+    """Each of its nodes is planned, the head has the framework's job, and no secret is visible."""
+    launches = EXAMPLE[path].start(tmp_path)
+    check_nodes(path, launches)
+    check_job(path, launches)
+    check_secrets(path, tmp_path)
+
+
+def check_nodes(path: str, launches: list[Launch]) -> None:
     """The head is the first node, the others are its workers, and no check fails."""
     example = EXAMPLE[path]
-    launches = example.start(tmp_path)
     assert len(launches) == example.nodes
     plans = [plan_of(launch, example, rank) for rank, launch in enumerate(launches)]
     assert [plan.topology.is_head for plan in plans] == [True] + [False] * (example.nodes - 1)
@@ -39,11 +50,9 @@ def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
         assert not [note for note in plan.notes if "not ours" in note]
 
 
-@pytest.mark.parametrize("path", EXAMPLE)
-def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
+def check_job(path: str, launches: list[Launch]) -> None:
     """The job is the framework's, sized for the joined nodes, with its reward server."""
     example = EXAMPLE[path]
-    launches = example.start(tmp_path)
     job = plan_of(launches[0], example, 0).job
     assert job is not None
     if example.program is None:
@@ -62,6 +71,16 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
         assert plan_of(launch, example, rank).job is None
 
 
+def check_secrets(path: str, folder: Path) -> None:
+    """The token comes from the platform's secret store and is never in an argument."""
+    text = (EXAMPLES / path).read_text(encoding="utf-8")
+    assert not re.search(r"[0-9a-f]{32}", text)
+    if (folder / "notes").is_dir():
+        calls = Shell.make(folder).calls()
+        assert calls
+        assert not [call for call in calls if TOKEN in " ".join(call.argv)]
+
+
 @pytest.mark.parametrize("path", EXAMPLE)
 def test_three_lines_to_change(path: str) -> None:
     """They are at the top and marked; in JSON, which has no comments, they come first."""
@@ -74,19 +93,6 @@ def test_three_lines_to_change(path: str) -> None:
     marked = [line for line in text.splitlines()[:30] if MARK.search(line)]
     assert [MARK.search(line)[1] for line in marked] == ["1", "2", "3"]  # type: ignore[index]
     assert len(MARK.findall(text)) == 3
-
-
-@pytest.mark.parametrize("path", EXAMPLE)
-def test_no_secret_in_a_file_or_an_argument(path: str, tmp_path: Path) -> None:
-    """The token comes from the platform's secret store and is never in an argument."""
-    text = (EXAMPLES / path).read_text(encoding="utf-8")
-    assert not re.search(r"[0-9a-f]{32}", text)
-    EXAMPLE[path].start(tmp_path)
-    if not (tmp_path / "notes").is_dir():
-        return
-    calls = Shell.make(tmp_path).calls()
-    assert calls
-    assert not [call for call in calls if TOKEN in " ".join(call.argv)]
 
 
 def test_every_example_is_in_the_tables() -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 KEY = "rpa_0123456789abcdef0123"
 POD = "7h9k2m4n6p"
 DONE = ends.JOB_SUCCEEDED.outcome(before="")

@@ -14,6 +14,8 @@ import pytest
 from agent import __version__
 from layer import install, moved
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "layer" / "moved.py"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -19,6 +19,8 @@ import pytest
 from onefile import lock, make
 from onefile.lock import Target, Wheel, digest
 
+pytestmark = pytest.mark.processes
+
 LAUNCHER = make.HERE / "launcher.py"
 HERE = Target(sys.version_info[1], os.uname().machine)
 AGENT = """

@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 BEGIN = """
 import os, signal, sys, time
 from agent.runtime import parent

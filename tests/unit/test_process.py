@@ -24,6 +24,8 @@ from agent.runtime.waiting import NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+pytestmark = pytest.mark.processes
+
 ENV = {"PATH": os.defpath}
 
 

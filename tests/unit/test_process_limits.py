@@ -12,6 +12,8 @@ import pytest
 from agent.boot.run import _agent_error_in
 from agent.node.limits import ProcessLimitError, process_limit_error, starting
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 FULL = """
 import os, pwd, resource, sys, threading

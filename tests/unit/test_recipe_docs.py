@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.settings.jobs import BY_NAME
-from unit.test_architecture import ROOT
+from unit.sources import ROOT
 from unit.test_framework_defaults import RECIPES, UNSET, default_of, load, releases_of
 
 if TYPE_CHECKING:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 REHEARSAL = [
     sys.executable,
     "-m",

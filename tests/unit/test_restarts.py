@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from msgspec.structs import replace
 
 from agent.base import ends
@@ -109,7 +110,7 @@ RULES: dict[str, tuple[dict[str, str], str]] = {
 """Per platform: its environment, and the containers that it restarts."""
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(2 * settings().max_examples))
 def test_every_end_stops_the_bill(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

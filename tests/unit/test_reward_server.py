@@ -26,6 +26,8 @@ from unit.worlds import SECRET
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RewardProcess]:

@@ -17,6 +17,8 @@ from agent.runtime.parent import NOTICES, STOPS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.processes
+
 REPO = Path(__file__).parents[2]
 
 STORY = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from agent.base import times
 from agent.base.times import RULES
 from agent.settings.values import duration
+from unit.sources import ROOT, trees
 
-ROOT = Path(__file__).parents[2]
 TIMES = {name: value for name, value in vars(times).items() if type(value) is float}
 DURATIONS = st.floats(min_value=0.001, max_value=30 * 24 * 3600)
 """All durations that a setting accepts."""
@@ -50,11 +49,11 @@ def test_the_settings_accept_what_the_rules_are_tested_with() -> None:
 def test_all_times_are_in_the_table() -> None:
     """No module has a constant in seconds that is not taken from the table."""
     found = []
-    for path in sorted(ROOT.glob("agent/**/*.py")):
-        name = path.relative_to(ROOT / "agent").as_posix()
+    for path, tree in trees().items():
+        name = path.removeprefix("agent/")
         if name == "base/times.py" or name.startswith(tuple(NOT_SECONDS)):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in tree.body:
             if isinstance(node, ast.Assign):
                 owns = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
                 floats = [

@@ -13,7 +13,7 @@ from agent.decisions.causes.table import table
 from troubles.__main__ import main
 from troubles.bad_machine import findings
 from troubles.pains import PAINS, Pain
-from unit.test_architecture import ROOT
+from unit.sources import ROOT
 from unit.worlds import MACHINE, settings_of, topology_of
 
 if TYPE_CHECKING:

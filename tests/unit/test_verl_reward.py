@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
 
+pytestmark = pytest.mark.processes
+
 
 TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
 

@@ -10,6 +10,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from agent.control import verbs
 from agent.control.status import lines_by_content
 from browsing.runs import status as run_of
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pytest
+
+pytestmark = pytest.mark.processes
 
 VERDICT = {"kind": "done", "reason": "the job succeeded", "exit_code": 0, "remedy": ""}
 OVER = {"phase": "leaving", "verdict": VERDICT}

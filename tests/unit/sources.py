@@ -1,0 +1,25 @@
+"""The sources as syntax trees, parsed only in the process that runs a test of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Return the tree of each file in `agent/`, by its path from the root."""
+    found = sorted(ROOT.glob("agent/**/*.py"))
+    return {str(p.relative_to(ROOT)): ast.parse(p.read_text(), str(p)) for p in found}
+
+
+@functools.cache
+def modules() -> dict[str, str]:
+    """Return the file of each module, by its dotted name."""
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+        for name in trees()
+    }
