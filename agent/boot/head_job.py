@@ -73,8 +73,9 @@ def start_job_output(
         run.node.update(session=str(source.parents[1]))
     rest = PreambleFilter(job_id, command_line) if command_line else PreambleFilter.disabled()
     known, output = run.node.record, OutputCopies(source, rest)
-    output.to_stdout(known.passed_on, run.node.set_passed_on)
-    output.to_file(run.folder.file("job.log"), known.copied, run.node.set_copied)
+    update = run.node.update
+    output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
+    output.to_file(run.folder.file("job.log"), known.copied, lambda count: update(copied=count))
     output.to_watcher(watcher)
     output.start()
     return output, mirror

@@ -183,7 +183,7 @@ class NodeRun:
         """The processes of a killed agent that this one replaces."""
         own = folder.own if left is None else folder.own.continuing(left.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
-        disk_alarm.set_folder(lambda: folder.path)
+        disk_alarm.folder = lambda: folder.path
         self.best_effort = BestEffort()
         """Runs optional tasks: their failures never end the run."""
         self.memory = MemoryWatch()

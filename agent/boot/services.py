@@ -77,7 +77,7 @@ class LocalWork:
             return failure
         if marker is not None:
             await anyio.to_thread.run_sync(_mark, marker, step.name)
-        self._run.node.add_done_step(step.name)
+        self._run.node.update(done=(*self._run.node.record.done, step.name))
         return ""
 
     async def _run_command(self, step: PrepareStep, place: Placeholders) -> str:

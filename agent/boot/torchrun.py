@@ -256,7 +256,7 @@ class TorchrunLink:
         log = self._run.folder.file(LOG)
         begins = self._run.output_begins = await size_at_start(self._run, log)
         output = OutputCopies(log, PreambleFilter.disabled())
-        output.to_stdout(begins, self._run.node.set_passed_on)
+        output.to_stdout(begins, lambda count: self._run.node.update(passed_on=count))
         output.to_watcher(self._watcher, begins)
         output.start()
         own = ShareOrder(0, nodes, reward_ip, basis)

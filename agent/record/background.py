@@ -23,7 +23,7 @@ from agent.base import times
 from agent.base.text import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
 T = TypeVar("T")
@@ -35,7 +35,6 @@ _SURE = 4096
 """Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
 _PAUSES = (1.0, 2.0, 5.0)
 """Seconds between retries; the last one repeats."""
-_NOBODY_READS = {errno.EPIPE, errno.EBADF}
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
 _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
@@ -98,9 +97,7 @@ class Sink:
         self, opener: Callable[[], int], trouble: Callable[[str], None], most: int | None = None
     ) -> None:
         """Close a file of more than `most` bytes: the opener is called again, to rotate it."""
-        self._opener = opener
-        self._trouble = trouble
-        self._most = most
+        self._opener, self._trouble, self._most = opener, trouble, most
         self._fd: int | None = None
         self._left = False
         self._failures = 0
@@ -114,9 +111,11 @@ class Sink:
         """Write all data; return False if `may_try_again` stopped the retries."""
         rest = memoryview(data)
         while rest and not self._left:
-            written = self._write_some(rest)
-            rest = rest[written or 0 :]
-            if written is None and not self._left and not may_try_again(self._pause()):
+            before = self._failures
+            rest = rest[self._write_some(rest) :]
+            if self._failures > before and not may_try_again(
+                _PAUSES[min(before, len(_PAUSES) - 1)]
+            ):
                 return False
         if self._failures and not self._left:
             self._failures = 0
@@ -130,11 +129,13 @@ class Sink:
         """Return whether the last write failed."""
         return self._failures > 0
 
-    def is_ready(self) -> bool:
-        """Return whether a few bytes can be written without blocking."""
+    def is_ready(self, limit: float | None = 0) -> bool:
+        """Return whether a few bytes can be written without blocking, within `limit`."""
         if self._fd is None:
             self._fd = self._opener()
-        return self._poll(0)
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(limit))
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -142,40 +143,26 @@ class Sink:
             os.close(self._fd)
             self._fd = None
 
-    def _pause(self) -> float:
-        return _PAUSES[min(self._failures, len(_PAUSES)) - 1]
-
-    def _write_some(self, data: memoryview) -> int | None:
-        """Write some bytes; return how many, or None on failure."""
+    def _write_some(self, data: memoryview) -> int:
+        """Write some bytes; return how many: 0 on failure."""
         self._busy_since = time.monotonic()
         try:
             if self._fd is None:
                 self._fd = self._opener()
             return os.write(self._fd, data)
         except BlockingIOError:  # another process made the pipe non-blocking
-            self._poll(None)
-            return 0
+            self.is_ready(None)
         except OSError as error:
-            self._record_failure(error)
-            return None
+            self._left = error.errno in {errno.EPIPE, errno.EBADF}  # nothing reads it any more
+            if not self._left:
+                self._failures += 1
+                if error.errno == errno.ESTALE:  # a network disk that came back as another
+                    self.close()
+                if self._failures == 1:
+                    self._trouble(error_text(error))
         finally:
             self._busy_since = None
-
-    def _poll(self, limit: float | None) -> bool:
-        assert self._fd is not None  # noqa: S101 - it was opened
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(limit))
-
-    def _record_failure(self, error: OSError) -> None:
-        if error.errno in _NOBODY_READS:
-            self._left = True
-            return
-        if error.errno == errno.ESTALE:  # a network disk that came back as another
-            self.close()
-        self._failures += 1
-        if self._failures == 1:
-            self._trouble(error_text(error))
+        return 0
 
 
 class Background(ABC):
@@ -243,9 +230,7 @@ class Writer(Background):
     ) -> None:
         super().__init__(name)
         self.encoding = "utf-8"
-        self._most = most
-        self._lost_line = lost
-        self._trouble = trouble
+        self._most, self._lost_line, self._trouble = most, lost, trouble
         self._sink: Sink | None = None
         self._lines: deque[bytes] = deque()
         self._waiting = 0
@@ -285,7 +270,12 @@ class Writer(Background):
 
     def open(self, opener: Callable[[], int], most_of_file: int | None = None) -> None:
         """Set the destination, for lines queued before too; the thread opens it."""
-        self._sink = Sink(opener, self._on_trouble, most_of_file)
+
+        def report(why: str) -> None:
+            if not self._closing:  # nothing is logged after the last line
+                self._trouble(why)
+
+        self._sink = Sink(opener, report, most_of_file)
         _open_writers.append(self)
         if self._lines:
             self._write_queue()
@@ -319,11 +309,6 @@ class Writer(Background):
         if self._thread is None and self._lines:
             self._write_queue()
         super().finish(limit)
-
-    def _on_trouble(self, why: str) -> None:
-        """Report a failure, except while closing: nothing is logged after the last line."""
-        if not self._closing:
-            self._trouble(why)
 
     def _encoded(self, line: str) -> bytes:
         return f"{line}\n".encode(self.encoding, errors="backslashreplace")
@@ -382,9 +367,7 @@ class ItemWriter(Background, Generic[T]):
     ) -> None:
         """Write an item that is not urgent `step` seconds after the one before."""
         super().__init__(name)
-        self._write = write
-        self._disk = disk
-        self._step = step
+        self._write, self._disk, self._step = write, disk, step
         self._item: T | None = None
         self._is_untried = False
         self._due = math.inf
@@ -440,14 +423,11 @@ class DiskAlarm:
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self.say = say
         self._changed = threading.Lock()
-        self._folder: Callable[[], Path] | None = None
-        self._failing: dict[str, str] = {}
+        self.folder: Callable[[], Path] | None = None
+        """The folder to name in log lines; it may move."""
+        self._failing: set[str] = set()
         self._stalled: set[str] = set()
         self._watched: dict[str, Callable[[], float | None]] = {}
-
-    def set_folder(self, folder: Callable[[], Path]) -> None:
-        """Set the folder to name in log lines; it may move."""
-        self._folder = folder
 
     def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
         """Check a writer for stalled writes by the start of its current write."""
@@ -458,33 +438,24 @@ class DiskAlarm:
         """Record why a file cannot be written, or its recovery by ''."""
         with self._changed:
             before = bool(self._failing)
-            if why:
-                self._failing[name] = why
-            else:
-                self._failing.pop(name, None)
+            self._failing = self._failing | {name} if why else self._failing - {name}
             after = bool(self._failing)
         if before == after:
             return
-        place = name if self._folder is None else str(self._folder())
-        if after:
-            first = "" if self._folder is None else f" ({name})"
-            line = f"{place} cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
-        else:
-            line = f"{place} can be written again"
-        self.say(line, "warning")
+        place, first = (name, "") if self.folder is None else (self.folder(), f" ({name})")
+        cause = f"cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
+        self.say(f"{place} {cause if why else 'can be written again'}", "warning")
 
     def check(self, now: float | None = None) -> None:
         """Report writes that stall, and stalled writes that ended."""
         now = time.monotonic() if now is None else now
         for name, busy_since in self._watched.items():
             since = busy_since()
-            if since is not None and now - since > times.WRITE_STALLED:
-                if name not in self._stalled:
-                    self._stalled.add(name)
-                    self.report(
-                        name, f"a write takes longer than {times.WRITE_STALLED:g} s", _STALLS
-                    )
-            elif name in self._stalled:
+            stalls = since is not None and now - since > times.WRITE_STALLED
+            if stalls and name not in self._stalled:
+                self._stalled.add(name)
+                self.report(name, f"a write takes longer than {times.WRITE_STALLED:g} s", _STALLS)
+            elif not stalls and name in self._stalled:
                 self._stalled.discard(name)
                 self.report(name, "")
 
@@ -497,7 +468,7 @@ def all_idle() -> bool:
 def finish_all(limit: float = times.FLUSH) -> None:
     """Flush all writers of lines, for at most `limit` seconds in total."""
     until = time.monotonic() + limit
-    writers: Sequence[Writer] = tuple(_open_writers)
+    writers = tuple(_open_writers)
     for writer in writers:
         writer.close()
     for writer in writers:

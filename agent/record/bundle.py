@@ -78,9 +78,7 @@ class Bundle:
         self._name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
         names = (folder / f"{name}{ENDING}" for name in numbered_names(self._name))
         self.path = next(path for path in names if not os.path.lexists(path))
-        self._at = at
-        self._lock = threading.Lock()
-        self._given_up = False
+        self._at, self._lock, self._given_up = at, threading.Lock(), False
         self.is_complete = False
         """True once the file is complete."""
         self.fault = ""
@@ -103,7 +101,10 @@ class Bundle:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
         if self.is_complete:
-            prune(self.path.parent)
+            with suppress(OSError):  # keep the newest
+                found = self.path.parent.glob(f"{PREFIX}*{ENDING}")
+                for path in sorted(found, key=lambda path: path.lstat().st_mtime)[:-KEPT]:
+                    path.unlink(missing_ok=True)
 
     def give_up(self) -> bool:
         """Give up the bundle; return whether it was complete before."""
@@ -128,12 +129,17 @@ class Bundle:
                     of = "room" if left < _LEAST else "time"
                     summary.append(f"{one.name}: left out: no {of} left")
                     continue
-                text = _text_of(one, min(one.most, left), clean)
-                if not text:
-                    continue
-                size = self._add(archive, one.name, text)
-                left -= min(left, size)
-                summary.append(f"{one.name}: {size} bytes{_from(one)}")
+                origin, most = "", min(one.most, left)
+                if isinstance(one.source, Path):
+                    text = last_lines(one.source, most, clean) or ""
+                    origin = f", the end of {one.source}"
+                else:
+                    text = one.source if isinstance(one.source, str) else one.source()
+                    text = masked_end(text, most, clean)
+                if text:
+                    size = self._add(archive, one.name, text)
+                    left -= min(left, size)
+                    summary.append(f"{one.name}: {size} bytes{origin}")
             self._add(archive, CONTENTS, "\n".join([*_ABOUT, "", *summary, ""]))
 
     def _add(self, archive: tarfile.TarFile, name: str, text: str) -> int:
@@ -148,22 +154,3 @@ _ABOUT = (
     "Records and logs of a run that failed; each log is cut to its end.",
     "Secrets from the settings are masked; check the files before you share them.",
 )
-
-
-def prune(folder: Path, kept: int = KEPT) -> None:
-    """Remove all bundles of a run folder but the newest."""
-    with suppress(OSError):
-        found = sorted(folder.glob(f"{PREFIX}*{ENDING}"), key=lambda path: path.lstat().st_mtime)
-        for path in found[: max(0, len(found) - kept)]:
-            path.unlink(missing_ok=True)
-
-
-def _text_of(part: BundlePart, most: int, clean: Callable[[str], str]) -> str:
-    if isinstance(part.source, Path):
-        return last_lines(part.source, most, clean) or ""
-    text = part.source if isinstance(part.source, str) else part.source()
-    return masked_end(text, most, clean)
-
-
-def _from(part: BundlePart) -> str:
-    return f", the end of {part.source}" if isinstance(part.source, Path) else ""

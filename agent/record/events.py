@@ -33,6 +33,7 @@ EVENTS_FILE = "events.jsonl"
 FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20
 MOST_QUEUED = 4 << 20
+_LOST = " were lost: the disk stalled"
 Role = Literal["head", "worker"]
 
 
@@ -197,15 +198,13 @@ class EventRecorder:
         clock: Callable[[], float],
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._where = where
-        self._clean = clean
-        self._clock = clock
+        self._where, self._clean, self._clock = where, clean, clock
         self._most_bytes = most_bytes
         self._began = self._line(began)
         self._writer = Writer(
             EVENTS_FILE,
             most=MOST_QUEUED,
-            lost=self._line_of_lost,
+            lost=lambda count: self._line(Unrecorded("events", f"{count}{_LOST}")),
             trouble=partial(disk_alarm.report, EVENTS_FILE),
         )
         self._writer.open(self._open, most_bytes)
@@ -250,9 +249,6 @@ class EventRecorder:
             why = f"{type(error).__name__}: {error}"
         return json.dumps(to_json(at, Unrecorded(name, why[:200]), self._clean))
 
-    def _line_of_lost(self, count: int) -> str:
-        return self._line(Unrecorded("events", f"{count} were lost: the disk stalled"))
-
 
 class RecordedEvent(NamedTuple):
     """One line of the file, as plain JSON data: its time, the name of its kind, and its fields."""
@@ -265,20 +261,11 @@ class RecordedEvent(NamedTuple):
 def read_events(folder: Path) -> Iterator[RecordedEvent]:
     """Yield the events of a node in order, without lines that a killed agent left incomplete."""
     for name in (FORMER_EVENTS_FILE, EVENTS_FILE):
-        yield from filter(None, map(_event_of, _lines(folder / name)))
-
-
-def _event_of(line: bytes) -> RecordedEvent | None:
-    try:
-        event = json.loads(line)
-        return RecordedEvent(float(event["at"]), str(event["event"]), {**event["data"]})
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        yield from file
+        with suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            for line in file:
+                with suppress(KeyError, TypeError, ValueError, RecursionError):
+                    event = json.loads(line)
+                    yield RecordedEvent(float(event["at"]), str(event["event"]), {**event["data"]})
 
 
 # --- pending waits -------------------------------------------------------------------------------
@@ -289,7 +276,6 @@ class _LoggedWait(msgspec.Struct):
 
     kind: str
     """The evidence without its numbers."""
-    evidence: str
     logged_at: float
     checked_at: float
 
@@ -328,9 +314,7 @@ class WaitLog:
         last = self._logged.get(wait.what)
         if last is not None:
             is_cheap = isinstance(wait.source, str)
-            again = times.WAIT_QUIET + (
-                last.logged_at if is_cheap else max(last.logged_at, last.checked_at)
-            )
+            again = times.WAIT_QUIET + (last.logged_at if is_cheap else last.checked_at)
             if now < again:
                 return again
         evidence = wait.evidence
@@ -340,7 +324,7 @@ class WaitLog:
             again = last.logged_at + times.WAIT_REMINDER
             if kind == last.kind and now < again:
                 return again
-        self._logged[wait.what] = _LoggedWait(kind, evidence, now, now)
+        self._logged[wait.what] = _LoggedWait(kind, now, now)
         self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence))
         return now + times.WAIT_REMINDER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from agent.base import times
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_SPANS = 32
 """Phases kept of each node: the first one and the latest."""
+_FILES = (EVENTS_FILE, FORMER_EVENTS_FILE)
 _MOST_LINES = 10
 _MOST_WAITS = 3
 _MOST_NAMES = 4
@@ -92,9 +94,8 @@ def explain(folder: Path) -> list[str]:
     The folder is a run's, or one node's in it, or one above runs, of which the newest is taken.
     """
     nodes, record = _read(folder)
-    if not nodes:
-        newest = newest_run(folder, (EVENTS_FILE, FORMER_EVENTS_FILE))
-        nodes, record = (nodes, record) if newest is None else _read(newest)
+    if not nodes and (newest := newest_run(folder, _FILES)) is not None:
+        nodes, record = _read(newest)
     if not nodes:
         raise PreflightError(
             f"{folder} holds no run",
@@ -103,7 +104,7 @@ def explain(folder: Path) -> list[str]:
             culprit="RUN FOLDER",
         )
     head = record.head if isinstance(record, RunRecord) else ""
-    nodes.sort(key=lambda node: (node.name != head, not node.is_head, node.name))
+    nodes.sort(key=lambda node: (node.name != head, node.role, node.name))
     first, others = nodes[0], nodes[1:]
     lines = [
         _opening(first, record),
@@ -134,28 +135,25 @@ class AgentEvents(Value):
 
 
 class NodeHistory(Value):
-    """The records of one node."""
+    """The records of one node; each start of its agent has its own events."""
 
     name: str
     agents: tuple[AgentEvents, ...]
-    """One for each start of the node's agent."""
     outcome: Outcome | None
-    """The content of outcome.json; None without one."""
 
     @property
-    def is_head(self) -> bool:
-        """Say whether the node was the run's head."""
-        return any(agent.role == "head" for agent in self.agents)
+    def role(self) -> str:
+        """Return whether the node was the run's head."""
+        return "head" if any(agent.role == "head" for agent in self.agents) else "worker"
 
     def events(self) -> Iterator[RecordedEvent]:
         """Yield the events of all agents in their order."""
-        for agent in self.agents:
-            yield from agent.events
+        return chain.from_iterable(agent.events for agent in self.agents)
 
 
 def _read(folder: Path) -> tuple[list[NodeHistory], RunRecord | NoRecord]:
     """Read the nodes of a run and the head's record."""
-    is_node = any((folder / name).is_file() for name in (EVENTS_FILE, FORMER_EVENTS_FILE))
+    is_node = any((folder / name).is_file() for name in _FILES)
     run = folder.resolve().parent if is_node else folder
     try:
         paths = [folder] if is_node else sorted(p for p in folder.iterdir() if p.is_dir())
@@ -183,14 +181,12 @@ def _by_agent(events: Iterable[RecordedEvent]) -> tuple[AgentEvents, ...]:
 
 
 def _opening(node: NodeHistory, record: RunRecord | NoRecord) -> str:
-    first, last = node.agents[0], node.agents[-1]
+    first, last, starts = node.agents[0], node.agents[-1], len(node.agents)
     run_id = record.run_id if isinstance(record, RunRecord) else last.run_id
     took = seconds_between(first.started_at, last.started_at) + last.end
-    role = "head" if node.is_head else "worker"
-    starts = len(node.agents)
     again = f"; its agent was started {starts} times" if starts > 1 else ""
     return (
-        f"run {run_id or 'without an id'}, recorded by the {role} {node.name}: began "
+        f"run {run_id or 'without an id'}, recorded by the {node.role} {node.name}: began "
         f"{first.started_at or 'at an unknown time'}, lasted {_time(took)}{again}"
     )
 
@@ -257,20 +253,19 @@ def _first_names(what: str, names: list[str], rest: str) -> list[str]:
 
 def _services(node: NodeHistory) -> list[str]:
     """Return the services that failed, how often, and whether they were ready again."""
-    failed: dict[str, tuple[int, str, bool]] = {}
+    failed: dict[str, list[str]] = {}
+    ready: set[str] = set()
     for _, kind, data in node.events():
         if kind not in {"ServiceGone", "ServiceReady"}:
             continue
         name = data["name"] if data["node"] == HERE else f"{data['name']} on {data['node']}"
         if kind == "ServiceGone":
-            count = failed.get(name, (0, "", False))[0]
-            failed[name] = (count + 1, data["evidence"], False)
-        elif name in failed:
-            failed[name] = (*failed[name][:2], True)
+            failed.setdefault(name, []).append(data["evidence"])
+        (ready.add if kind == "ServiceReady" else ready.discard)(name)
     texts = [
-        f"{name} failed {f'{count} times' if count > 1 else 'once'} ({evidence}), "
-        + ("and was ready again" if is_ready else "and was not ready again")
-        for name, (count, evidence, is_ready) in failed.items()
+        f"{name} failed {f'{len(why)} times' if len(why) > 1 else 'once'} ({why[-1]}), "
+        f"and was {'' if name in ready else 'not '}ready again"
+        for name, why in failed.items()
     ]
     return [f"services: {'; '.join(texts)}"] if texts else []
 
@@ -287,11 +282,12 @@ def _attempts(record: RunRecord | NoRecord) -> list[str]:
 
 def _others(first: NodeHistory, others: list[NodeHistory]) -> list[str]:
     """Name the nodes of a shared folder whose exit code differs from the first one's."""
-    codes = [(node.name, node.outcome and node.outcome.exit_code) for node in (first, *others)]
+    own = first.outcome and first.outcome.exit_code
+    codes = {node.name: node.outcome and node.outcome.exit_code for node in others}
     different = [
         f"{name} with {'no outcome' if code is None else code}"
-        for name, code in codes
-        if code != codes[0][1]
+        for name, code in codes.items()
+        if code != own
     ]
     return [f"different exit codes: {listed(different[:_MOST_NAMES])}"] if different else []
 

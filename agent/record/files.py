@@ -9,10 +9,10 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec import ValidationError, convert, to_builtins
 
@@ -33,7 +33,6 @@ MAX_BYTES = 4 << 20
 PART_SUFFIX = ".part"
 """Suffix of a file that is being written."""
 _RECORD_VERSION = 1
-_NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 
@@ -65,10 +64,7 @@ def seconds_between(start: str, end: str) -> float:
 
 
 class Access:
-    """Who may read the folder of a run, as AGENT_LOG_MODE has it.
-
-    It is one for the process: set once, before the first file.
-    """
+    """Who may read the folder of a run, as AGENT_LOG_MODE has it: set before the first file."""
 
     MODES: Mapping[str, tuple[int, int] | None] = {
         "private": (0o700, 0o600),
@@ -100,15 +96,15 @@ class Access:
         return descriptor
 
     def _change(self, where: Path | int, mode: int) -> None:
+        fault = ""
         try:
             if stat.S_IMODE(os.stat(where).st_mode) != mode:  # noqa: PTH116 - or a descriptor
                 os.chmod(where, mode)  # noqa: PTH101 - same
-            kept = stat.S_IMODE(os.stat(where).st_mode)  # noqa: PTH116 - same
+                kept = stat.S_IMODE(os.stat(where).st_mode)  # noqa: PTH116 - same
+                fault = "" if kept == mode else f"mode {kept:o} instead of {mode:o}"
         except OSError as error:  # a file of another user, or a disk without modes
-            self.fault = self.fault or error_text(error)
-            return
-        if kept != mode:
-            self.fault = self.fault or f"mode {kept:o} instead of {mode:o}"
+            fault = error_text(error)
+        self.fault = self.fault or fault
 
 
 access = Access()
@@ -116,24 +112,23 @@ access = Access()
 
 def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
     """Return an opener that appends to a file; a path that may change is a function."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return lambda: access.open(path() if callable(path) else path, flags)
 
-    def opened() -> int:
-        place = path() if callable(path) else path
-        return access.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    return opened
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; raise ValueError if it is none: a pipe in its place would block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        yield file
 
 
 def read_small(path: Path) -> str:
-    """Return a file's text; raise OSError, or ValueError if it cannot be a record.
-
-    A pipe in its place does not block, and a huge file does not fill the memory.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is no file")
+    """Return a file's text; raise OSError, or ValueError if it cannot be a record."""
+    with _reading(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES} bytes")
@@ -188,13 +183,10 @@ class Record(Value):
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
     """Return the last bytes of a file, from offset `since` on; None if it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None  # a pipe would block
+        with _reading(path) as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
@@ -214,21 +206,17 @@ def write_atomically(
             file.write(text)
             file.flush()
             if durable:
-                _sync(file.fileno())
+                try:
+                    os.fsync(descriptor)
+                except OSError as error:  # some file systems have no fsync
+                    if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
+                        raise
         part.replace(path)
     except OSError as error:
         with suppress(OSError):
             part.unlink()
         return error
     return None
-
-
-def _sync(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some file systems have no fsync
-        if error.errno not in _NO_FSYNC:
-            raise
 
 
 class LockHolder(Enum):
@@ -252,8 +240,7 @@ class FileLock:
     def take(self, limit: float = times.FILE_LOCK) -> LockHolder:
         """Try to take the lock without waiting for its holder.
 
-        On NFS 3 the kernel may wait forever for a lock server, so a thread asks, and is abandoned
-        after `limit` seconds.
+        On NFS 3 the kernel may wait forever for a lock server: a thread asks, for `limit` seconds.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:

@@ -196,7 +196,5 @@ class JobLines:
         points = self._points
         if points and point.step <= points[-1].step:  # another attempt resumes from a checkpoint
             points = [one for one in points if one.step < point.step]
-        points = [*points, point]
-        if len(points) > MOST_POINTS:
-            points = [*points[:-1:2], point]
-        self._points = points
+        points = points if len(points) < MOST_POINTS else points[::2]
+        self._points = [*points, point]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from agent.record.files import appending
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from structlog.typing import EventDict, Processor
@@ -30,19 +29,6 @@ RenderedLine = tuple[str, str]
 """A line for stderr and the same line for the file."""
 
 
-@contextmanager
-def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Hide modules from an import: structlog imports them if they are installed."""
-    hidden = [name for name in names if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # marks a module as missing
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-
 def printable(text: str) -> str:
     """Return a text with its control characters escaped."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -51,9 +37,13 @@ def printable(text: str) -> str:
 def _logger(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
     """Return a logger that renders a sentence for stderr and the file."""
     # Imported here since some verbs log nothing: it costs 11 ms after asyncio, and 33 ms more with
-    # rich, which structlog 26.1 imports for tracebacks.
-    with _without(_FOREIGN):
-        import structlog  # noqa: PLC0415 - see above
+    # rich, which structlog 26.1 imports for tracebacks if it does not seem to be missing.
+    hidden = [name for name in _FOREIGN if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: missing
+    import structlog  # noqa: PLC0415 - see above
+
+    for name in hidden:
+        del sys.modules[name]
 
     to_json = structlog.processors.JSONRenderer(ensure_ascii=False)
 
@@ -96,22 +86,30 @@ class _Log:
         )
         self._logger: Any = None
         self._stderr = Writer(
-            "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._trouble("stderr")
+            "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._log_stderr_trouble
         )
         self._stderr.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self.disk = DiskAlarm(self.say)
         self._file_writer = self._file("agent.log")
 
-    def configure(self, make: Callable[[], Any]) -> None:
-        self._make, self._logger = make, None
+    def configure(
+        self, style: str, environ: Mapping[str, str], redactor: Redactor, node: str
+    ) -> None:
+        """Set the style: json for machines; colour only on a terminal, and never with NO_COLOR."""
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        coloured = style == "auto" and terminal and not environ.get("NO_COLOR")
+        options = {"as_json": style == "json", "coloured": coloured}
+        self._make, self._logger = partial(_logger, redactor, node, **options), None
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
+        """Write the log to a file too, including the lines so far; the writer thread opens it."""
         if self._file_writer.is_open:
             self._file_writer.close()
             self._file_writer = self._file("agent.log")
         self._file_writer.open(appending(path))
 
-    def say(self, sentence: str, level: str) -> None:
+    def say(self, sentence: str, level: str = "info") -> None:
+        """Log one sentence; return at once."""
         for_stderr, for_file = self._render(sentence, level)
         self._stderr.put(for_stderr)
         self._file_writer.put(for_file)
@@ -129,40 +127,15 @@ class _Log:
 
     def _lost(self, which: int) -> Callable[[int], str]:
         """Return a function that renders the line about dropped lines."""
+        text = "{} lines of this log were lost here"
+        return lambda count: self._render(text.format(count), "warning")[which]
 
-        def line(count: int) -> str:
-            return self._render(f"{count} lines of this log were lost here", "warning")[which]
-
-        return line
-
-    def _trouble(self, name: str) -> Callable[[str], None]:
-        """Return a function that logs a failed destination and its recovery."""
-
-        def log_trouble(why: str) -> None:
-            what = f"cannot be written: {why}" if why else "can be written again"
-            self.say(f"{name} {what}", "warning")
-
-        return log_trouble
+    def _log_stderr_trouble(self, why: str) -> None:
+        what = f"cannot be written: {why}" if why else "can be written again"
+        self.say(f"stderr {what}", "warning")
 
 
 _log = _Log()
 disk_alarm: DiskAlarm = _log.disk
 """The alarm of the run folder's disk, shared by all its writers."""
-
-
-def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: str) -> None:
-    """Set the style: json for machines; colour only on a terminal, and never with NO_COLOR."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    coloured = style == "auto" and terminal and not environ.get("NO_COLOR")
-    as_json = style == "json"
-    _log.configure(partial(_logger, redactor, node, as_json=as_json, coloured=coloured))
-
-
-def log_to_file(path: Path | Callable[[], Path]) -> None:
-    """Write the log to a file too, including the lines so far; the writer thread opens it."""
-    _log.set_file(path)
-
-
-def say(sentence: str, level: str = "info") -> None:
-    """Log one sentence; return at once."""
-    _log.say(sentence, level)
+configure, log_to_file, say = _log.configure, _log.set_file, _log.say

@@ -49,9 +49,8 @@ class PidSpace(Value):
 
     def sees(self, other: PidSpace) -> bool:
         """Return whether pids of the other scope are valid here; False if one is unknown."""
-        known = bool(self.boot_id and self.pid_namespace)
         same = (self.boot_id, self.pid_namespace) == (other.boot_id, other.pid_namespace)
-        return known and same
+        return same and bool(self.boot_id and self.pid_namespace)
 
 
 class NodeRecord(Record):
@@ -234,7 +233,11 @@ def find_running_agent(root: Path, node: str) -> str:
 
     This process and its ancestors do not count: an agent may be started by another one's job.
     """
-    ancestors = set(_ancestors_of(os.getpid()))
+    pid, ancestors = os.getpid(), {0}
+    while pid not in ancestors:
+        ancestors.add(pid)
+        stat = read_stat(pid)
+        pid = 0 if stat is None else stat.parent
     for path, record in _records_of(root, node):
         others = [one for one in running_processes(record) if one.pid not in ancestors]
         if record.agent in others:
@@ -244,43 +247,20 @@ def find_running_agent(root: Path, node: str) -> str:
 
 
 def _records_of(root: Path, node: str) -> Iterator[tuple[Path, NodeRecord]]:
-    """Yield the folders and records of a node's agents in the newest runs."""
-    for run in _newest(root):
-        for path in _record_files(run, safe_name(node)):
-            record = NodeRecord.read(path)
-            if isinstance(record, NodeRecord) and record.node == node:
-                yield path.parent, record
-
-
-def _newest(root: Path) -> list[Path]:
-    dated = []
+    """Yield the folders and records of a node's agents in the newest runs, numbered ones too."""
+    name, dated = safe_name(node), []
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     dated.append((entry.stat().st_mtime, entry.path))
-    return [Path(path) for _, path in sorted(dated, reverse=True)[:MAX_RUNS]]
-
-
-def _record_files(run: Path, node: str) -> list[Path]:
-    """List the record files of a node in a run, including numbered folders."""
-    with suppress(OSError):
-        return [
-            path / NODE_FILE
-            for path in sorted(run.iterdir())
-            if path.name == node or path.name.rpartition("-")[0] == node
-        ]
-    return []
-
-
-def _ancestors_of(pid: int) -> list[int]:
-    """List a process and its ancestors."""
-    line: list[int] = []
-    while pid > 0 and pid not in line:
-        line.append(pid)
-        stat = read_stat(pid)
-        pid = 0 if stat is None else stat.parent
-    return line
+    for _, run in sorted(dated, reverse=True)[:MAX_RUNS]:
+        with suppress(OSError):
+            for path in sorted(Path(run).iterdir()):
+                if name in {path.name, path.name.rpartition("-")[0]}:
+                    record = NodeRecord.read(path / NODE_FILE)
+                    if isinstance(record, NodeRecord) and record.node == node:
+                        yield path, record
 
 
 # --- the writer ----------------------------------------------------------------------------------
@@ -296,16 +276,14 @@ class NodeRecorder:
     """Writes changes of a node's record in the background; callers never wait for the disk."""
 
     def __init__(
-        self,
-        record: NodeRecord,
-        where: Callable[[], AbstractContextManager[Path]],
-        disk: DiskAlarm,
+        self, record: NodeRecord, where: Callable[[], AbstractContextManager[Path]], disk: DiskAlarm
     ) -> None:
         self.record = record
         """The record with all changes, written or not."""
         self._where = where
         self._lock = threading.Lock()
         self._written: NodeRecord | None = None
+        """What was written last, without the counters."""
         self._writer = ItemWriter(NODE_FILE, self._write, disk, times.RECORD_COUNTERS)
         self._writer.put(record)
 
@@ -324,20 +302,8 @@ class NodeRecorder:
         """Remove a process that has exited."""
         self.update(started=tuple(one for one in self.record.started if one.pid != pid))
 
-    def add_done_step(self, name: str) -> None:
-        """Add a finished prepare step."""
-        self.update(done=(*self.record.done, name))
-
-    def set_passed_on(self, count: int) -> None:
-        """Set the total bytes of the job's output written to stdout; called in its thread."""
-        self.update(passed_on=count)
-
-    def set_copied(self, count: int) -> None:
-        """Set the total bytes of the job's output written to job.log; called in its thread."""
-        self.update(copied=count)
-
     def update(self, **changes: object) -> None:
-        """Change fields of the record."""
+        """Change fields of the record; threads may call it."""
         with self._lock:
             record = replace(self.record, **changes)
             if record != self.record:
@@ -350,13 +316,8 @@ class NodeRecorder:
         self._writer.finish(limit)
 
     def _write(self, record: NodeRecord) -> OSError | None:
-        before, self._written = self._written, None
-        durable = before is None or _uncounted(record) != _uncounted(before)
+        lasting, before = replace(record, **_COUNTERS), self._written
         with self._where() as path:
-            error = record.write(path, durable=durable)
-        self._written = record if error is None else None
+            error = record.write(path, durable=lasting != before)
+        self._written = lasting if error is None else None
         return error
-
-
-def _uncounted(record: NodeRecord) -> NodeRecord:
-    return replace(record, **_COUNTERS)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import field, to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -27,7 +28,6 @@ from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
 from agent.record.files import (
     PART_SUFFIX,
     FileLock,
-    NoRecord,
     access,
     numbered_names,
     read_small,
@@ -61,17 +61,12 @@ class OutageRecord(Value):
 
     service: str
     node: str
-    since: str
-    until: str | None = None
+    since: str = field(name="from")
+    until: str | None = field(name="to", default=None)
 
     def to_outcome(self) -> dict[str, object]:
         """Return the outage for outcome.json."""
-        return {
-            "service": self.service,
-            "node": self.node,
-            "from": self.since,
-            "to": self.until,
-        }
+        return dict(to_builtins(self))
 
 
 def outcome_text(
@@ -144,11 +139,12 @@ def newest_run(folder: Path, marks: Sequence[str] = NODE_MARKS) -> Path | None:
 
     `marks` are files of which each of its nodes has one.
     """
-    runs: dict[Path, float] = {}
+    written: list[tuple[float, Path]] = []
     for node in _node_folders_below(folder.resolve(), marks):
-        run = node.parent
-        runs[run] = max(runs.get(run, 0.0), _written(node))
-    return max(runs, key=lambda run: runs[run], default=None)
+        for name in NODE_MARKS:
+            with suppress(OSError):
+                written.append(((node / name).stat().st_mtime, node.parent))
+    return max(written, default=(0.0, None))[1]
 
 
 def _node_folders_below(folder: Path, marks: Sequence[str]) -> Iterator[Path]:
@@ -166,15 +162,6 @@ def _node_folders_below(folder: Path, marks: Sequence[str]) -> Iterator[Path]:
         level = below[:_MOST_FOLDERS]
 
 
-def _written(node: Path) -> float:
-    """Return when one of the records of a node was last written."""
-    found = 0.0
-    for name in NODE_MARKS:
-        with suppress(OSError):
-            found = max(found, (node / name).stat().st_mtime)
-    return found
-
-
 _CHECKPOINTS = "checkpoints"
 """The folder of recipes' checkpoints in AGENT_LOG_DIR."""
 _DEEPEST = 2
@@ -183,17 +170,12 @@ _DEEPEST = 2
 
 def read_checkpoints(folder: str) -> FolderContents:
     """Return the checkpoints in a folder; none if it does not exist."""
-    place = Path(folder)
-    mark, fault = None, ""
+    place, mark, fault, tracked = Path(folder), None, "", ""
     try:
-        mark = CheckpointOwner.read(read_small(place / CHECKPOINT_FILE))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        fault = error_text(error)
-    except (ValueError, TypeError) as error:
-        fault = str(error)
-    tracked = ""
+        with suppress(FileNotFoundError):
+            mark = CheckpointOwner.read(read_small(place / CHECKPOINT_FILE))
+    except (OSError, ValueError, TypeError) as error:
+        fault = error_text(error) if isinstance(error, OSError) else str(error)
     with suppress(OSError, ValueError):
         tracked = read_small(place / TRACKER).strip()
     return FolderContents(mark, fault, latest(_folders(place, "", 0)), tracked)
@@ -215,31 +197,26 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     path = resumes_from(held, framework) if framework else held.newest
     if not path:
         return None
-    files = []
-    for one in sorted((Path(folder) / path).rglob("*")):
+    place, files, is_whole = Path(folder) / path, [], False
+    for one in sorted(place.rglob("*")):
         with suppress(OSError):  # it was removed meanwhile
             status = one.stat()
             files.append((str(one), status.st_size, status.st_mtime_ns))
-    last = LAST_FILES.get(framework, "")
-    return CheckpointFiles(path, tuple(files), bool(last) and _is_json(Path(folder) / path / last))
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return True
+    if framework in LAST_FILES:
+        with suppress(OSError, ValueError, RecursionError):
+            json.loads(read_small(place / LAST_FILES[framework]))
+            is_whole = True
+    return CheckpointFiles(path, tuple(files), is_whole)
 
 
 def write_mark(folder: str, mark: CheckpointOwner) -> str:
     """Write the owner of a checkpoint folder into it; return an error, or ''."""
-    place = Path(folder)
+    failure: OSError | None
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        failure = write_atomically(Path(folder) / CHECKPOINT_FILE, mark.text(), public=True)
     except OSError as error:
-        return error_text(error)
-    failure = write_atomically(place / CHECKPOINT_FILE, mark.text(), public=True)
+        failure = error
     return "" if failure is None else error_text(failure)
 
 
@@ -268,14 +245,7 @@ class RunFolder:
     agent may hold it, the node takes a numbered folder.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        run_id: str,
-        node: str,
-        *,
-        link: bool = True,
-    ) -> None:
+    def __init__(self, root: Path, run_id: str, node: str, *, link: bool = True) -> None:
         self._root = root.absolute()
         self._name = node
         self._moving = threading.RLock()
@@ -294,7 +264,11 @@ class RunFolder:
     def waiting(cls, root: Path, node: str) -> RunFolder:
         """Make the folder of a worker whose run is still unknown; a restart uses it again."""
         name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        return cls(root, _waited_in(root, safe_name(node)) or name, node, link=False)
+        before: list[str] = []
+        with suppress(OSError):  # making the folder reports it
+            places = root.glob(f"{_WAITING}*/{safe_name(node)}")
+            before = [path.parent.name for path in places if path.is_dir()]
+        return cls(root, max(before, default=name), node, link=False)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the folder."""
@@ -335,14 +309,18 @@ class RunFolder:
 
     def _claim(self, path: Path) -> bool:
         """Take a folder, unless another agent holds it."""
-        found = _enter_folder(path)
-        if found is None:
+        is_new = _make_folder(path)
+        if path.is_symlink() or not path.is_dir():
             return False
-        lock, what = found
-        if not node_record.may_reuse(what, self._name, self.own.place):
+        lock = FileLock(path / _LOCK)
+        holder, read = lock.take(), NodeRecord.read(path / node_record.NODE_FILE)
+        former = read if isinstance(read, NodeRecord) else None
+        is_running = former is not None and node_record.is_agent_running(former)
+        found = FoundFolder(holder, is_new, former, is_running)
+        if not node_record.may_reuse(found, self._name, self.own.place):
             lock.release()
             return False
-        self._lock, self.former = lock, what.record
+        self._lock, self.former = lock, former
         _set_aside(path / OUTCOME_FILE)  # of the previous agent
         for part in path.glob(f".*{PART_SUFFIX}"):  # what that agent left incomplete
             with suppress(OSError):
@@ -400,36 +378,18 @@ class RunFolder:
         self._link(safe_name(run_id))
 
 
-def _waited_in(root: Path, node: str) -> str | None:
-    """Return the folder in which this node last waited for a head, or None."""
-    try:
-        found = [path.name for path in root.glob(f"{_WAITING}*") if (path / node).is_dir()]
-    except OSError:  # making the folder reports it
-        return None
-    return max(found, default=None)
-
-
-def _enter_folder(path: Path) -> tuple[FileLock, FoundFolder] | None:
-    """Make or inspect a folder and take its lock; None if the path is no folder."""
-    is_new = True
+def _make_folder(path: Path) -> bool:
+    """Make a node's folder; return False if it is there."""
     for _ in range(100):
-        try:
+        with suppress(FileNotFoundError):  # another node removed the empty parent
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             access.make_folder(path.parent)
-            access.make_folder(path, exist_ok=False)
-        except FileNotFoundError:  # another node removed the empty parent
-            continue
-        except FileExistsError:
-            is_new = False
-        break
-    if path.is_symlink() or not path.is_dir():
-        return None
-    lock = FileLock(path / _LOCK)
-    claim = lock.take()
-    record = NodeRecord.read(path / node_record.NODE_FILE)
-    if isinstance(record, NoRecord):
-        return lock, FoundFolder(claim, is_new, None)
-    return lock, FoundFolder(claim, is_new, record, node_record.is_agent_running(record))
+            try:
+                access.make_folder(path, exist_ok=False)
+            except FileExistsError:
+                return False
+            break
+    return True
 
 
 def _renamed(old: Path, new: Path) -> bool:
@@ -451,9 +411,8 @@ def _set_aside(path: Path) -> None:
         return
     numbers = range(1, _MOST_FORMER + 1)
     names = [path.with_name(f"{path.stem}.former-{number}{path.suffix}") for number in numbers]
-    free = next((name for name in names if not name.exists()), None)
     with suppress(OSError):
-        path.replace(free or min(names, key=lambda name: name.stat().st_mtime))
+        path.replace(min(names, key=lambda name: name.stat().st_mtime if name.exists() else 0))
 
 
 KEY_FILE = "control.key"
@@ -469,12 +428,11 @@ def write_secret(path: Path, text: str) -> None:
 
 def make_key(folder: Path) -> str | None:
     """Write a new random key for this node's users; return None on failure."""
-    key, path = secrets.token_hex(16), folder / KEY_FILE
-    try:
-        write_secret(path, key)
-    except OSError:
-        return None
-    return key
+    key = secrets.token_hex(16)
+    with suppress(OSError):
+        write_secret(folder / KEY_FILE, key)
+        return key
+    return None
 
 
 def keys_in(root: Path) -> Iterator[str]:

@@ -120,11 +120,6 @@ class AttemptRecord(Value):
         return None if stopping is None else stopping.outcome
 
     @property
-    def was_lost(self) -> bool:
-        """Return whether it counts as lost; one that was stopped by a signal does not."""
-        return self.end is not None and not (self.exit_code is not None and self.exit_code > 128)
-
-    @property
     def tried(self) -> LostAttempt:
         """Return the attempt as the retry decisions count it."""
         seconds = seconds_between(self.start, self.end or self.start)
@@ -133,13 +128,8 @@ class AttemptRecord(Value):
 
     def to_outcome(self) -> dict[str, object]:
         """Return the attempt for outcome.json."""
-        return {
-            "number": self.number,
-            "start": self.start,
-            "end": self.end,
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-        }
+        names = ("number", "start", "end", "reason", "exit_code")
+        return {name: getattr(self, name) for name in names}
 
 
 class RunRecord(Record):
@@ -165,9 +155,11 @@ class RunRecord(Record):
     def with_snapshot(self, number: int, underway: Underway) -> RunRecord:
         """Return the run with a snapshot of the open attempt of this number."""
         last = self.open_attempt
-        if last is None or last.number != number:
-            return self
-        last = replace(last, underway=underway)
+        return self._change(underway=underway) if last and last.number == number else self
+
+    def _change(self, **changes: object) -> RunRecord:
+        """Return the run with its last attempt changed."""
+        last = replace(self.attempts[-1], **changes)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     def begin_attempt(  # noqa: PLR0913 - what a record has of an attempt
@@ -199,8 +191,7 @@ class RunRecord(Record):
         new = dict.fromkeys((*last.nodes, *nodes))
         if len(new) > MOST_NODES:  # these workers and the latest others
             new = dict.fromkeys((*nodes, *reversed(last.nodes)))
-        last = replace(last, nodes=(*islice(new, MOST_NODES),))
-        return replace(self, attempts=(*self.attempts[:-1], last))
+        return self._change(nodes=(*islice(new, MOST_NODES),))
 
     @property
     def open_attempt(self) -> AttemptRecord | None:
@@ -210,8 +201,9 @@ class RunRecord(Record):
 
     @property
     def tried(self) -> tuple[LostAttempt, ...]:
-        """Return the lost attempts as the retry decisions count them."""
-        return tuple(attempt.tried for attempt in self.attempts if attempt.was_lost)
+        """Return the lost attempts for the retry decisions; a signal is no loss."""
+        ended = (attempt for attempt in self.attempts if attempt.end is not None)
+        return tuple(attempt.tried for attempt in ended if (attempt.exit_code or 0) <= 128)
 
     def end_attempt(
         self, end: str, reason: str, exit_code: int | None, *, announced: bool = False
@@ -219,15 +211,8 @@ class RunRecord(Record):
         """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
-        last = replace(
-            self.open_attempt,
-            end=end,
-            reason=reason,
-            exit_code=exit_code,
-            announced=announced or UNSET,
-            underway=UNSET,
-        )
-        return replace(self, attempts=(*self.attempts[:-1], last))
+        how = {"end": end, "reason": reason, "exit_code": exit_code, "underway": UNSET}
+        return self._change(**how, announced=announced or UNSET)
 
     @property
     def is_over(self) -> bool:
@@ -237,9 +222,8 @@ class RunRecord(Record):
         the run may be resumed.
         """
         end = self.ending
-        if self.state is RunState.ENDED or end is None:
-            return self.state is RunState.ENDED
-        return end.is_jobs_verdict or end.exit_code in {0, 130}
+        is_final = end is not None and (end.is_jobs_verdict or end.exit_code in {0, 130})
+        return is_final or self.state is RunState.ENDED
 
     def as_ended(self) -> RunRecord:
         """Return the run as ended: no later head resumes it."""
@@ -286,12 +270,10 @@ def _without_secrets(argv: list[str]) -> list[str]:
     found, after_secret = [], False
     for word in argv:
         name, equals, _ = word.partition("=")
-        is_secret = looks_secret(re.sub(r"[-.+]", "_", name))
-        if after_secret and not word.startswith("-"):
-            found.append(MASK)
-        else:
-            found.append(f"{name}={MASK}" if is_secret and equals else word)
-        after_secret = is_secret and not equals and word.startswith("-")
+        is_secret, is_flag = looks_secret(re.sub(r"[-.+]", "_", name)), word.startswith("-")
+        shown = f"{name}={MASK}" if is_secret and equals else word
+        found.append(MASK if after_secret and not is_flag else shown)
+        after_secret = is_secret and not equals and is_flag
     return found
 
 
@@ -483,28 +465,19 @@ def finished_run(
 def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
     """Resume a run; name the head of its last attempt if the attempt may still run there.
 
-    A head holds the run's lock until it exits, so taking the same lock proves that it is gone. A
-    lock file with another inode proves nothing.
+    It does not if this head has taken the very lock (by its inode) that the former one held until
+    its exit, or if the agents of its node ended in good order, or their pids are valid here.
     """
     last = before.attempts[-1] if before.attempts else None
     if last is None or (lock.inode and last.lock in {None, lock.inode}):
         return ChosenRun(name, before, skipped, lock)
-    head = last.head or before.head
-    return ChosenRun(
-        name, before, skipped, lock, head if _may_run_elsewhere(root / name, head) else ""
+    head, here = last.head or before.head, read_pid_space()
+    folders = takewhile(Path.is_dir, map((root / name).joinpath, numbered_names(safe_name(head))))
+    agents = [NodeRecord.read(folder / NODE_FILE) for folder in folders]
+    is_over = bool(agents) and all(
+        isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in agents
     )
-
-
-def _may_run_elsewhere(run: Path, node: str) -> bool:
-    """Return whether processes of a node's agents may still run where this node cannot see them.
-
-    They cannot if the agents ended in good order, or if their pids are valid here.
-    """
-    here, folders = read_pid_space(), (run / name for name in numbered_names(safe_name(node)))
-    records = [NodeRecord.read(one / NODE_FILE) for one in takewhile(Path.is_dir, folders)]
-    return not records or not all(
-        isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in records
-    )
+    return ChosenRun(name, before, skipped, lock, "" if is_over else head)
 
 
 def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
@@ -564,7 +537,7 @@ class PastEnd(Value):
 
 
 class PastEnds(Record):
-    """The ends of this node's agents, the last one last."""
+    """The ends of this node's agents, the newest last."""
 
     ends: tuple[PastEnd, ...] = ()
 

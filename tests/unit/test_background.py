@@ -177,7 +177,7 @@ class Alarm:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.alarm = DiskAlarm(lambda sentence, _level: self.lines.append(sentence))
-        self.alarm.set_folder(lambda: Path("/logs/run/pod0"))
+        self.alarm.folder = lambda: Path("/logs/run/pod0")
 
 
 def test_many_failing_files_make_one_line() -> None:

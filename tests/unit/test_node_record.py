@@ -361,7 +361,7 @@ def test_counters_are_written_rarely(tmp_path: Path) -> None:
     await_true(lambda: recording.read() is not None)
     began = time.monotonic()
     for count in range(100_000):
-        recording.recorder.set_passed_on(count)
+        recording.recorder.update(passed_on=count)
     await_true(lambda: getattr(recording.read(), "passed_on", 0) == 99_999)
     assert recording.writes <= 3 + (time.monotonic() - began) / 0.5
     recording.recorder.finish()
@@ -373,7 +373,7 @@ def test_a_stalled_disk_blocks_no_caller(tmp_path: Path) -> None:
     with disk:
         recording = Recording(tmp_path, disk)
         for count in range(1000):
-            recording.recorder.set_passed_on(count)
+            recording.recorder.update(passed_on=count)
             recording.recorder.update(session=str(count))
         recording.recorder.finish(0.1)
         assert recording.read() is None
