@@ -17,8 +17,8 @@ from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
 from agent.boot.torchrun import remove_file, text_of
+from agent.control.client import download_sample
 from agent.control.protocol import MAX_ANSWERS
-from agent.control.sample import download_sample
 from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
 from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT

@@ -109,10 +109,10 @@ def _all_clean(data: Any, clean: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.live:
         return of_the_head.check_live(environ)
-    if not options.watch:
-        terminal = _terminal(environ)
-        return of_the_head.print_status(environ, _log_root(environ), terminal, as_json=options.json)
-    return of_the_head.watch_status(environ, _log_root(environ), as_json=options.json)
+    root, terminal = _log_root(environ), _terminal(environ)
+    return of_the_head.show_status(
+        environ, root, terminal, as_json=options.json, watch=options.watch
+    )
 
 
 def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:

@@ -99,8 +99,10 @@ class SilenceWatch:
         """Probe workers whose connection broke, and at intervals those that are overdue."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_overdue)
-            async for key in self._reports.disconnected():
-                tasks.start_soon(self._on_broken_off, key)
+            while True:
+                key = await self._reports.disconnected.take(None)
+                if key is not None:
+                    tasks.start_soon(self._on_broken_off, key)
 
     async def _on_broken_off(self, key: str) -> None:
         if not await self._reports.reports_again(key, times.RECONNECT):

@@ -55,32 +55,32 @@ class PortAccess:
         if self._token is None:
             return True
         name = _cookie_name(request)
-        if (
-            self._is_signed(request)
-            or _equal_secrets(_bearer_token(request), self._token)
-            or self._is_cookie(name, request.cookies.get(name, ""))
-        ):
+        is_shown = self._shows(request, self._token) or self._is_cookie(
+            name, request.cookies.get(name, "")
+        )
+        if is_shown:
             trust(request)
-            return True
-        return False
+        return is_shown
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        if self._key is None or not _is_local(request):
-            return False
-        if self._is_signed(request) or _equal_secrets(_bearer_token(request), self._key):
+        key = self._key
+        is_shown = key is not None and _is_local(request) and self._shows(request, key)
+        if is_shown:
             trust(request)
-            return True
-        return False
+        return is_shown
 
-    def _is_signed(self, request: web.Request) -> bool:
-        if self._verifier is None:
-            return False
+    def _shows(self, request: web.Request, secret: str) -> bool:
+        """Return whether a request is signed, or has the secret as its bearer token."""
         given = request.headers.get("Authorization", "")
-        claim = self._verifier.accept(given, request.method, request.raw_path)
+        claim = None
+        if self._verifier is not None:
+            claim = self._verifier.accept(given, request.method, request.raw_path)
         if claim is not None:
             request[_CLAIM] = claim
-        return claim is not None
+            return True
+        kind, _, token = given.partition(" ")
+        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", secret)
 
     def challenge(self) -> dict[str, str]:
         """Return the headers of a 401."""
@@ -154,12 +154,6 @@ def _cookie_name(request: web.Request) -> str:
     """Return the cookie's name, with the port that the browser uses."""
     port = (request.headers.get("Host") or "").rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and len(port) < 6 else COOKIE
-
-
-def _bearer_token(request: web.Request) -> str:
-    """Return the bearer token of a request, or ''."""
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    return given.strip() if kind.lower() == "bearer" else ""
 
 
 def _is_local(request: web.Request) -> bool:

@@ -1,22 +1,24 @@
-"""A worker's connection to the head: find it, send reports, receive replies."""
+"""Requests between agents: a worker's reports to the head, and measurements of links."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import anyio
 from msgspec.structs import replace
+from yarl import URL
 
 from agent.base import times
 from agent.base.text import escaped, in_url
 from agent.control.proof import TRIES, Prover, ReplyProof
 from agent.control.protocol import (
     REPORT_PATH,
+    SAMPLE_PATH,
+    SAMPLE_RUN,
     Hello,
     Reply,
     Report,
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 _MAX_ANSWER_BYTES = 1 << 20
+_MIN_SAMPLE_BYTES = 2 << 20
+_FAST_BITS_PER_SECOND = 1.2e9
+"""A link that reaches this rate is not slow; its measurement ends early."""
 _BARE_AFTER = 2
 """Checks that must find GCS open and no agent, before the head counts as plain Ray."""
 
@@ -123,24 +128,18 @@ class HeadLink:
         """Send reports and handle replies until cancelled."""
         timeout = aiohttp.ClientTimeout(total=times.REPLY_HELD + times.REPORT_MARGIN, connect=3)
         session = aiohttp.ClientSession(timeout=timeout, connector=KeepaliveConnector())
-        async with (
-            session,
-            anyio.create_task_group() as tasks,
-        ):
-            await self._follow(session, tasks)
-
-    async def _follow(self, session: aiohttp.ClientSession, tasks: anyio.abc.TaskGroup) -> None:
         step = times.CONNECT_PAUSE
-        while True:
-            former, epoch = self._followed_ip, self._epoch
-            if await self._report_once(session) and not self._is_unknown:
-                step = times.CONNECT_PAUSE
-                if former not in ("", self._followed_ip) and self._epoch > epoch:
-                    tasks.start_soon(self._report_to_former_head, session, former)
-                continue
-            with anyio.move_on_after(step):  # a change on this node is reported at once
-                await self._changed.wait()
-            step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
+        async with session, anyio.create_task_group() as tasks:
+            while True:
+                former, epoch = self._followed_ip, self._epoch
+                if await self._report_once(session) and not self._is_unknown:
+                    step = times.CONNECT_PAUSE
+                    if former not in ("", self._followed_ip) and self._epoch > epoch:
+                        tasks.start_soon(self._report_to_former_head, session, former)
+                    continue
+                with anyio.move_on_after(step):  # a change on this node is reported at once
+                    await self._changed.wait()
+                step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
 
     async def _report_to_former_head(self, session: aiohttp.ClientSession, ip: str) -> None:
         """Report the later head's epoch to the head followed before, if it still runs.
@@ -149,8 +148,7 @@ class HeadLink:
         """
         assert self._last_report is not None  # noqa: S101 - a head was followed
         report = replace(self._last_report, epoch=self._epoch, hello=self._hello())
-        with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
-            await self._request(session, Prover(self._token), ip, report)
+        await self._request(session, Prover(self._token), ip, report)
 
     async def _report_once(self, session: aiohttp.ClientSession) -> bool:
         self._ip = self._ip or await self._resolve_head()
@@ -212,18 +210,6 @@ class HeadLink:
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
     ) -> _NoReply | None:
         """Send a report and handle the reply; return why there was none."""
-        try:
-            return await self._post(session, ip, report, hold)
-        except aiohttp.ClientConnectorError as error:
-            return _NoReply(f"{reason(error.os_error)} by {self._address(ip)}")
-        except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-            return _NoReply(f"no answer from {self._address(ip)}")
-        except (aiohttp.ClientError, OSError) as error:
-            return _NoReply(f"{reason(error)} ({self._address(ip)})")
-
-    async def _post(
-        self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
-    ) -> _NoReply | None:
         hello = self._hello() if self._sends_hello else None
         report = replace(report, news=self._news, hold=hold, hello=hello, epoch=self._epoch)
         answer = await self._request(session, self._prover, ip, report)
@@ -250,38 +236,52 @@ class HeadLink:
         self, session: aiohttp.ClientSession, prover: Prover, ip: str, report: Report
     ) -> tuple[int, str] | _NoReply:
         """Post a report; return status and text of the answer, if it is proven."""
-        url = f"http://{self._address(ip)}{REPORT_PATH}"
+        where = self._address(ip)
         content = json.dumps(report.to_dict()).encode()
-        for _ in range(TRIES):
-            signed = prover.sign("POST", REPORT_PATH, content)
-            headers = {"Content-Type": "application/json", **signed.headers}
-            async with session.post(url, data=signed.body, headers=headers) as answer:
-                body = await _read_body(answer)
-                verdict = prover.check(signed, answer.status, answer.headers, body)
-            if verdict is not ReplyProof.AGAIN:
-                break
+        try:
+            for _ in range(TRIES):
+                signed = prover.sign("POST", REPORT_PATH, content)
+                headers = {"Content-Type": "application/json", **signed.headers}
+                url = f"http://{where}{REPORT_PATH}"
+                async with session.post(url, data=signed.body, headers=headers) as answer:
+                    body = await _read_body(answer)
+                    verdict = prover.check(signed, answer.status, answer.headers, body)
+                if verdict is not ReplyProof.AGAIN:
+                    break
+        except aiohttp.ClientConnectorError as error:
+            return _NoReply(f"{reason(error.os_error)} by {where}")
+        except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
+            return _NoReply(f"no answer from {where}")
+        except (aiohttp.ClientError, OSError) as error:
+            return _NoReply(f"{reason(error)} ({where})")
         if verdict is ReplyProof.REFUSED:
             why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
             return _NoReply(why, from_an_agent=True)
         if verdict is not ReplyProof.PROVEN:
             why = (
-                f"{self._address(ip)} does not prove that it holds this node's RAY_AUTH_TOKEN: its "
-                "answer is ignored (another program, another version, or a head without the token?)"
+                f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN: its answer is "
+                "ignored (another program, another version, or a head without the token?)"
             )
             return _NoReply(why, from_an_agent=True)
         return answer.status, body.decode(errors="replace")
 
     def _handle_error(self, ip: str, status: int, text: str) -> _NoReply | None:
         """Handle an error status, of an agent or of another program on that port."""
-        why = _parse_error(text)
-        if status == 400 and why is not None:
-            theirs = f"the head at {ip} cannot read what this worker sends ({why})"
-            same = "run the same version of pod-agent on all nodes"
-            self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
-            return None
-        details = escaped(text.strip()[:200]) if why is None else why
-        evidence = f"{self._address(ip)} answered {status} {details}".strip()
-        return _NoReply(evidence, from_an_agent=why is not None)
+        try:
+            why = json.loads(text)["error"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            why = None
+        if not isinstance(why, str):
+            evidence = f"{self._address(ip)} answered {status} {escaped(text.strip()[:200])}"
+            return _NoReply(evidence.strip())
+        why = escaped(why[:200])
+        if status != 400:
+            evidence = f"{self._address(ip)} answered {status} {why}".strip()
+            return _NoReply(evidence, from_an_agent=True)
+        theirs = f"the head at {ip} cannot read what this worker sends ({why})"
+        same = "run the same version of pod-agent on all nodes"
+        self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
+        return None
 
     def _address(self, ip: str) -> str:
         return f"{in_url(ip)}:{self._agent_port}"
@@ -292,9 +292,7 @@ class HeadLink:
         # until it is registered, a worker asks again and is not held
         self._news = -1 if reply.wants_hello else reply.news
         self._is_unknown = reply.held
-        if (
-            not reply.held and not reply.wants_hello
-        ):  # the reply does not show yet whether it is this node's run
+        if not reply.held and not reply.wants_hello:  # else it may be another run's
             self._on_reply(reply)
             self._epoch, self._run_id, self._followed_ip = reply.epoch, reply.run_id, ip
         self._emit(
@@ -342,14 +340,12 @@ class HeadLink:
 
 async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
     """Read an answer, up to the size of the largest reply."""
-    parts: list[bytes] = []
-    size = 0
+    body = b""
     async for part in answer.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > _MAX_ANSWER_BYTES:
+        body += part
+        if len(body) > _MAX_ANSWER_BYTES:
             break
-    return b"".join(parts)[:_MAX_ANSWER_BYTES]
+    return body[:_MAX_ANSWER_BYTES]
 
 
 def _parse_reply(text: str) -> Reply | str | _NoReply:
@@ -364,11 +360,43 @@ def _parse_reply(text: str) -> Reply | str | _NoReply:
         return _NoReply("does not answer like a head's agent")
 
 
-def _parse_error(text: str) -> str | None:
-    """Return the error in an agent's answer; None if no agent answered."""
+async def download_sample(
+    ip: str, port: int, token: str | None, run_id: str, limit: float
+) -> tuple[int, float] | str:
+    """Download from a node; return bytes and seconds, or a sentence why it failed."""
+    timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
+    at, prover = f"{in_url(ip)}:{port}", Prover(token)
+    url = URL(f"http://{at}{SAMPLE_PATH}").with_query({SAMPLE_RUN: run_id})
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    error = data.get("error") if isinstance(data, dict) else None
-    return escaped(error[:200]) if isinstance(error, str) else None
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for _ in range(TRIES):
+                signed = prover.sign("GET", url.raw_path_qs)
+                async with session.get(url, headers=signed.headers) as answer:
+                    # only the start of a stream is proven, and another status ends it anyway
+                    verdict = prover.check(signed, answer.status, answer.headers, None)
+                    if verdict is ReplyProof.PROVEN and answer.status == 200:
+                        return await _measure(answer.content)
+                if verdict is not ReplyProof.AGAIN:
+                    break
+            if answer.status != 200:
+                return f"{at} answered {answer.status}"
+            return f"{at} does not prove that it holds this node's RAY_AUTH_TOKEN"
+    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
+        return f"nothing came from {at} within {limit:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"{reason(getattr(error, 'os_error', None) or error)} by {at}"
+
+
+async def _measure(content: aiohttp.StreamReader) -> tuple[int, float]:
+    """Measure from the second chunk on: the first one includes the sender's start."""
+    size, began = 0, None
+    with anyio.CancelScope() as scope:
+        async for chunk in content.iter_any():
+            now = time.monotonic()
+            if began is None:
+                began, scope.deadline = now, anyio.current_time() + times.SAMPLE_LENGTH
+                continue
+            size += len(chunk)
+            if size >= _MIN_SAMPLE_BYTES and size * 8 > _FAST_BITS_PER_SECOND * (now - began):
+                break
+    return size, time.monotonic() - (began or time.monotonic())

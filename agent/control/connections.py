@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import resource
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from aiohttp import web
@@ -153,10 +153,6 @@ class Connection(asyncio.Protocol):
         """Pass on that the peer has caught up."""
         self._protocol.resume_writing()
 
-    def trust(self) -> None:
-        """Note that a request on it was authenticated."""
-        self._connections.trust(self)
-
     def close(self) -> None:
         """Close it at once."""
         self._connections.forget(self)
@@ -236,9 +232,7 @@ class PortSite(web.BaseSite):
 async def suspend_deadline(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Suspend a connection's deadline while a request on it is handled."""
     connection = _connection_of(request)
-    if connection is None:
-        return await handler(request)
-    with connection.serving():
+    with nullcontext() if connection is None else connection.serving():
         return await handler(request)
 
 
@@ -246,7 +240,7 @@ def trust(request: web.Request) -> None:
     """Note that a request was authenticated."""
     connection = _connection_of(request)
     if connection is not None:
-        connection.trust()
+        request.app[CONNECTIONS].trust(connection)
 
 
 def _connection_of(request: web.Request) -> Connection | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.settings import values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
 _FULL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,]\d+)? ?(Z|[+-]\d\d:\d\d)?")
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)\b")
@@ -45,26 +45,15 @@ ALL_LINES = LogFilter()
 
 def _since(lines: Sequence[str], start: datetime, end: datetime) -> tuple[list[str], bool]:
     """Return the lines since a time; one without a time belongs to the one before it."""
-    times = [*_times(lines, end)]
+    times, later = [], end
+    for line in reversed(lines):  # each is at most as late as the one that follows
+        found = _full_time(line) or _clock_time(line, later)
+        later = later if found is None else found
+        times.append(found)
     if not any(times):
         return [*lines], not lines
-    first = next((at for at, time in enumerate(times) if time is not None and time >= start), None)
+    first = next((at for at, time in enumerate(reversed(times)) if time and time >= start), None)
     return ([] if first is None else [*lines[first:]]), True
-
-
-def _times(lines: Sequence[str], end: datetime) -> Iterable[datetime | None]:
-    """Return the time of each line that has one."""
-    return reversed([*_times_backwards(reversed(lines), end)])
-
-
-def _times_backwards(lines: Iterable[str], end: datetime) -> Iterator[datetime | None]:
-    """Yield times from the last line on: each is at most the one that follows."""
-    later = end
-    for line in lines:
-        found = _full_time(line) or _clock_time(line, later)
-        if found is not None:
-            later = found
-        yield found
 
 
 def _full_time(line: str) -> datetime | None:

@@ -52,26 +52,22 @@ def _at(*path: str | int) -> Samples:
     return samples
 
 
-def _of_services(field: str) -> Samples:
-    """Return a sample of each service."""
-    return lambda status: [({"service": one["name"]}, one[field]) for one in status["services"]]
+def _of_services(*path: str) -> Samples:
+    """Return the sample at a path in each service; none for one without a value."""
+    values = _at(*path)
+    return lambda status: [
+        ({"service": one["name"]}, sample[1])
+        for one in status["services"]
+        for sample in values(one)
+    ]
 
 
 def _phase(status: Status) -> list[Sample]:
     return [({"role": status["role"], "phase": status["phase"]}, 1)]
 
 
-def _waits(status: Status) -> list[Sample]:
-    return [({}, len(status["waits"]))]
-
-
 def _services_up(status: Status) -> list[Sample]:
     return [({"service": one["name"]}, one["state"] == "ready") for one in status["services"]]
-
-
-def _last_answers(status: Status) -> list[Sample]:
-    probed = [one for one in status["services"] if one.get("latency")]
-    return [({"service": one["name"]}, one["latency"]["last"]) for one in probed]
 
 
 def _node_states(status: Status) -> list[Sample]:
@@ -118,24 +114,23 @@ def _joins(status: Status) -> Iterator[Sample]:
 
 
 def _labels(labels: Mapping[str, object]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
-
-
-def _escaped(text: object) -> str:
-    """Return a label's value, escaped; surrogates as numbers."""
-    plain = str(text).encode(errors="backslashreplace").decode()
-    return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    """Return the labels of a series; surrogates as numbers."""
+    pairs = []
+    for name, text in labels.items():
+        plain = str(text).encode(errors="backslashreplace").decode()
+        escaped = plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        pairs.append(f'{name}="{escaped}"')
+    return "{" + ",".join(pairs) + "}" if pairs else ""
 
 
 _OF_NODES: tuple[Metric, ...] = (
     ("phase", "gauge", "The phase of this node's agent; 1 for the current one.", _phase),
     ("uptime_seconds", "gauge", "Seconds since the agent's start.", _at("seconds")),
-    ("waits", "gauge", "Things waited for.", _waits),
+    ("waits", "gauge", "Things waited for.", lambda status: [({}, len(status["waits"]))]),
 )
 """Name, type, help and samples of the metrics of every node."""
 
+_last_answer = _of_services("latency", "last")
 _OF_HEADS: tuple[Metric, ...] = (
     ("phase_seconds", "gauge", "Seconds that the head has spent in a phase.", _phase_seconds),
     ("nodes", "gauge", "Workers by state.", _node_states),
@@ -144,7 +139,7 @@ _OF_HEADS: tuple[Metric, ...] = (
     ("service_restarts_total", "counter", "Restarts of a service.", _of_services("restarts")),
     ("service_outages", "gauge", "Outages of a ready service.", _of_services("outages")),
     ("service_outage_seconds", "gauge", "Their total seconds.", _of_services("outage_seconds")),
-    ("service_last_answer_seconds", "gauge", "Latency of the last answer.", _last_answers),
+    ("service_last_answer_seconds", "gauge", "Latency of the last answer.", _last_answer),
     ("service_answer_seconds", "histogram", "Latency of a probe's answer.", _answer_times),
     ("job_status", "gauge", "The job's status; 1 for the current one.", _job_states),
     ("attempt", "gauge", "The number of the attempt at the job.", _at("job", "attempt")),

@@ -37,20 +37,21 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import Answer, ItemReport, Known, Order, Step
 from agent.node.facts import Facts
 from agent.work.services import Latency
-from agent.work.torchrun import ShareOrder, ShareOver
+from agent.work.torchrun import ShareOver
 
 V = TypeVar("V", bound=Value)
 VERSION = 4
 """The protocol's version; agents of different versions refuse each other."""
-REPORT_PATH = "/report"
+REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
+"""Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
+MAX_SAMPLE_BYTES = 8 << 20
+"""The most bytes sent in one measurement of a link."""
 MAX_REPORT_BYTES = 1 << 18
 """A goodbye carries the ends of all logs."""
 MAX_HELLO_CHARACTERS = 48 << 10
 """The head keeps each hello in memory."""
 MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16
-_MISSING = "missing required field "
-"""What msgspec writes before the name of such a field."""
 
 
 class UnreadableError(ValueError):
@@ -76,8 +77,9 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
         fault, _, path = str(error).partition(" - at ")
         fault = escaped(fault)[:100]
         path = path.rpartition("`$")[2].strip(".`")
-        if _MISSING in fault:
-            name = fault.partition(_MISSING)[2].strip("`")
+        _, _, missing = fault.partition("missing required field ")
+        if missing:
+            name = missing.strip("`")
             fault, path = "Expected a value", f"{path}.{name}".strip(".")
         raise UnreadableError(fault[0].lower() + fault[1:], path) from None
 
@@ -256,15 +258,17 @@ class Reply(Value):
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
         for at, order in enumerate(reply.orders):
-            if order.share is not None:
-                _check_share_order(order.share, f"orders[{at}].seat")
+            share, path = order.share, f"orders[{at}].seat"
+            if share is not None and share.rank >= len(share.nodes):
+                raise UnreadableError("expected a rank below the number of its nodes", path)
+            if share is not None and share.reward_ip and not is_ip(share.reward_ip):
+                raise UnreadableError("expected an address", f"{path}.reward_ip")
         return reply
 
 
 def protocol_mismatch(data: object, whose: str) -> str:
     """Return why messages of another protocol version cannot be read, or ''."""
-    theirs = data.get("protocol") if isinstance(data, dict) else None
-    if theirs == VERSION or not isinstance(data, dict):
+    if not isinstance(data, dict) or data.get("protocol") == VERSION:
         return ""
     agent = data.get("agent")
     named = f"pod-agent {escaped(str(agent)[:40])}" if agent else "an earlier pod-agent"
@@ -287,10 +291,3 @@ def version_disagreement(head: Versions, worker: Versions) -> str:
                 "use one image on all nodes"
             )
     return ""
-
-
-def _check_share_order(order: ShareOrder, field: str) -> None:
-    if not order.rank < len(order.nodes):
-        raise UnreadableError("expected a rank below the number of its nodes", field)
-    if order.reward_ip and not is_ip(order.reward_ip):
-        raise UnreadableError("expected an address", f"{field}.reward_ip")

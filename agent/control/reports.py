@@ -19,7 +19,7 @@ from agent.decisions.values import Order, OrderKind
 from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from agent.control.protocol import WorkerStats
     from agent.work.torchrun import ShareOrder
@@ -108,6 +108,11 @@ class _Agent(Struct):
     wake: anyio.Event = field(default_factory=anyio.Event)
     reported: anyio.Event = field(default_factory=anyio.Event)
 
+    def must_report(self) -> bool:
+        """Return whether it must report and is not marked silent."""
+        may_be_silent = self.said_goodbye or bool(self.refusal) or self.waiting > 0
+        return not may_be_silent and not self.is_silent
+
 
 class Expected(Value):
     """What must be the same on a worker as on the head."""
@@ -148,7 +153,8 @@ class Reports:
         self._most = most
         self._is_needed = is_needed
         self._run_decided = anyio.Event()
-        self._disconnected: Inbox[str] = Inbox(str)
+        self.disconnected: Inbox[str] = Inbox(str)
+        """The agents whose connection broke while their report was held."""
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
         self._agents: dict[str, _Agent] = {}
@@ -202,21 +208,19 @@ class Reports:
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
             agent = self._agents.get(report.id) or self._register(report.id, hello)
+        if agent is None and self._is_closed:  # the verdict is another run's
+            return replace(self._reply, phase=HELD_PHASE, verdict=None, ray_ready=False, held=True)
         if agent is None:
-            return self._reply_to_unknown()
+            return replace(self._reply, verdict=None, wants_hello=True)
         if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
-        if 0 < report.sequence <= agent.sequence:  # it was overtaken by a later one
-            return self._reply_to(agent)
-        self._record_report(agent, report)
-        obeyed = report.obeyed if report.obeyed_by == self._id else 0
-        agent.orders = [order for order in agent.orders if order.number > obeyed]
-        may_hold = report.hold > 0 and not agent.orders and not agent.refusal
-        if may_hold and report.news == self._reply.news:
-            await self._hold(agent, report)
-        return self._reply_to(agent)
-
-    def _reply_to(self, agent: _Agent) -> Reply:
+        if not 0 < report.sequence <= agent.sequence:  # else it was overtaken by a later one
+            self._record_report(agent, report)
+            obeyed = report.obeyed if report.obeyed_by == self._id else 0
+            agent.orders = [order for order in agent.orders if order.number > obeyed]
+            may_hold = report.hold > 0 and not agent.orders and not agent.refusal
+            if may_hold and report.news == self._reply.news:
+                await self._hold(agent, report)
         orders = () if agent.refusal else tuple(agent.orders)
         return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
 
@@ -243,12 +247,6 @@ class Reports:
         """Return the reply to an agent whose reports cannot be read."""
         return replace(self._reply, verdict=None, refusal=why)
 
-    def _reply_to_unknown(self) -> Reply:
-        """Return the reply to an unregistered agent: never the verdict, which is another run's."""
-        if self._is_closed:
-            return replace(self._reply, phase=HELD_PHASE, verdict=None, ray_ready=False, held=True)
-        return replace(self._reply, verdict=None, wants_hello=True)
-
     async def _hold(self, agent: _Agent, report: Report) -> None:
         agent.waiting += 1
         agent.wake = anyio.Event()
@@ -263,17 +261,10 @@ class Reports:
                     group.start_soon(until, self._news)
                     group.start_soon(until, agent.wake)
         except anyio.get_cancelled_exc_class():  # its connection broke
-            self._disconnected.put(report.id)
+            self.disconnected.put(report.id)
             raise
         finally:
             agent.waiting -= 1
-
-    async def disconnected(self) -> AsyncIterator[str]:
-        """Yield each agent whose connection broke while its report was held."""
-        while True:
-            key = await self._disconnected.take(None)
-            if key is not None:
-                yield key
 
     async def reports_again(self, key: str, limit: float) -> bool:
         """Return whether an agent reports within `limit` seconds, or was forgotten."""
@@ -288,21 +279,18 @@ class Reports:
     def overdue(self) -> list[str]:
         """Return the agents whose report is overdue and that are not marked silent."""
         latest = self._clock() - times.AGENT_SILENT
-        return [
-            key
-            for key, one in self._agents.items()
-            if one.last_report < latest and _must_report(one)
-        ]
+        agents = self._agents.items()
+        return [key for key, one in agents if one.last_report < latest and one.must_report()]
 
     def address_of(self, key: str) -> str | None:
         """Return the address of an agent that must report, else None."""
         agent = self._agents.get(key)
-        return agent.ip or None if agent is not None and _must_report(agent) else None
+        return agent.ip or None if agent is not None and agent.must_report() else None
 
     def mark_silent(self, key: str) -> bool:
         """Mark an agent as silent; return False where it need not report or is marked already."""
         agent = self._agents.get(key)
-        if agent is None or not _must_report(agent):
+        if agent is None or not agent.must_report():
             return False
         agent.is_silent = True
         return True
@@ -341,20 +329,17 @@ class Reports:
                 f"the job of {hello.name} differs from the head's; give every node the same "
                 "AGENT_LAUNCHER, and torchrun the same command"
             )
-        rank = self._rank_of(hello) if not refusal and hello.rank is None else None
+        namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
+        rank = None
+        if not refusal and hello.rank is None:  # running nodes of the same name keep theirs
+            held = {self._agents[other].rank for other in namesakes}
+            agents = self._agents.values()
+            rank = self._ranks.assign(hello.name, held, lambda: {one.rank for one in agents})
         agent = self._agents[key] = _Agent(hello, refusal, rank)
-        self._namesakes.setdefault((hello.name, hello.rank), []).append(key)
+        namesakes.append(key)
         if hello.facts is not None:
             self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
         return agent
-
-    def _rank_of(self, hello: Hello) -> int:
-        """Assign a rank; running nodes of the same name keep theirs."""
-        others = self._namesakes.get((hello.name, hello.rank), [])
-        held = {self._agents[other].rank for other in others}
-        return self._ranks.assign(
-            hello.name, held, lambda: {one.rank for one in self._agents.values()}
-        )
 
     def _make_space(self) -> None:
         """Forget departed agents for a new one, the first to depart first, unless still needed.
@@ -364,25 +349,20 @@ class Reports:
         count = len(self._agents)
         if count < self._most and count % _CHECK_EVERY:
             return
-        departed = self._departed()
-        may_go = [key for key in departed if not self._is_needed(key)]
+        silent = self._clock() - times.AGENT_SILENT
+        may_go = [
+            key
+            for key, one in self._agents.items()
+            if (one.said_goodbye or one.refusal or one.last_report <= silent)
+            and not (one.waiting or self._is_needed(key))
+        ]
         if count >= self._most and not may_go:
             raise TooManyAgentsError
-        may_go.sort(key=departed.__getitem__)
+        may_go.sort(key=lambda key: self._agents[key].last_report)
         surplus = max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)
         for key in may_go[:surplus]:
             self._forget(key)
             self._emit(WorkerReplaced(key))
-
-    def _departed(self) -> dict[str, float]:
-        """Return the last reports' times of agents that left, were refused or are silent."""
-        silent = self._clock() - times.AGENT_SILENT
-        agents = ((key, one) for key, one in self._agents.items() if not one.waiting)
-        return {
-            key: one.last_report
-            for key, one in agents
-            if one.said_goodbye or one.refusal or one.last_report <= silent
-        }
 
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)
@@ -407,13 +387,12 @@ class Reports:
                 self._replaced.append(other)
 
     def _record_report(self, agent: _Agent, report: Report) -> None:
-        if report.bye is not None and not agent.said_goodbye:
-            self._on_bye(agent.hello.name, report.bye)
         if report.bye is not None:
+            if not agent.said_goodbye:
+                self._on_bye(agent.hello.name, report.bye)
             self.byes[report.id] = report.bye
-        agent.said_goodbye = report.bye is not None
-        if agent.said_goodbye:
             agent.orders.clear()  # the agent is gone
+        agent.said_goodbye = report.bye is not None
         sent = report.logs or {}
         for name in sent if agent.said_goodbye else agent.asked_logs & sent.keys():
             agent.asked_logs.discard(name)
@@ -449,12 +428,6 @@ class Reports:
         """Return the names of agents that neither left nor were refused."""
         agents = self._agents.values()
         return [one.hello.name for one in agents if not one.said_goodbye and not one.refusal]
-
-
-def _must_report(agent: _Agent) -> bool:
-    """Return whether an agent must report and is not marked silent."""
-    may_be_silent = agent.said_goodbye or bool(agent.refusal) or agent.waiting > 0
-    return not may_be_silent and not agent.is_silent
 
 
 def _worker(agent: _Agent, report: Report, now: float) -> Worker:

@@ -13,10 +13,10 @@ from rich.text import Text
 from agent.control.status import sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from types import FrameType
 
-    from agent.control.status import Section, ViewRow
+    from agent.control.status import Section
 
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
@@ -40,23 +40,20 @@ def rich_view(view: Iterable[Section], height: int) -> Group:
         if section.title:
             cut = f" ({more} more not shown)" if more else ""
             parts.append(_text(section.title + cut, "bold"))
-        parts += _lines(rows)
         height -= len(rows) + bool(section.title)
+        lines = [[_text(cell, _STYLES.get(row.tone, "")) for cell in row.cells] for row in rows]
+        columns = len(rows[0].cells)
+        if columns == 1:
+            parts += [line[0] for line in lines]
+            continue
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for number in range(1, columns + 1):
+            ratio = 1 if number == columns else None
+            table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+        for line in lines:
+            table.add_row(*line)
+        parts.append(table)
     return Group(*parts)
-
-
-def _lines(rows: Sequence[ViewRow]) -> list[Text] | list[Table]:
-    columns = len(rows[0].cells)
-    if columns == 1:
-        return [_text(row.cells[0], _STYLES.get(row.tone, "")) for row in rows]
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for number in range(columns):
-        is_last = number == columns - 1
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
-    for row in rows:
-        style = _STYLES.get(row.tone, "")
-        table.add_row(*(_text(cell, style) for cell in row.cells))
-    return [table]
 
 
 def _text(text: str, style: str) -> Text:

@@ -5,8 +5,10 @@ Imported late: aiohttp costs 0.2 s that Ray's start must not wait for.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import socket
 import time
 from contextlib import suppress
@@ -22,10 +24,16 @@ from agent.base import times
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
 from agent.control.metrics import metrics
-from agent.control.protocol import MAX_REPORT_BYTES, REPORT_PATH, Report, protocol_mismatch
+from agent.control.protocol import (
+    MAX_REPORT_BYTES,
+    MAX_SAMPLE_BYTES,
+    REPORT_PATH,
+    SAMPLE_PATH,
+    SAMPLE_RUN,
+    Report,
+    protocol_mismatch,
+)
 from agent.control.reports import TooManyAgentsError
-from agent.control.sample import PATH as SAMPLE_PATH
-from agent.control.sample import SampleServer
 from agent.control.status import without_clocks
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
@@ -42,11 +50,7 @@ MAX_READERS = 16
 """Readers at a time; each costs memory and CPU time."""
 _LOOP_SHARE = 50.0
 """Reading the status takes at most one fiftieth of the loop's time."""
-ASSETS = {
-    "/page.js": "text/javascript",
-    "/page.css": "text/css",
-    "/page.svg": "image/svg+xml",
-}
+ASSETS = {"/page.js": "text/javascript", "/page.css": "text/css", "/page.svg": "image/svg+xml"}
 """The page's static files and their types; they are public and contain no data of a run."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
@@ -60,6 +64,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_SAMPLE_CHUNK = 1 << 16
 _FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
 
 
@@ -77,18 +82,17 @@ class StatusStream:
         self._number = 0
         """Number of changes so far."""
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether the limit of readers is reached."""
-        return self._readers >= MAX_READERS
-
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Send statuses to one reader until it leaves, is too slow, or the port closes."""
+        if self._readers >= MAX_READERS:
+            why = f"{MAX_READERS} others read already: ask /status now and then"
+            return _error(503, why, {"Retry-After": "30"})
         self._readers += 1
         try:
             answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await answer.prepare(request)
-            await self._write_statuses(answer)
+            with suppress(TimeoutError, ConnectionError):
+                await self._write_statuses(answer)
             if request.transport is not None:  # unsent data would delay the server's stop
                 request.transport.abort()
             return answer
@@ -96,8 +100,8 @@ class StatusStream:
             self._readers -= 1
 
     async def _write_statuses(self, answer: web.StreamResponse) -> None:
-        """Write each changed status; return once the reader accepts none."""
-        sent = 0
+        """Write each changed status; raises TimeoutError once the reader accepts none."""
+        sent, step = 0, times.STATUS_READ
 
         async def is_new() -> bool | NotYet:
             self._refresh()
@@ -105,17 +109,11 @@ class StatusStream:
 
         while True:
             with suppress(TimedOutError):
-                await until(
-                    *(is_new, times.STATUS_REPEATED),
-                    step=times.STATUS_READ,
-                    longest=times.STATUS_READ,
-                )
+                await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
             sent = self._number
-            try:
-                with anyio.fail_after(times.READER_STALLED):
-                    await answer.write(f"data: {self._newest()}\n\n".encode())
-            except (TimeoutError, ConnectionError):
-                return
+            self._text = self._text or json.dumps(self._status)
+            with anyio.fail_after(times.READER_STALLED):
+                await answer.write(f"data: {self._text}\n\n".encode())
 
     def _refresh(self) -> None:
         """Read the status, unless the last read is too recent."""
@@ -128,11 +126,6 @@ class StatusStream:
             self._without_clocks = content
             self._number += 1
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
-
-    def _newest(self) -> str:
-        """Return the last status as JSON, encoded once for all readers."""
-        self._text = self._text or json.dumps(self._status)
-        return self._text
 
 
 _ASSET_FOLDER = Path(__file__).parent / "assets"
@@ -210,7 +203,8 @@ class AgentServer:
         self._reports = reports
         self._control = control
         self._stream = StatusStream(self._full_status)
-        self._samples = SampleServer(run_id)
+        self._run_id = run_id
+        self._sampling = asyncio.Lock()
         self._names = host_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
@@ -245,8 +239,8 @@ class AgentServer:
             web.post("/login", self._login),
             web.post(REPORT_PATH, self._guarded(self._report)),
             web.post("/stop", self._controlled(self._stop)),
-            web.get("/events", self._controlled(self._events)),
-            web.get(SAMPLE_PATH, self._guarded(self._samples.serve)),
+            web.get("/events", self._controlled(lambda request, _: self._stream.serve(request))),
+            web.get(SAMPLE_PATH, self._guarded(self._serve_sample)),
             web.get("/findings", self._controlled(self._get_findings)),
             web.get("/logs/{node}/{name}", self._controlled(self._get_log)),
         ]
@@ -255,11 +249,7 @@ class AgentServer:
     async def _filter_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse cross-site requests; answer errors as JSON."""
         refused = refusal_of(
-            request.method,
-            request.path,
-            request.headers,
-            self._names,
-            guarded=self._has_secret,
+            request.method, request.path, request.headers, self._names, guarded=self._has_secret
         )
         if refused is not None:
             return _error(refused.status, refused.why)
@@ -318,12 +308,6 @@ class AgentServer:
         more = {} if self._control is None else self._control.private_status()
         return {**self._status(), **more}
 
-    async def _events(self, request: web.Request, _control: Control) -> web.StreamResponse:
-        if self._stream.is_full:
-            why = f"{MAX_READERS} others read already: ask /status now and then"
-            return _error(503, why, {"Retry-After": "30"})
-        return await self._stream.serve(request)
-
     async def _metrics(self, _request: web.Request) -> web.StreamResponse:
         body = metrics(self._status()).encode()
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -356,6 +340,30 @@ class AgentServer:
     async def _stop(self, _request: web.Request, control: Control) -> web.StreamResponse:
         control.stop()
         return web.json_response({"ok": True, "within": control.stop_limit})
+
+    async def _serve_sample(self, request: web.Request) -> web.StreamResponse:
+        """Send the bytes of one measurement of the link, one at a time, to a node of this run."""
+        own = self._run_id()
+        if not own or request.query.get(SAMPLE_RUN) != own:
+            return _error(409, "this node belongs to another run")
+        try:
+            with anyio.fail_after(times.SAMPLE_QUEUE):
+                await self._sampling.acquire()
+        except TimeoutError:
+            return _error(503, "others measure already")
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+            answer.force_close()
+            data = os.urandom(_SAMPLE_CHUNK)  # random: a network may compress
+            with suppress(ConnectionError), anyio.move_on_after(times.SAMPLE_LENGTH * 2) as limit:
+                await answer.prepare(request)
+                for _ in range(MAX_SAMPLE_BYTES // _SAMPLE_CHUNK):
+                    await answer.write(data)
+            if limit.cancelled_caught and request.transport is not None:
+                request.transport.abort()  # it has measured enough, or does not read
+        finally:
+            self._sampling.release()
+        return answer
 
     async def _get_findings(self, _request: web.Request, control: Control) -> web.StreamResponse:
         return web.json_response(control.findings())

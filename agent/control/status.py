@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     Status = Mapping[str, Any]
 
 
-_CLOCK_FIELDS = frozenset(
-    {
-        *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-        *("latency", "cost"),
-    }
-)
+_CLOCK_FIELDS = {
+    *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
+    *("latency", "cost"),
+}
 """Fields that change with the clock or with each probe."""
 
 _MAX_TEXT = 400
@@ -31,31 +29,20 @@ _MAX_NAME = 24
 _SILENT_AFTER = 15
 _BAR_WIDTH = 20
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
-_NODE_TONES: Mapping[str, Tone] = {
-    "lost": "bad",
-    "silent": "bad",
-    "booting": "busy",
+_TONES: Mapping[str, Tone] = {
+    **dict.fromkeys(("lost", "silent", "failed"), "bad"),
+    **dict.fromkeys(("booting", "pending"), "busy"),
+    **dict.fromkeys(("joined", "ready", "running", "succeeded"), "good"),
     "left": "dim",
-    "joined": "good",
 }
-_ITEM_TONES: Mapping[str, Tone] = {"lost": "bad", "pending": "busy", "ready": "good"}
-_JOB_TONES: Mapping[str, Tone] = {
-    "running": "good",
-    "succeeded": "good",
-    "failed": "bad",
-    "pending": "busy",
-}
-_RUNNING, _FAILED = "running", "failed"
+"""By the state of a node, a service, a prepare step or the job."""
 
 
 def without_clocks(status: object) -> object:
     """Return a status without the fields that change all the time."""
     if isinstance(status, dict):
-        return {
-            name: without_clocks(value)
-            for name, value in status.items()
-            if name not in _CLOCK_FIELDS
-        }
+        fields = status.items()
+        return {name: without_clocks(one) for name, one in fields if name not in _CLOCK_FIELDS}
     return [without_clocks(one) for one in status] if isinstance(status, list) else status
 
 
@@ -82,6 +69,9 @@ def sections(status: Status, outage: str = "") -> list[Section]:
     `outage` is why there is no newer status. Raises KeyError, TypeError, ValueError or
     AttributeError for the status of another version.
     """
+    states = [node["state"] for node in status["nodes"]]
+    counts = ", ".join(f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states)
+    workers = "worker" if len(states) == 1 else "workers"
     last_lines = [_row("dim", line) for line in status.get("job_tail", [])]
     return [
         Section("", "", _summary(status, outage)),
@@ -89,7 +79,7 @@ def sections(status: Status, outage: str = "") -> list[Section]:
         Section("services", "service", _services(status)),
         Section("prepare steps", "prepare step", _prepare_steps(status)),
         Section("the job's last lines", "", last_lines),
-        Section(_node_counts(status), "node", _nodes(status)),
+        Section(one_line(f"nodes: {len(states)} {workers}: {counts}"), "node", _nodes(status)),
     ]
 
 
@@ -144,10 +134,11 @@ def _summary(status: Status, outage: str) -> list[ViewRow]:
         tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
         text = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
         rows.append(_row(tone, text))
-        rows += [_row(tone, verdict["remedy"])] if verdict.get("remedy") else []
+        if verdict.get("remedy"):
+            rows.append(_row(tone, verdict["remedy"]))
     job = status.get("job")
     if job:
-        rows.append(_row(_JOB_TONES.get(job["status"], ""), f"job {_job_text(status)}"))
+        rows.append(_row(_TONES.get(job["status"], ""), f"job {_job_text(status)}"))
     return rows
 
 
@@ -172,7 +163,7 @@ def _waits(status: Status) -> list[ViewRow]:
             continue
         left = wait["seconds_left"]
         # boot, submission and stop: the wait started with the phase
-        share = in_phase / max(0.1, in_phase + left) if status["phase"] != _RUNNING else None
+        share = in_phase / max(0.1, in_phase + left) if status["phase"] != "running" else None
         filled = "" if share is None else bar(share)
         cells = (short_name(wait["what"]), filled, f"{duration_text(left)} left")
         rows.append(_row("busy", *cells, wait["evidence"] or "no report yet"))
@@ -182,20 +173,18 @@ def _waits(status: Status) -> list[ViewRow]:
 def _services(status: Status) -> list[ViewRow]:
     rows = []
     for one in status["services"]:
-        restarts = f"restarts: {one['restarts']}" if one["restarts"] else ""
-        latency = one.get("latency")
-        answers = f"answers in {latency_text(latency['last'])}" if latency else ""
-        details = "; ".join(filter(None, (restarts, _outages(one), answers)))
-        cells = (short_name(one["name"]), one["state"], details, one["detail"])
-        rows.append(_row(_ITEM_TONES.get(one["state"], ""), *cells))
+        details = [f"restarts: {one['restarts']}"] if one["restarts"] else []
+        if one["outages"]:
+            is_open = ", not over" if one["outage_since"] is not None else ""
+            seconds = duration_text(one["outage_seconds"])
+            details.append(f"outages: {one['outages']}, {seconds}{is_open}")
+        if one.get("latency"):
+            last = one["latency"]["last"]
+            text = f"{last * 1000:.0f} ms" if last < 1 else f"{last:.1f} s"
+            details.append(f"answers in {text}")
+        cells = (short_name(one["name"]), one["state"], "; ".join(details), one["detail"])
+        rows.append(_row(_TONES.get(one["state"], ""), *cells))
     return sorted(rows, key=_badness)
-
-
-def _outages(service: Status) -> str:
-    if not service["outages"]:
-        return ""
-    is_open = ", not over" if service["outage_since"] is not None else ""
-    return f"outages: {service['outages']}, {duration_text(service['outage_seconds'])}{is_open}"
 
 
 def _prepare_steps(status: Status) -> list[ViewRow]:
@@ -204,19 +193,12 @@ def _prepare_steps(status: Status) -> list[ViewRow]:
         state = "done" if one["state"] == "ready" else one["state"]
         progress = _progress(status, "head").get(one["name"], "")
         cells = (short_name(one["name"]), state, one["detail"] or progress)
-        rows.append(_row(_ITEM_TONES.get(one["state"], ""), *cells))
+        rows.append(_row(_TONES.get(one["state"], ""), *cells))
     return sorted(rows, key=_badness)
 
 
 def _badness(row: ViewRow) -> int:
     return ("bad", "busy", "good", "").index(row.tone)
-
-
-def _node_counts(status: Status) -> str:
-    states = [node["state"] for node in status["nodes"]]
-    counts = [f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states]
-    workers = "worker" if len(states) == 1 else "workers"
-    return one_line(f"nodes: {len(states)} {workers}: {', '.join(counts)}")
 
 
 def _nodes(status: Status) -> list[ViewRow]:
@@ -239,7 +221,7 @@ def _node(status: Status, node: Status) -> ViewRow:
         text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
     name, phase, state = short_name(node["name"]), short_name(node["phase"]), node["state"]
-    return _row(_NODE_TONES.get(state, ""), rank, name, node["ip"], state, phase, since, text)
+    return _row(_TONES.get(state, ""), rank, name, node["ip"], state, phase, since, text)
 
 
 def _preparing(status: Status, node: Status) -> str:
@@ -247,7 +229,7 @@ def _preparing(status: Status, node: Status) -> str:
     steps = node.get("steps", [])
     failed = [step["name"] for step in steps if step["state"] == "lost"]
     if failed:
-        return f"{_FAILED}: {', '.join(failed)}"
+        return f"failed: {', '.join(failed)}"
     progress = _progress(status, node["name"])
     if progress:
         return "; ".join(f"{name}: {line}" for name, line in progress.items())
@@ -270,11 +252,6 @@ def short_name(name: str) -> str:
     if len(name) <= _MAX_NAME:
         return name
     return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
-
-
-def latency_text(seconds: float) -> str:
-    """Format an answer's latency."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def bar(share: float, width: int = _BAR_WIDTH) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import anyio
@@ -16,50 +17,64 @@ from urllib3.exceptions import HTTPError
 
 from agent.base import times
 from agent.base.ports import port_map
-from agent.base.text import NO_TERMINAL, Line, all_escaped, duration_text, escaped, in_url
+from agent.base.text import (
+    NO_TERMINAL,
+    Line,
+    all_escaped,
+    duration_text,
+    escaped,
+    first_names,
+    in_url,
+)
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
 from agent.control.log_filter import ALL_LINES
-from agent.control.past_run import PastRun, find_past_run, past_log, past_status
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
-from agent.control.status import (
-    lines_by_content,
-    one_line,
-    toned_lines,
-    without_clocks,
-)
+from agent.control.status import lines_by_content, one_line, toned_lines, without_clocks
+from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG
 from agent.record import run_folder
 from agent.record.background import run_within
+from agent.record.files import read_small
+from agent.record.run_record import RUN_FILE, RunRecord
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.base.text import Terminal
     from agent.control.log_filter import LogFilter
+    from agent.control.rich_view import LiveScreen
     from agent.control.status import Status
     from agent.settings.model import Settings
 
 HEAD = "head"
 _JOB, _AGENT = "job", "agent"
+_LOGS = {_AGENT: AGENT_LOG, "ray": RAY_LOG, _JOB: JOB_LOG}
+
+
+def _warn(sentence: str) -> int:
+    """Print a sentence to stderr; return 69, with which a verb ends for such a reason."""
+    print(f"pod-agent: {sentence}", file=sys.stderr)
+    return 69
 
 
 # --- requests ------------------------------------------------------------------------------------
 
+_MOST_READ = 64 << 20
+"""Bytes of a log in a run folder that are read, from its end."""
 MAX_BODY = 16 << 20
 """The status of 5,000 nodes fits."""
 _CHUNK = 1 << 20
 
 _UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a status of another version."""
-_OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
+_OTHER_VERSION = "an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
 _UNPROVEN = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
 _REFUSAL = "it asks for the cluster's RAY_AUTH_TOKEN"
-_DATA_PREFIX = b"data: "
 
 
 class HttpAnswer(NamedTuple):
@@ -80,12 +95,12 @@ def ask(
 
 
 def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
-    body, verdict = b"", ReplyProof.UNPROVEN
+    body, prover = b"", Prover(secret)
     try:
-        for request in _tries(method, url, secret):
-            with request.send(limit) as reply:
+        for _ in range(TRIES):
+            with _sent(method, url, prover, limit) as (reply, signed):
                 body = _read_body(reply)
-                verdict = request.check(reply, body)
+                verdict = prover.check(signed, reply.status_code, reply.headers, body)
             if verdict is not ReplyProof.AGAIN:
                 break
     except (HTTPError, OSError, ValueError) as error:
@@ -105,43 +120,23 @@ def _read_body(reply: requests.Response) -> bytes:
     return body
 
 
-class _Request(NamedTuple):
-    """One try of a request, signed where the server's session is known."""
-
-    method: str
-    url: str
-    prover: Prover
-    signed: Signed
-
-    @contextmanager
-    def send(self, limit: float) -> Iterator[requests.Response]:
-        """Send it and yield the reply, of which the body is still to be read."""
-        headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", **self.signed.headers}
-        # the node checks the Host header of browsers; any name may lead there
-        headers["Host"] = "localhost"
-        if self.method == "POST":
-            headers["Content-Type"] = "application/json"
-        with requests.Session() as session:
-            # no netrc entry may replace our header, no proxy receive the request
-            session.trust_env = False
-            yield session.request(
-                *(self.method, self.url),
-                headers=headers,
-                timeout=limit,
-                allow_redirects=False,
-                stream=True,
-            )
-
-    def check(self, reply: requests.Response, body: bytes | None) -> ReplyProof:
-        """Check the proof of a reply; a streamed one has no body here."""
-        return self.prover.check(self.signed, reply.status_code, reply.headers, body)
-
-
-def _tries(method: str, url: str, secret: str | None) -> Iterator[_Request]:
-    """Yield the request as often as it may be sent."""
-    prover, path = Prover(secret), requests.Request(method, url).prepare().path_url
-    for _ in range(TRIES):
-        yield _Request(method, url, prover, prover.sign(method, path))
+@contextmanager
+def _sent(
+    method: str, url: str, prover: Prover, limit: float
+) -> Iterator[tuple[requests.Response, Signed]]:
+    """Send a request, signed where the server's session is known; the body is not read yet."""
+    signed = prover.sign(method, requests.Request(method, url).prepare().path_url)
+    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", **signed.headers}
+    # the node checks the Host header of browsers; any name may lead there
+    headers["Host"] = "localhost"
+    if method == "POST":
+        headers["Content-Type"] = "application/json"
+    with requests.Session() as session:
+        # no netrc entry may replace our header, no proxy receive the request
+        session.trust_env = False
+        options: Any = {"timeout": limit, "allow_redirects": False, "stream": True}
+        with session.request(method, url, headers=headers, **options) as reply:
+            yield reply, signed
 
 
 def _error_text(error: BaseException, limit: float) -> str:
@@ -165,13 +160,11 @@ def _local_keys(settings: Settings, log_root: Path) -> list[str]:
     return [token.reveal()] if token is not None else [*run_folder.keys_in(log_root)]
 
 
-def _ask_with_key(
-    url: str, settings: Settings, log_root: Path, *, post: bool = False
-) -> HttpAnswer:
+def _ask_head(head: FoundHead, log_root: Path, path: str, *, post: bool = False) -> HttpAnswer:
     """Send a request with each local credential until one is accepted."""
     answer = HttpAnswer(0, evidence="no key to the head's port lies here")
-    for key in _local_keys(settings, log_root):
-        answer = ask(url, key, post=post)
+    for key in _local_keys(head.settings, log_root):
+        answer = ask(f"http://{head.where}{path}", key, post=post)
         if answer.status != 401:
             break
     return answer
@@ -191,6 +184,10 @@ def _failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
         return f"it answered {answer.status}"
 
 
+def _refused(head: FoundHead, answer: HttpAnswer, what_is_done: str) -> int:
+    return _warn(f"{head.where}: {_failure_reason(answer, what_is_done)}")
+
+
 class FoundHead(NamedTuple):
     """A head's status, its host and port, and this node's settings."""
 
@@ -199,28 +196,56 @@ class FoundHead(NamedTuple):
     settings: Settings
 
 
-def _find_head(environ: Mapping[str, str]) -> FoundHead | None:
-    """Return the head and its status; prints why and returns None where none answers."""
+def _find_head(environ: Mapping[str, str]) -> FoundHead | str:
+    """Return the head and its status; prints and returns why none answers."""
+    found = _locate_head(environ)
+    if isinstance(found, str):
+        _warn(f"no head's agent answers: {found}")
+    return found
+
+
+def _locate_head(environ: Mapping[str, str]) -> FoundHead | str:
+    """Return the head and its status, or why there is none.
+
+    This node's agent is asked first: an ssh shell lacks the variables that name the head.
+    """
     settings = load(environ).settings
-    status, evidence, where = _find_head_status(settings, _own_port(environ, settings))
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
-        return None
+    port = _own_port(environ, settings)
+    where = f"127.0.0.1:{port}"
+    local = status_at(where, settings)
+    if not isinstance(local, str):
+        if local["role"] == HEAD:
+            return FoundHead(local, where, settings)
+        named = local.get("head")
+        if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
+            return f"{where}: {_NOT_AN_AGENT}"
+        where = f"{in_url(str(named['host']))}:{named['port']}"
+    elif settings.head is not None:
+        where = f"{in_url(settings.head)}:{port}"
+    elif settings.head_pod_id is not None:
+        where = f"{settings.head_pod_id}.runpod.internal:{port}"
+    else:
+        return f"{local}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
+    status = status_at(where, settings)
+    if isinstance(status, str):
+        return status
+    if status["role"] != HEAD:
+        return f"{where}: the agent there is a {status['role']}'s, not the head's"
     return FoundHead(status, where, settings)
 
 
 def _find_head_or_past(environ: Mapping[str, str], log_root: Path) -> FoundHead | PastRun | None:
     """Return the head and its status, else the newest run folder; prints why there is no head."""
-    settings = load(environ).settings
-    status, evidence, where = _find_head_status(settings, _own_port(environ, settings))
-    if status is not None:
-        return FoundHead(status, where, settings)
-    print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
-    if evidence.endswith(_REFUSAL):
+    found = _find_head(environ)
+    if isinstance(found, FoundHead):
+        return found
+    if found.endswith(_REFUSAL):
         return None
-    past = find_past_run(log_root)
-    here = f"{log_root} (AGENT_LOG_DIR) holds no run" if past is None else f"{past.sentence()}:"
-    print(f"pod-agent: {here}", file=sys.stderr)
+    past = _find_past_run(log_root)
+    if past is None:
+        _warn(f"{log_root} (AGENT_LOG_DIR) holds no run")
+    else:
+        _warn(f"from the newest run folder, {escaped(str(past.path))}:")
     return past
 
 
@@ -230,51 +255,19 @@ def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
-def _find_head_status(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
-    """Return the head's status, or None and why; and the host and port asked.
-
-    This node's agent is asked first: an ssh shell lacks the variables that name the head.
-    """
-    where = f"127.0.0.1:{port}"
-    local, evidence = status_at(where, settings)
-    if local is not None and local["role"] == "head":
-        return local, "", where
-    if local is not None:
-        named = local.get("head")
-        if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
-            return None, f"{where}: {_NOT_AN_AGENT}", where
-        where = f"{in_url(str(named['host']))}:{named['port']}"
-    elif settings.head is not None:
-        where = f"{in_url(settings.head)}:{port}"
-    elif settings.head_pod_id is not None:
-        where = f"{settings.head_pod_id}.runpod.internal:{port}"
-    else:
-        return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere", where
-    found, evidence = status_at(where, settings)
-    if found is not None and found["role"] != "head":
-        return None, f"{where}: the agent there is a {found['role']}'s, not the head's", where
-    return found, evidence, where
-
-
-def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, str]:
-    """Return the status of the agent at a host and port, or None and why."""
+def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
+    """Return the status of the agent at a host and port, or why there is none."""
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
     if answer.status == 401:
-        return None, f"{where}: {_REFUSAL}"
+        return f"{where}: {_REFUSAL}"
     if answer.status != 200:
-        return None, f"{where}: {answer.evidence or f'it answered {answer.status}'}"
-    try:
+        return f"{where}: {answer.evidence or f'it answered {answer.status}'}"
+    with suppress(ValueError, RecursionError):
         data = all_escaped(json.loads(answer.body))
-    except (ValueError, RecursionError):
-        data = None
-    if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
-        return data, ""
-    return None, f"{where}: {_NOT_AN_AGENT}"
-
-
-class _NoStreamError(Exception):
-    """The head answers but offers no stream here."""
+        if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
+            return data
+    return f"{where}: {_NOT_AN_AGENT}"
 
 
 def _follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | str]:
@@ -283,27 +276,27 @@ def _follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | str]:
     streams = True
     while True:
         try:
-            if streams:
-                yield from _stream(head, log_root)
-        except _NoStreamError:
-            streams = False
+            streams = streams and (yield from _stream(head, log_root))
         except (OSError, ValueError) as error:
             yield _error_text(error, times.STREAM_SILENT)
-        status, why = status_at(head.where, head.settings)
-        streams = streams or status is None  # the head may be restarted with another key
-        yield why if status is None else status
+        status = status_at(head.where, head.settings)
+        streams = streams or isinstance(status, str)  # the head may be restarted with another key
+        yield status
         time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
 
 
-def _stream(head: FoundHead, log_root: Path) -> Iterator[Status]:
-    """Yield the statuses of a stream until it ends."""
+def _stream(head: FoundHead, log_root: Path) -> Generator[Status, None, bool]:
+    """Yield the statuses of a stream until it ends; return whether the head offers one here."""
     for key in _local_keys(head.settings, log_root):
-        for request in _tries("GET", f"http://{head.where}/events", key):
-            with request.send(times.STREAM_SILENT) as reply:
-                if request.check(reply, None) is ReplyProof.PROVEN and reply.status_code == 200:
+        prover = Prover(key)
+        for _ in range(TRIES):
+            url = f"http://{head.where}/events"
+            with _sent("GET", url, prover, times.STREAM_SILENT) as (reply, signed):
+                verdict = prover.check(signed, reply.status_code, reply.headers, None)
+                if verdict is ReplyProof.PROVEN and reply.status_code == 200:
                     yield from _statuses(reply)
-                    return
-    raise _NoStreamError
+                    return True
+    return False
 
 
 def _statuses(reply: requests.Response) -> Iterator[Status]:
@@ -313,8 +306,8 @@ def _statuses(reply: requests.Response) -> Iterator[Status]:
         if len(rest) > MAX_BODY:
             raise ValueError(f"a status of more than {MAX_BODY} bytes")
         for line in lines:
-            if line.startswith(_DATA_PREFIX):
-                status = all_escaped(json.loads(line[len(_DATA_PREFIX) :]))
+            if line.startswith(b"data: "):
+                status = all_escaped(json.loads(line.removeprefix(b"data: ")))
                 if not isinstance(status, dict):
                     raise ValueError("a status is a JSON object")
                 yield status
@@ -333,16 +326,18 @@ def show_findings(
 ) -> int:
     """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
     head = _find_head(environ)
-    answer = head and _ask_head(head, log_root, "/findings", "findings are shown")
-    if answer is None:
+    if isinstance(head, str):
         return 69
+    answer = _ask_head(head, log_root, "/findings")
+    if answer.status != 200:
+        return _refused(head, answer, "findings are shown")
     try:
         data = all_escaped(json.loads(answer.body))
-        lines = _finding_lines(data, verbose=verbose)
-        failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
+        rows = [*data["between"], *data["findings"]]
+        lines = _finding_lines(data, rows, verbose=verbose)
+        failed = any(row["level"] == Level.FAIL.value for row in rows)
     except (KeyError, TypeError, ValueError):
-        print(_OTHER_VERSION, file=sys.stderr)
-        return 69
+        return _warn(_OTHER_VERSION)
     if as_json:
         print(json.dumps({"ok": not failed, **data}, indent=2))
     else:
@@ -350,40 +345,25 @@ def show_findings(
     return 78 if failed else 0
 
 
-def _rows(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*data["between"], *data["findings"]]
-
-
-def _finding_lines(data: Mapping[str, Any], *, verbose: bool) -> list[Line]:
+def _finding_lines(
+    data: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], *, verbose: bool
+) -> list[Line]:
     """Return the problems with their nodes, nodes without an agent, and what passed."""
     count = len(data["nodes"])
-    rows = [
+    found = [
         (
             Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
             node_list(row["nodes"], count) if "nodes" in row else "between nodes",
         )
-        for row in _rows(data)
+        for row in rows
     ]
-    rows.sort(key=lambda row: ORDER.index(row[0].level))
+    found.sort(key=lambda row: ORDER.index(row[0].level))
+    no_agent = "nothing is known about {}: no agent runs there"
     return [
-        *(toned_line(one, f" [{of}]") for one, of in rows if verbose or one.level is not Level.OK),
-        *(
-            Line("     ", f"nothing is known about {name}: no agent runs there")
-            for name in data["unknown"]
-        ),
-        *([] if verbose else passed_lines([one for one, _ in rows], verbose=False)),
+        *(toned_line(one, f" [{of}]") for one, of in found if verbose or one.level is not Level.OK),
+        *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
+        *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
     ]
-
-
-def _ask_head(
-    head: FoundHead, log_root: Path, path: str, what: str, *, post: bool = False
-) -> HttpAnswer | None:
-    """Send a request that needs a key; print why it was refused and return None."""
-    answer = _ask_with_key(f"http://{head.where}{path}", head.settings, log_root, post=post)
-    if answer.status == 200:
-        return answer
-    print(f"pod-agent: {head.where}: {_failure_reason(answer, what)}", file=sys.stderr)
-    return None
 
 
 def show_logs(
@@ -399,53 +379,51 @@ def show_logs(
     if head is None:
         return 69
     if isinstance(head, PastRun):
-        return _print_past_log(environ, head, words, chosen)
-    node, name = _node_and_log(words, head.status)
+        text, why = _past_log(head, words, chosen)
+        if why:
+            _warn(why)
+        print(redactor_for(environ, None).clean(text), end="", flush=True)
+        return 69 if why and not text else 0
+    workers = {str(node.get("name")) for node in head.status.get("nodes", [])}
+    node, name = _node_and_log(words, workers)
     path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
-    answer = _ask_head(head, log_root, path, "logs are shown")
-    if answer is None:
-        return 69
+    answer = _ask_head(head, log_root, path)
+    if answer.status != 200:
+        return _refused(head, answer, "logs are shown")
     part = _print_part(answer, chosen)
-    if not follow:
-        return 0
-    if part["next"] is None:
-        what = f"the log of {node} comes as its last lines only, which cannot be followed"
-        print(f"pod-agent: {what}", file=sys.stderr)
-        return 0
-    later = chosen._replace(last=None, since=None)
-    return _follow_log(part, head, path, log_root, later)
+    if follow and part["next"] is None:
+        _warn(f"the log of {node} comes as its last lines only, which cannot be followed")
+    elif follow:
+        return _follow_log(part, head, path, log_root, chosen._replace(last=None, since=None))
+    return 0
 
 
-def _print_past_log(
-    environ: Mapping[str, str], run: PastRun, words: list[str], chosen: LogFilter
-) -> int:
-    text, why = past_log(run, words, chosen)
-    if why:
-        print(f"pod-agent: {why}", file=sys.stderr)
-    print(redactor_for(environ, None).clean(text), end="", flush=True)
-    return 69 if why and not text else 0
+def _node_and_log(words: list[str], workers: Iterable[str], head: str = HEAD) -> tuple[str, str]:
+    """Return node and log from the arguments: one that is no node's name is a log's."""
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words or words[0] in {HEAD, head}:
+        return HEAD, _JOB
+    return (words[0], _AGENT) if words[0] in workers else (HEAD, words[0])
 
 
 def _follow_log(
     part: dict[str, Any], head: FoundHead, path: str, log_root: Path, chosen: LogFilter
 ) -> int:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
-    silent_since: float | None = None
+    gives_up: float | None = None
     while True:
-        url = f"http://{head.where}{path}?after={part['next']}"
-        answer = _ask_with_key(url, head.settings, log_root)
+        answer = _ask_head(head, log_root, f"{path}?after={part['next']}")
         if answer.status == 200:
-            part, silent_since = _print_part(answer, chosen), None
+            part, gives_up = _print_part(answer, chosen), None
             continue
         if part.get("over") and not answer.status:  # the head is gone and the log complete
             return 0
-        now = time.monotonic()
-        silent_since = now if silent_since is None else silent_since
-        if now >= silent_since + times.AGENT_RESTARTS:
+        gives_up = gives_up or time.monotonic() + times.AGENT_RESTARTS
+        if time.monotonic() >= gives_up:
             why = _failure_reason(answer, "logs are shown")
             what = f"the head's agent sent no log and no verdict for {times.AGENT_RESTARTS:g} s"
-            print(f"pod-agent: {head.where}: {what}: giving up ({why})", file=sys.stderr)
-            return 69
+            return _warn(f"{head.where}: {what}: giving up ({why})")
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
@@ -454,31 +432,21 @@ def _print_part(answer: HttpAnswer, chosen: LogFilter) -> dict[str, Any]:
     part: dict[str, Any] = json.loads(answer.body)
     text, has_times = chosen.apply(part["text"], datetime.now(timezone.utc))
     if not has_times:
-        print("pod-agent: no line of this log has a time: all are shown", file=sys.stderr)
+        _warn("no line of this log has a time: all are shown")
     print(text, end="", flush=True)
     return part
-
-
-def _node_and_log(words: list[str], status: Mapping[str, Any]) -> tuple[str, str]:
-    """Return node and log from the arguments: one that is no node's name is a log's."""
-    if len(words) == 2:
-        return words[0], words[1]
-    nodes = {str(node.get("name")) for node in status.get("nodes", [])}
-    if not words:
-        return HEAD, _JOB
-    if words[0] in nodes:
-        return words[0], _AGENT
-    return (HEAD, _JOB) if words[0] == HEAD else (HEAD, words[0])
 
 
 def stop(environ: Mapping[str, str], log_root: Path) -> int:
     """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
     head = _find_head(environ)
-    answer = head and _ask_head(head, log_root, "/stop", "a run is stopped", post=True)
-    if head is None or answer is None:
+    if isinstance(head, str):
         return 69
+    answer = _ask_head(head, log_root, "/stop", post=True)
+    if answer.status != 200:
+        return _refused(head, answer, "a run is stopped")
     within = float(json.loads(answer.body)["within"]) + times.STOP_VERB_MARGIN
-    print(f"pod-agent: run {head.status.get('run_id')} is being stopped", file=sys.stderr)
+    _warn(f"run {head.status.get('run_id')} is being stopped")
     return anyio.run(_wait_for_end, head.where, within)
 
 
@@ -490,32 +458,107 @@ async def _wait_for_end(where: str, limit: float) -> int:
     try:
         await until(gone, limit)
     except TimedOutError:
-        print(f"pod-agent: {where} still answers after {limit:g} s", file=sys.stderr)
-        return 69
+        return _warn(f"{where} still answers after {limit:g} s")
     return 0
+
+
+# --- the newest run folder -----------------------------------------------------------------------
+
+
+class PastRun(NamedTuple):
+    """A run folder, and the folders of its nodes, the head's first."""
+
+    path: Path
+    run_id: str
+    nodes: list[Path]
+
+
+def _find_past_run(log_root: Path) -> PastRun | None:
+    """Return the newest run in a log folder, or None."""
+    path = run_folder.newest_run(log_root)
+    if path is None:
+        return None
+    record = RunRecord.read(path / RUN_FILE)
+    run_id, head = path.name, ""
+    if isinstance(record, RunRecord):
+        run_id, head = record.run_id, record.head
+    nodes = sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
+    return PastRun(path, run_id, nodes)
+
+
+def _past_status(run: PastRun, *, as_json: bool) -> str:
+    """Return how a run ended, by the outcome of its head, else of its first node."""
+    node, file = run.nodes[0], run_folder.OUTCOME_FILE
+    outcome = run_folder.read_outcome(node)
+    if as_json:
+        found = None if outcome is None else json.loads(read_small(node / file)) or None
+        source = {"run_id": run.run_id, "node": node.name, "folder": str(run.path)}
+        return json.dumps({**source, "is_over": outcome is not None, "outcome": found})
+    if outcome is None:
+        return f"run {run.run_id}: no {file}: the agent was killed, or still runs"
+    end = f"{outcome.kind.value}: {outcome.reason} (exit code {outcome.exit_code})"
+    more = f"`pod-agent explain {run.path}` shows what took long"
+    lines = (f"run {run.run_id} is over: {end}", outcome.remedy, more)
+    return "\n".join(escaped(line) for line in lines if line)
+
+
+def _past_log(run: PastRun, words: list[str], chosen: LogFilter) -> tuple[str, str]:
+    """Return the selected lines of a log, and why there are none."""
+    folders = {node.name: node for node in run.nodes}
+    node, name = _node_and_log(words, folders, run.nodes[0].name)
+    folder = run.nodes[0] if node == HEAD else folders.get(node)
+    if folder is None:
+        return "", f"it has no node {node!r}: {first_names(folders)}"
+    files = {path.name: path for path in folder.glob("*.log")}
+    file = files.get(_LOGS.get(name, f"{name}.log"))
+    if file is None:
+        by_file = {file: name for name, file in _LOGS.items()}
+        known = [by_file.get(name, name.removesuffix(".log")) for name in sorted(files)]
+        return "", f"{folder.name} has no log {name!r}: it has {first_names(known, 8)}"
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - _MOST_READ))
+            data = opened.read(_MOST_READ)
+            written = datetime.fromtimestamp(os.fstat(opened.fileno()).st_mtime, timezone.utc)
+    except OSError as error:
+        return "", f"{file}: {error.strerror}"
+    if size > _MOST_READ:  # in whole lines
+        data = data.partition(b"\n")[2]
+    selected, has_times = chosen.apply(data.decode(errors="replace"), written)
+    return selected, "" if has_times else f"no line of {file.name} has a time: all are shown"
 
 
 # --- status --------------------------------------------------------------------------------------
 
 
-def print_status(
-    environ: Mapping[str, str], log_root: Path, terminal: Terminal = NO_TERMINAL, *, as_json: bool
+def show_status(
+    environ: Mapping[str, str],
+    log_root: Path,
+    terminal: Terminal = NO_TERMINAL,
+    *,
+    as_json: bool,
+    watch: bool = False,
 ) -> int:
-    """Print the head's status, else how the newest run ended; 69 if there is neither."""
+    """Print the head's status, else how the newest run ended; 69 if there is neither.
+
+    With `watch` it is shown until the run's end (0) or until its head is gone (69).
+    """
     found = _find_head_or_past(environ, log_root)
     if found is None:
         return 69
     if isinstance(found, PastRun):
-        print(redactor_for(environ, None).clean(past_status(found, as_json=as_json)), flush=True)
+        print(redactor_for(environ, None).clean(_past_status(found, as_json=as_json)), flush=True)
         return 0
+    if watch:
+        with _open_screen(as_json=as_json) as screen:
+            why = _show_until_end(screen, found.where, _follow_status(found, log_root))
+        return _warn(why) if why else 0
     try:
-        if as_json:
-            text = json.dumps(found.status)
-        else:
-            text = terminal.render(toned_lines(found.status), str)
+        status = found.status
+        text = json.dumps(status) if as_json else terminal.render(toned_lines(status), str)
     except _UNKNOWN_FORMAT:
-        print(_OTHER_VERSION, file=sys.stderr)
-        return 69
+        return _warn(_OTHER_VERSION)
     print(text, flush=True)
     return 0
 
@@ -527,69 +570,44 @@ def check_live(environ: Mapping[str, str]) -> int:
     if answer.status == 200:
         return 0
     why = answer.evidence or f"it answered {answer.status}"
-    print(f"pod-agent: no agent runs here: {where}: {why}", file=sys.stderr)
-    return 69
-
-
-class Screen(Protocol):
-    """Where the status of a run is shown."""
-
-    def show(self, status: Status) -> None:
-        """Show a status."""
-
-    def show_outage(self, why: str) -> None:
-        """Show why the head does not answer."""
-
-
-def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
-    """Show the run until its end (0) or until its head is gone (69)."""
-    found = _find_head_or_past(environ, log_root)
-    if found is None:
-        return 69
-    if isinstance(found, PastRun):
-        print(redactor_for(environ, None).clean(past_status(found, as_json=as_json)), flush=True)
-        return 0
-    with _open_screen(as_json=as_json) as screen:
-        code, message = _show_until_end(screen, found.where, _follow_status(found, log_root))
-    if message:
-        print(message, file=sys.stderr)
-    return code
+    return _warn(f"no agent runs here: {where}: {why}")
 
 
 def _show_until_end(
-    screen: Screen,
+    screen: LineScreen | LiveScreen,
     where: str,
     statuses: Iterable[Status | str],
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[int, str]:
-    """Show each status; return the exit code and a message."""
+) -> str:
+    """Show each status until the run's end; return why the end is not known, or ''."""
     received, phase = clock(), ""
     for status in statuses:
         if isinstance(status, str):
             silence = clock() - received
             why = f"{where} does not answer: {status}"
             if silence > times.HEAD_GONE:
-                gone = f"pod-agent: the head is gone: {why}"
-                return 69, f"{gone}; {duration_text(silence)} ago it was {one_line(phase)}"
+                ago = f"{duration_text(silence)} ago it was {one_line(phase)}"
+                return f"the head is gone: {why}; {ago}"
             screen.show_outage(why)
             continue
         received = clock()
         try:
             screen.show(status)
             phase = str(status["phase"])
-            is_over = phase == "leaving" and bool(status.get("verdict"))
+            if phase == "leaving" and status.get("verdict"):
+                break
         except _UNKNOWN_FORMAT:
-            return 69, _OTHER_VERSION
-        if is_over:
-            return 0, ""
-    return 69, ""
+            return _OTHER_VERSION
+    return ""
 
 
 @contextmanager
-def _open_screen(*, as_json: bool) -> Iterator[Screen]:
+def _open_screen(*, as_json: bool) -> Iterator[LineScreen | LiveScreen]:
     """Open the screen to use: JSON, live on a terminal with rich, or lines."""
     if as_json:
-        yield JsonScreen()
+        yield LineScreen(
+            lambda status: {json.dumps(without_clocks(status)): json.dumps(status)}, outages=False
+        )
         return
     if sys.stdout.isatty():
         try:
@@ -609,33 +627,25 @@ def _open_screen(*, as_json: bool) -> Iterator[Screen]:
 class LineScreen:
     """Prints the lines of a status whose content is new, by a function that returns both."""
 
-    def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
+    def __init__(self, lines: Callable[[Status], dict[str, str]], *, outages: bool = True) -> None:
+        """Without `outages`, as in JSON, the last line is the newest status."""
         self._lines = lines
+        self._outages = outages
         self._before: dict[str, str] = {}
-        self._outage = ""
+        self._is_out = False
 
     def show(self, status: Status) -> None:
         """Print what changed."""
         lines = self._lines(status)
-        if self._outage:
+        if self._is_out:
             print("the head answers again", flush=True)
         new = [line for content, line in lines.items() if content not in self._before]
-        self._before, self._outage = lines, ""
+        self._before, self._is_out = lines, False
         for line in new:
             print(line, flush=True)
 
     def show_outage(self, why: str) -> None:
         """Print the reason once per outage."""
-        if not self._outage:
+        if self._outages and not self._is_out:
             print(one_line(why), flush=True)
-        self._outage = why
-
-
-class JsonScreen(LineScreen):
-    """Prints each changed status as a line of JSON, and no outage: the last line is the newest."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda status: {json.dumps(without_clocks(status)): json.dumps(status)})
-
-    def show_outage(self, why: str) -> None:
-        """Print nothing."""
+            self._is_out = True

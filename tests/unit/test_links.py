@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.boot import requests
 from agent.checks.network import SLOW, slow_links
-from agent.control.protocol import Report
-from agent.control.sample import MAX_BYTES, download_sample
+from agent.control.client import download_sample
+from agent.control.protocol import MAX_SAMPLE_BYTES, Report
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions import head
@@ -273,7 +273,7 @@ def test_a_sample_is_drawn() -> None:
     found = drawn("run-1", "run-1", token=SECRET, shows=SECRET)
     assert isinstance(found, tuple)
     size, seconds = found
-    assert 0 < size <= MAX_BYTES
+    assert 0 < size <= MAX_SAMPLE_BYTES
     assert seconds > 0
 
 

@@ -33,7 +33,7 @@ def test_whatever_answers(
 ) -> None:
     """A stranger on the port, or an agent of another version: 69 and a sentence."""
     with answering(reply(body)) as peer:
-        assert verbs.print_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
+        assert verbs.show_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
     assert words in capsys.readouterr().err
 
 
@@ -50,7 +50,7 @@ def test_the_head_of_a_worker_must_be_a_head(
 
     with answering(answer) as peer:
         environ["AGENT_PORT"] = str(peer.port)
-        assert verbs.print_status(environ, tmp_path, as_json=False) == 69
+        assert verbs.show_status(environ, tmp_path, as_json=False) == 69
     assert "is a worker's, not the head's" in capsys.readouterr().err
 
 

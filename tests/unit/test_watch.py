@@ -159,17 +159,16 @@ class RecordingScreen:
 
 
 def test_a_lost_head_ends_the_watch() -> None:
-    """A short outage is shown; after 15 s without a status the watch ends with 69."""
+    """A short outage is shown; after 15 s without a status the watch ends, and why."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
     told = [run_of(1), "refused", run_of(1), *["refused"] * 9]
     screen = RecordingScreen()
-    code, words = verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    words = verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
     assert screen.words == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
         *["10.0.0.4:8266 does not answer: refused"] * 2,
     ]
-    assert code == 69
-    assert words.startswith("pod-agent: the head is gone: 10.0.0.4:8266 does not answer: refused; ")
+    assert words.startswith("the head is gone: 10.0.0.4:8266 does not answer: refused; ")
     assert words.endswith("16 s ago it was running")
 
 
@@ -188,7 +187,10 @@ def test_an_agent_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Its status cannot be shown: 69 and a sentence."""
     body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
     with answering(reply(body)) as peer:
-        assert verbs.watch_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
+        assert (
+            verbs.show_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False, watch=True)
+            == 69
+        )
     assert "another version" in capsys.readouterr().err
 
 
@@ -196,5 +198,5 @@ def test_without_a_head_it_ends_with_69(tmp_path: Path, capsys: pytest.CaptureFi
     """No head answers: 69 at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert verbs.watch_status({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
+    assert verbs.show_status({"AGENT_PORT": str(port)}, tmp_path, as_json=False, watch=True) == 69
     assert "no head's agent answers" in capsys.readouterr().err
