@@ -29,7 +29,7 @@ from agent.runtime import signals
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings.rules import POD_ACTIONS
-from agent.topology.ranked import own_pod
+from agent.topology.platforms import own_pod
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

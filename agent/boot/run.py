@@ -46,7 +46,7 @@ from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
-from agent.topology.ranked import group_member, own_pod
+from agent.topology.platforms import group_member, own_pod
 from agent.work.job import job_identity
 
 if TYPE_CHECKING:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
 
-__all__ = ["CHECKS", "NAMES", "Finding", "Level", "misspelling_findings", "run_checks"]
-
 NAMES = "names"
 PORTS = "ports"
 TEMP_DIR = "temp dir"

@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
     Nodes = Sequence[tuple[str, Facts]]
     """Name and facts of each node, the head's first."""
+    Values = Sequence[tuple[str, str]]
+    """The name of each node and its value."""
 
 _LONGEST_VALUE = 80
-_ABSENT = "not installed"
-_UNSET = "not set"
-_ONE_IMAGE = "Use one image on all nodes"
+_ABSENT, _UNSET = "not installed", "not set"
+_LIBRARIES = (
+    *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
+    *("transformers", "flash-attn"),
+)
+_FOR_GPUS = {CUDA, NCCL, "vllm", "sglang", "deepspeed", "flash-attn"}
+"""Nodes without GPUs are left out here, where other nodes have GPUs."""
+_MAY_DIFFER = {"transformers", "flash-attn"}
 
 
 def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding, ...]:
@@ -33,35 +40,44 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     """
     if len(nodes) < 2:
         return ()
-    return (
-        *_versions(nodes, brings_libraries=brings_libraries),
-        *_interfaces(nodes),
-        *_variables(nodes),
-        *_machines(nodes),
-        *_clocks(nodes),
-    )
+    found = []
+    for check, values, level, remedy in _compared(nodes, brings_libraries=brings_libraries):
+        groups = _groups([(name, value) for name, value in values if value])
+        if len(groups) > 1:
+            found.append(Finding(check, level, _differences(groups), remedy))
+    return (*found, *_clocks(nodes))
 
 
-_LIBRARIES = (
-    *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
-    *("transformers", "flash-attn"),
-)
-_FOR_GPUS = {CUDA, NCCL, "vllm", "sglang", "deepspeed", "flash-attn"}
-"""Nodes without GPUs are left out here, where other nodes have GPUs."""
-_MAY_DIFFER = {"transformers", "flash-attn"}
-
-
-def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
-    agents = [(name, facts.node_versions.agent) for name, facts in nodes]
-    yield from _finding("pod-agent", agents, Level.FAIL, _ONE_IMAGE)
+def _compared(nodes: Nodes, *, brings_libraries: bool) -> Iterator[tuple[str, Values, Level, str]]:
+    """Yield what is compared: its name, the nodes' values, a difference's level and remedy."""
+    one_image = "Use one image on all nodes"
+    agents = [(node, facts.node_versions.agent) for node, facts in nodes]
+    yield "pod-agent", agents, Level.FAIL, one_image
     with_gpus = [node for node in nodes if node[1].gpus]
     for library in _LIBRARIES:
         compared = with_gpus if library in _FOR_GPUS and with_gpus else nodes
-        values = [(name, _version(facts, library)) for name, facts in compared]
+        values = [(node, _version(facts, library)) for node, facts in compared]
         versions = {value for _, value in values if value != _ABSENT}
         certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
         level = Level.FAIL if certain and library not in _MAY_DIFFER else Level.WARN
-        yield from _finding(library, values, level, _ONE_IMAGE)
+        yield library, values, level, one_image
+    for name in INTERFACES:
+        values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
+        level = Level.FAIL if _are_different_networks(name, values, nodes) else Level.WARN
+        remedy = f"Unset {name}: each node then takes the interface of its own address"
+        yield name, values, level, remedy
+    values = [(node, facts.variables.get(DEBUGGER) or "0") for node, facts in nodes]
+    yield DEBUGGER, values, Level.FAIL, f"Set the same {DEBUGGER} on all nodes"
+    names = {name for _, facts in nodes for name in facts.variables if is_compared(name)}
+    for name in sorted(names - {*INTERFACES}):
+        values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
+        yield name, values, Level.WARN, f"Set the same {name} on all nodes"
+    values = [(node, str(facts.gpus or "none")) for node, facts in nodes]
+    remedy = "Use nodes of one kind, or a job that supports different ones"
+    yield "GPUs", values, Level.WARN, remedy
+    values = [(node, listed(facts.node_versions.gpu_models)) for node, facts in nodes]
+    remedy = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
+    yield "GPU model", values, Level.WARN, remedy
 
 
 def _version(facts: Facts, name: str) -> str:
@@ -72,66 +88,32 @@ def _version(facts: Facts, name: str) -> str:
     return found.partition("+")[0] if name == TORCH else found
 
 
-def _interfaces(nodes: Nodes) -> Iterator[Finding]:
-    """Compare the interfaces that the user set for NCCL and Gloo.
+def _are_different_networks(name: str, values: Values, nodes: Nodes) -> bool:
+    """Return whether the interfaces that the user set for NCCL or Gloo are of several networks.
 
     Machines may name the interfaces of one network differently. A node that has the usual
     interface, but is set to another one, uses another network.
     """
-    for name in INTERFACES:
-        values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
-        groups = _groups(values)
-        usual = groups[-1][0]
-        named = {value for value, _ in groups} - {_UNSET}
-        strays = [f for _, f in nodes if f.variables.get(name, usual) != usual]
-        has_usual = any(selected_interfaces(name, usual, facts) for facts in strays)
-        is_wrong = len(named) > 1 and not usual.startswith("^") and has_usual
-        level = Level.FAIL if is_wrong else Level.WARN
-        remedy = f"Unset {name}: each node then takes the interface of its own address"
-        yield from _finding(name, values, level, remedy)
-
-
-def _variables(nodes: Nodes) -> Iterator[Finding]:
-    remedy = f"Set the same {DEBUGGER} on all nodes"
-    debuggers = [(name, facts.variables.get(DEBUGGER) or "0") for name, facts in nodes]
-    yield from _finding(DEBUGGER, debuggers, Level.FAIL, remedy)
-    names = {name for _, facts in nodes for name in facts.variables if is_compared(name)}
-    for name in sorted(names - {*INTERFACES}):
-        values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
-        yield from _finding(name, values, Level.WARN, f"Set the same {name} on all nodes")
-
-
-def _machines(nodes: Nodes) -> Iterator[Finding]:
-    counts = [(name, str(facts.gpus or "none")) for name, facts in nodes]
-    remedy = "Use nodes of one kind, or a job that supports different ones"
-    yield from _finding("GPUs", counts, Level.WARN, remedy)
-    models = [(name, listed(facts.node_versions.gpu_models)) for name, facts in nodes]
-    slowest = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
-    yield from _finding("GPU model", models, Level.WARN, slowest)
+    usual = _groups(values)[-1][0]
+    strays = [facts for _, facts in nodes if facts.variables.get(name, usual) != usual]
+    named = {value for _, value in values} - {_UNSET}
+    has_usual = any(selected_interfaces(name, usual, facts) for facts in strays)
+    return len(named) > 1 and not usual.startswith("^") and has_usual
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
-    off = {name: facts.node_versions.clock_ahead or 0.0 for name, facts in nodes}
-    differences = [
-        f"{abs(round(ahead))} s {'ahead of' if ahead > 0 else 'behind'} the head's on {name}"
-        for name, ahead in off.items()
-        if abs(ahead) > times.CLOCKS_DIFFER
-    ]
+    differences = []
+    for name, facts in nodes:
+        ahead = facts.node_versions.clock_ahead or 0.0
+        if abs(ahead) > times.CLOCKS_DIFFER:
+            side = "ahead of" if ahead > 0 else "behind"
+            differences.append(f"{abs(round(ahead))} s {side} the head's on {name}")
     if differences:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
         yield Finding("clock", Level.WARN, first_names(differences), remedy)
 
 
-def _finding(
-    check: str, values: Sequence[tuple[str, str]], level: Level, remedy: str
-) -> Iterator[Finding]:
-    """Compare a value of each node; nodes without a value are left out."""
-    groups = _groups([(name, value) for name, value in values if value])
-    if len(groups) > 1:
-        yield Finding(check, level, _differences(groups), remedy)
-
-
-def _groups(values: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+def _groups(values: Values) -> list[tuple[str, list[str]]]:
     """Return each value with its nodes, the rarest first and the head's last among equals."""
     found: dict[str, list[str]] = {}
     for name, value in values:
@@ -141,11 +123,11 @@ def _groups(values: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 
 def _differences(groups: list[tuple[str, list[str]]]) -> str:
-    *odd, (usual, others) = groups
-    parts = [f"{_short(value)} on {first_names(names)}" for value, names in odd]
-    rest = others[0] if len(others) == 1 else f"the {len(others)} others"
-    return ", ".join([*parts, f"{_short(usual)} on {rest}"])
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 3]}..."
+    short = [
+        value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 3]}..."
+        for value, _ in groups
+    ]
+    named = [first_names(names) for _, names in groups]
+    usual = groups[-1][1]
+    named[-1] = usual[0] if len(usual) == 1 else f"the {len(usual)} others"
+    return ", ".join(f"{value} on {names}" for value, names in zip(short, named, strict=True))

@@ -9,7 +9,7 @@ from agent.base.ports import port_map, single_ports
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import INTERFACES, PROXIES, STALE_ADDRESSES
-from agent.topology.ranked import RUNPOD
+from agent.topology.platforms import RUNPOD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from agent.base.text import is_ip, is_public, needs_shell_quoting
 from agent.checks.finding import fail, ok, warn
-from agent.node.facts import OLDEST, breaks_command_line, has_debugpy, supports_token_auth, version
+from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth, version
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode, Result
+    from agent.settings.values import Secret
 
 
 def ray_installed(node: CheckedNode) -> Result:
@@ -26,12 +27,10 @@ def ray_installed(node: CheckedNode) -> Result:
     if ray.missing:
         missing = ", ".join(ray.missing)
         return fail(f"{ray.version} without its `default` extra ({missing} not installed)", remedy)
-    if breaks_command_line(ray.version, ray.click, enum_copies_are_same=ray.enum_copies_are_same):
-        return fail(
-            f"the `ray` command of {ray.version} cannot start with click {ray.click} on Python "
-            f"{ray.python}",
-            "Install another click: `pip install 'click<8.3'`",
-        )
+    if ray.breaks_command_line():
+        command = f"the `ray` command of {ray.version}"
+        what = f"{command} cannot start with click {ray.click} on Python {ray.python}"
+        return fail(what, "Install another click: `pip install 'click<8.3'`")
     return ok(f"{ray.version} on Python {ray.python}")
 
 
@@ -40,11 +39,9 @@ def torch_installed(node: CheckedNode) -> Result:
     found = node.facts.torch
     if found is not None and found.version is not None:
         return ok(f"{found.version} of {found.executable}")
-    searched = () if found is None else found.asked
-    return fail(
-        f"not installed for {', '.join(searched) or 'any Python here'}",
-        "Put the Python that has torch first on PATH, or name it: -- /path/to/python train.py",
-    )
+    searched = "" if found is None else ", ".join(found.asked)
+    remedy = "Put the Python that has torch first on PATH, or name it: -- /path/to/python train.py"
+    return fail(f"not installed for {searched or 'any Python here'}", remedy)
 
 
 def preflight_torch(node: CheckedNode) -> Result | None:
@@ -54,10 +51,8 @@ def preflight_torch(node: CheckedNode) -> Result | None:
     found = node.facts.torch
     if found is not None and found.version is not None:
         return ok(f"torch {found.version} of {found.executable}")
-    return fail(
-        f"nccl needs torch, which is not installed for {node.facts.ray.executable}",
-        "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT",
-    )
+    what = f"nccl needs torch, which is not installed for {node.facts.ray.executable}"
+    return fail(what, "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT")
 
 
 def plain_path(node: CheckedNode) -> Result:
@@ -76,34 +71,30 @@ def plain_path(node: CheckedNode) -> Result:
 def ray_token(node: CheckedNode) -> Result:
     """Ray executes any code that it is sent; only the token protects it."""
     settings, given, ray = node.settings, node.topology.given_ray, node.facts.ray.version
-    if settings.ray_auth_token is None:
-        if given is not None:
-            whose = f"{given.owner}'s Ray"
-            return warn(
-                f"RAY_AUTH_TOKEN is not set: whoever reaches {whose} can run code on it",
-                "Turn token auth on there (spec.authOptions.mode: token, Ray 2.52 or newer)",
-            )
-        what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
-        if node.is_alone:
-            return ok(f"{what} (one machine, private address)")
-        dashboard = settings.dashboard_port or node.topology.platform.ports.dashboard
-        return warn(
-            what,
-            "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on 127.0.0.1 (reach "
-            f"it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
+    if settings.ray_auth_token is not None:
+        if supports_token_auth(ray):
+            return _token(settings.ray_auth_token, "required by Ray and by the agent's port")
+        has_none = f"Ray {ray} has no token auth (2.52 is the first)"
+        what = f"RAY_AUTH_TOKEN is set, but {has_none}: Ray's own ports stay open"
+        remedy = (
+            "Use an image with Ray 2.52 or newer, or insist (the token then guards only the "
+            "agent's port): AGENT_ALLOW_INSECURE=1"
         )
-    if supports_token_auth(ray):
-        return _weak_token(node) or ok("required by Ray and by the agent's port")
-    what = (
-        f"RAY_AUTH_TOKEN is set, but Ray {ray} has no token auth (2.52 is the first): Ray's own "
-        "ports stay open"
-    )
-    if settings.allow_insecure:
-        return warn(what, "")
-    return fail(
+        return warn(what, "") if settings.allow_insecure else fail(what, remedy)
+    what = "RAY_AUTH_TOKEN is not set: whoever reaches"
+    if given is not None:
+        return warn(
+            f"{what} {given.owner}'s Ray can run code on it",
+            "Turn token auth on there (spec.authOptions.mode: token, Ray 2.52 or newer)",
+        )
+    what += " these ports can run code here"
+    if node.is_alone:
+        return ok(f"{what} (one machine, private address)")
+    dashboard = settings.dashboard_port or node.topology.platform.ports.dashboard
+    return warn(
         what,
-        "Use an image with Ray 2.52 or newer, or insist (the token then guards only the agent's "
-        "port): AGENT_ALLOW_INSECURE=1",
+        "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on 127.0.0.1 (reach "
+        f"it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
     )
 
 
@@ -111,11 +102,10 @@ SHORTEST_TOKEN = 16
 """Characters of a random token that cannot be found by trying."""
 
 
-def _weak_token(node: CheckedNode) -> Result | None:
+def _token(token: Secret, guards: str) -> Result:
     """Anyone who records a signature can test tokens against it offline."""
-    token = node.settings.ray_auth_token
-    if token is None or len(token.reveal()) >= SHORTEST_TOKEN:
-        return None
+    if len(token.reveal()) >= SHORTEST_TOKEN:
+        return ok(guards)
     return warn(
         f"RAY_AUTH_TOKEN has fewer than {SHORTEST_TOKEN} characters: it can be found by trying",
         "Set a random one on every node, for example from `openssl rand -hex 32`",
@@ -126,12 +116,11 @@ def torchrun_token(node: CheckedNode) -> Result:
     """The token guards the agent's port; torch's own ports have no authentication."""
     if node.is_alone:
         return ok("one machine: torchrun connects to itself only")
-    if node.settings.ray_auth_token is not None:
-        return _weak_token(node) or ok("required by the agent's port; torch's ports have no guard")
-    return warn(
-        "RAY_AUTH_TOKEN is not set: whoever reaches the agent's port can report to it",
-        "Set the same RAY_AUTH_TOKEN on every node",
-    )
+    token = node.settings.ray_auth_token
+    if token is not None:
+        return _token(token, "required by the agent's port; torch's ports have no guard")
+    what = "RAY_AUTH_TOKEN is not set: whoever reaches the agent's port can report to it"
+    return warn(what, "Set the same RAY_AUTH_TOKEN on every node")
 
 
 def ray_bind(node: CheckedNode) -> Result:
@@ -165,8 +154,8 @@ def _public_addresses(node: CheckedNode, who: str, missing: str, remedy: str) ->
     public = [address for address in used if is_ip(address) and is_public(address)]
     if not public:
         return ok(_NOT_PUBLIC)
-    level = warn if settings.allow_insecure else fail
-    return level(
+    result = warn if settings.allow_insecure else fail
+    return result(
         f"{who} on every interface, {', '.join(public)} is publicly routable, and {missing}",
         f"{remedy}, or insist: AGENT_ALLOW_INSECURE=1",
     )
@@ -195,7 +184,7 @@ def debugger(node: CheckedNode) -> Result:
     how = "`ray debug`" if mode == "1" else "VS Code's Ray extension"
     what = f"DEBUG_RAY={mode}: a task that stops at a breakpoint waits for {how}"
     remedy = "Unset DEBUG_RAY for unattended runs"
-    if mode == "post-mortem" and not has_debugpy(ray.debugpy):
+    if mode == "post-mortem" and version(ray.debugpy or "") < FIRST_DEBUGPY:
         found = f"has debugpy {ray.debugpy}" if ray.debugpy else "has no debugpy"
         what += f"; but {ray.executable} {found}, without which Ray ignores breakpoints"
         remedy = f"Install it there on every node: `pip install 'debugpy>=1.8.0'`. {remedy}"

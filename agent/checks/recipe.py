@@ -6,73 +6,79 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.base.text import nearly_equal
-from agent.checks.finding import Finding, Level, ok, warn
+from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.node.facts import Facts
     from agent.settings.jobs import KnownJob
     from agent.settings.model import Settings
 
 
-FRAMEWORK = "framework"
-PLACEHOLDERS_CHECK = "placeholders"
-REVISION = "model revision"
-CHECKPOINTS = "checkpoints"
+FRAMEWORK, REVISION = "framework", "model revision"
+CHECKPOINTS, INPUTS = "checkpoints", "inputs"
+RECIPE_CHECKS = (FRAMEWORK, REVISION, CHECKPOINTS, INPUTS)
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7
 """Size of a checkpoint relative to its weights: 2 bytes, plus 12 of the optimizer."""
-INPUTS = "inputs"
-RECIPE_CHECKS = (FRAMEWORK, REVISION, CHECKPOINTS, INPUTS)
 
 
 def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
-    """Check a recipe's framework, and the disk of its checkpoints."""
-    found = _framework(known, node) + _revision(known, node)
+    """Check a recipe's framework, model and data, and the disk of its checkpoints."""
+    results = [(FRAMEWORK, _framework(known, node)), (REVISION, _revision(known, node))]
     if known.needs:
-        found += _inputs(node)
-        found += _checkpoints_on_volume(node.facts, folder) + checkpoint_space(node.facts, folder)
-    return found
+        results += [(INPUTS, result) for result in _inputs(node)]
+        results += [(CHECKPOINTS, result) for result in _checkpoints(node, folder)]
+    return tuple(Finding(name, *result) for name, result in results if result is not None)
 
 
-def _framework(known: KnownJob, node: CheckedNode) -> tuple[Finding, ...]:
+def _framework(known: KnownJob, node: CheckedNode) -> Result | None:
     """Without its framework a job fails only after the boot; another version may fail later."""
     found = node.facts.framework
     if not known.framework or found is None or not node.topology.is_head:
-        return ()
+        return None
     if not found.folder:
-        return (_missing(known, node),)
+        return _missing(known, node)
     try:
         chosen = version_of(known, found)
     except UnknownVersionError as error:
         what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
-        remedy = "Install one of these, or give your own command after --"
-        return (Finding(FRAMEWORK, Level.FAIL, what, remedy),)
+        return fail(what, "Install one of these, or give your own command after --")
     if chosen.warning:
-        what = f"{known.framework} {chosen.warning}"
         remedy = "If it refuses an argument, give your own command after --"
-        return (Finding(FRAMEWORK, Level.WARN, what, remedy),)
+        return warn(f"{known.framework} {chosen.warning}", remedy)
     name = f"{known.framework} {found.version}".strip()
-    return (Finding(FRAMEWORK, Level.OK, f"{name} in {found.folder}"),)
+    return ok(f"{name} in {found.folder}")
 
 
-def _revision(known: KnownJob, node: CheckedNode) -> tuple[Finding, ...]:
+def _missing(known: KnownJob, node: CheckedNode) -> Result:
+    """Report a missing framework: a failure unless the run may still install it."""
+    what = f"{known.framework} is not installed for {node.facts.job_python}"
+    versions = recipe_of(known).VERSIONS
+    if node.topology.given_ray is not None or _may_be_installed_later(node.settings):
+        newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
+        remedy = "Put the same version here, so that the arguments are its own"
+        return warn(f"{what} here{newest}", remedy if versions else "")
+    which = f" ({version_list(versions)})" if versions else ""
+    return fail(what, f"Install it there{which}, or start the agent in its checkout")
+
+
+def _revision(known: KnownJob, node: CheckedNode) -> Result | None:
     """A pinned model that is not fetched here is the newest one, if the framework fetches it."""
     facts, settings = node.facts, node.settings
     if settings.model_revision is None or not known.framework:
-        return ()
+        return None
     if facts.model_is_here:
         what = f"AGENT_MODEL_REVISION has no effect: {settings.model} is a folder here"
-        return (Finding(REVISION, Level.WARN, what, "Unset it, or name the model of the hub"),)
+        return warn(what, "Unset it, or name the model of the hub")
     if facts.ray.hub is None and not _may_be_installed_later(settings):
         what = f"AGENT_MODEL_REVISION needs huggingface_hub for {facts.ray.executable}"
-        return (Finding(REVISION, Level.FAIL, what, "Install it, or unset AGENT_MODEL_REVISION"),)
-    return ()
+        return fail(what, "Install it, or unset AGENT_MODEL_REVISION")
+    return None
 
 
 def _may_be_installed_later(settings: Settings) -> bool:
@@ -81,56 +87,30 @@ def _may_be_installed_later(settings: Settings) -> bool:
     return bool(uploads or settings.prepare or settings.prepare_each or settings.services)
 
 
-def _missing(known: KnownJob, node: CheckedNode) -> Finding:
-    """Report a missing framework: a failure unless the run may still install it."""
-    what = f"{known.framework} is not installed for {node.facts.job_python}"
-    elsewhere = node.topology.given_ray is not None
-    versions = recipe_of(known).VERSIONS
-    if elsewhere or _may_be_installed_later(node.settings):
-        newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
-        remedy = "Put the same version here, so that the arguments are its own"
-        return Finding(FRAMEWORK, Level.WARN, f"{what} here{newest}", remedy if versions else "")
-    which = f" ({version_list(versions)})" if versions else ""
-    remedy = f"Install it there{which}, or start the agent in its checkout"
-    return Finding(FRAMEWORK, Level.FAIL, what, remedy)
-
-
-def _inputs(node: CheckedNode) -> tuple[Finding, ...]:
+def _inputs(node: CheckedNode) -> Iterator[Result]:
     """A wrong path fails only after the boot. Data may be on the head alone, the model may not."""
     if _may_be_installed_later(node.settings) or node.topology.given_ray is not None:
-        return ()
+        return
     remedy = "Correct the path, mount its disk, or create it by AGENT_PREPARE"
-    return tuple(
-        Finding(INPUTS, Level.WARN, f"{name}: {path} does not exist on this node", remedy)
-        for name, path in node.facts.missing_inputs.items()
-        if node.topology.is_head or name == "AGENT_MODEL"
-    )
+    for name, path in node.facts.missing_inputs.items():
+        if node.topology.is_head or name == "AGENT_MODEL":
+            yield warn(f"{name}: {path} does not exist on this node", remedy)
 
 
-def _checkpoints_on_volume(facts: Facts, folder: str) -> tuple[Finding, ...]:
-    """A container's own disk is lost with it, and other nodes cannot read it."""
-    mount = facts.checkpoints
-    if mount is None or not mount.is_containers_own:
-        return ()
-    what = f"{folder} lies on no volume ({mount.kind} at {mount.folder}): it is lost with this pod"
-    remedy = "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share"
-    return (Finding(CHECKPOINTS, Level.WARN, what, remedy),)
-
-
-def checkpoint_space(facts: Facts, folder: str) -> tuple[Finding, ...]:
-    """A run without space for a second checkpoint fails hours after the first."""
+def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
+    """A container's own disk is lost with it; a full one fails the run hours later."""
+    mount, facts = node.facts.checkpoints, node.facts
+    if mount is not None and mount.is_containers_own:
+        at = f"{mount.kind} at {mount.folder}"
+        what = f"{folder} lies on no volume ({at}): it is lost with this pod"
+        yield warn(what, "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share")
     free, wanted = facts.checkpoints_free, 2 * _CHECKPOINT_FACTOR * facts.model_bytes
-    if free is None or free >= wanted:
-        return ()
-    what = (
-        f"{folder}: {free // _GIB} GiB free; two checkpoints of this model's weights "
-        f"({facts.model_bytes / _GIB:.1f} GiB) with their optimizer may take {wanted // _GIB}"
-    )
-    remedy = "Set AGENT_CHECKPOINTS to a larger disk, or have the recipe keep fewer"
-    return (Finding(CHECKPOINTS, Level.WARN, what, remedy),)
-
-
-JOB = "job"
+    if free is not None and free < wanted:
+        what = (
+            f"{folder}: {free // _GIB} GiB free; two checkpoints of this model's weights "
+            f"({facts.model_bytes / _GIB:.1f} GiB) with their optimizer may take {wanted // _GIB}"
+        )
+        yield warn(what, "Set AGENT_CHECKPOINTS to a larger disk, or have the recipe keep fewer")
 
 
 def job_program(node: CheckedNode) -> tuple[Finding, ...]:
@@ -143,7 +123,7 @@ def job_program(node: CheckedNode) -> tuple[Finding, ...]:
         "Correct the command after --, put its program on PATH, or provide it by "
         "AGENT_PREPARE or AGENT_WORKING_DIR"
     )
-    return (Finding(JOB, Level.FAIL, f"the program after --: {fault}", remedy),)
+    return (Finding("job", Level.FAIL, f"the program after --: {fault}", remedy),)
 
 
 _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
@@ -162,7 +142,7 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
             if meant is not None:
                 what = f"{{{name}}} in {source} is no placeholder and stays as it is"
                 remedy = f"Did you mean {{{meant}}}?"
-                found[source, name] = Finding(PLACEHOLDERS_CHECK, Level.WARN, what, remedy)
+                found[source, name] = Finding("placeholders", Level.WARN, what, remedy)
     return tuple(found.values())
 
 

@@ -37,8 +37,8 @@ FIRST_DEBUGPY = (1, 8)
 """The oldest debugpy that Ray's distributed debugger accepts."""
 FIRST_WITH_TOKEN = (2, 52)
 FIRST_FOR_ANY_CLICK = (2, 53)
-BROKEN_CLICK = ((8, 3, 0), (8, 5, 1))
-"""From the first to before the second, click's sentinel for "not set" cannot be copied."""
+FIRST_BROKEN_CLICK, FIRST_FIXED_CLICK = (8, 3, 0), (8, 5, 1)
+"""Between them, click's sentinel for "not set" cannot be copied."""
 
 
 def version(text: str) -> tuple[int, int]:
@@ -50,25 +50,6 @@ def version(text: str) -> tuple[int, int]:
 def supports_token_auth(ray: str | None) -> bool:
     """Return whether Ray supports token authentication; True without Ray."""
     return ray is None or version(ray) >= FIRST_WITH_TOKEN
-
-
-def has_debugpy(debugpy: str | None) -> bool:
-    """Return whether this debugpy works with Ray's debugger."""
-    return debugpy is not None and version(debugpy) >= FIRST_DEBUGPY
-
-
-def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bool) -> bool:
-    """Return whether the `ray` command fails with "is not a valid Sentinel".
-
-    Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older Pythons.
-    Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0; not with click 8.2.1
-    and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that copy.
-    """
-    if enum_copies_are_same or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
-        return False
-    first, fixed = BROKEN_CLICK
-    found = tuple(int(number) for number in re.findall(r"\d+", click)[:3])
-    return first <= found < fixed
 
 
 MIB = 1 << 20
@@ -93,17 +74,14 @@ _MEMORY_BY_NAME = {name: memory for memory, names in _NAMES_BY_MEMORY.items() fo
 
 def gpu_memory(models: tuple[str, ...]) -> int | None:
     """Return the memory in GB of the smallest of these GPU models; None if one is not known."""
-    found = [_gpu_memory(model) for model in models]
-    return None if None in found else min(filter(None, found), default=None)
-
-
-def _gpu_memory(model: str) -> int | None:
-    labeled = _LABELED.search(model)
-    if labeled is not None:
-        return int(labeled[1])
-    parts = (part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model))
-    longest = max(parts, key=len, default=None)
-    return None if longest is None else _MEMORY_BY_NAME[longest]
+    found = []
+    for model in models:
+        labeled = _LABELED.search(model)
+        parts = [part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model)]
+        if labeled is None and not parts:
+            return None
+        found.append(int(labeled[1]) if labeled else _MEMORY_BY_NAME[max(parts, key=len)])
+    return min(found, default=None)
 
 
 class Folder(Value):
@@ -142,6 +120,19 @@ class RayPython(Value):
     """The version of debugpy, which Ray's distributed debugger needs."""
     libraries: ByName[str] = field(default_factory=dict)
     """Versions of known libraries by name."""
+
+    def breaks_command_line(self) -> bool:
+        """Return whether the `ray` command fails with "is not a valid Sentinel".
+
+        Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older
+        Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0; not with
+        click 8.2.1 and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that
+        copy.
+        """
+        if self.enum_copies_are_same or version(self.version or "") >= FIRST_FOR_ANY_CLICK:
+            return False
+        click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
+        return FIRST_BROKEN_CLICK <= click < FIRST_FIXED_CLICK
 
 
 class Framework(Value):
@@ -292,11 +283,6 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """Versions that the nodes of a run compare."""
 
     @property
-    def infiniband(self) -> bool:
-        """Return whether the machine has an InfiniBand or RoCE device."""
-        return bool(self.rdma)
-
-    @property
     def gpu_memory(self) -> int | None:
         """Return the memory in GB of the smallest GPU; None if not known."""
         return gpu_memory(self.node_versions.gpu_models)
@@ -321,10 +307,9 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
 
     def is_own(self, host: str) -> bool:
         """Return whether a name or address is this node's own."""
-        looped = any(ipaddress.ip_address(a).is_loopback for a in self._addresses_of(host))
-        return (
-            host in {self.hostname, "localhost"} or looped or self.own_address_of(host) is not None
-        )
+        if host in {self.hostname, "localhost"} or self.own_address_of(host) is not None:
+            return True
+        return any(ipaddress.ip_address(a).is_loopback for a in self._addresses_of(host))
 
     def is_own_name(self, host: str) -> bool:
         """Return whether it is this node's host name, in full or short."""
@@ -402,21 +387,25 @@ PROXIES = (
 )
 """Proxies; their values may hold passwords."""
 DEBUGGER = "DEBUG_RAY"
-_PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, "CUDA_VISIBLE_DEVICES", "WANDB_MODE")
+CUDA = "CUDA_VISIBLE_DEVICES"
+_PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, CUDA, "WANDB_MODE")
 _COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 """Nodes with different values may wait for each other forever."""
 _MOST = 64
 _LONGEST_VALUE = 200
-_SET = "set"
 
 
 def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that checks read; proxies, which may hold passwords, only as `set`."""
-    plain = {name: environ[name] for name in _PLAIN if name in environ} | _collective_variables(
-        environ
-    )
-    proxies = {name for name in PROXIES if environ.get(name)}
-    return {**plain, **dict.fromkeys(sorted(proxies), _SET)}
+    """Return the variables that checks read, those of NCCL and Gloo cut to fit a small message.
+
+    Proxies, which may hold passwords, are only `set`.
+    """
+    collective = sorted(name for name in environ if is_compared(name) and name not in _PLAIN)
+    return {
+        **{name: environ[name] for name in _PLAIN if name in environ},
+        **{name: environ[name][:_LONGEST_VALUE] for name in collective[:_MOST]},
+        **dict.fromkeys(sorted(name for name in PROXIES if environ.get(name)), "set"),
+    }
 
 
 def is_compared(name: str) -> bool:
@@ -424,45 +413,33 @@ def is_compared(name: str) -> bool:
     return name.startswith(_COLLECTIVES)
 
 
-def _collective_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of NCCL and Gloo, cut to fit a small message."""
-    names = sorted(name for name in environ if is_compared(name) and name not in _PLAIN)
-    return {name: environ[name][:_LONGEST_VALUE] for name in names[:_MOST]}
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
-ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+def visible_devices(
+    environ: Mapping[str, str], maker: str, ray: str | None
+) -> tuple[dict[str, str], str]:
+    """Merge the selection of AMD GPUs into the variable that Ray sets for its actors.
 
-
-class VisibleDevices(Value):
-    """How the user's selection of GPUs is passed on."""
-
-    chosen: tuple[tuple[str, str], ...] = ()
-    dropped: tuple[str, ...] = ()
-    note: str = ""
-    """What is changed and why, or ''."""
-
-    def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment with the selection in the form that Ray and frameworks accept."""
-        left = {name: text for name, text in environ.items() if name not in self.dropped}
-        return {**left, **dict(self.chosen)}
-
-
-def visible_devices(environ: Mapping[str, str], maker: str, ray: str | None) -> VisibleDevices:
-    """Merge the selection of AMD GPUs into the variable that Ray sets for its actors."""
+    Return the environment in the form that Ray and frameworks accept, and what is changed and why.
+    """
     rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
-    if maker == "nvidia" and rocr is not None:
-        why = "it means nothing to NVIDIA GPUs, and verl refuses it beside CUDA_VISIBLE_DEVICES"
-        return VisibleDevices(dropped=(ROCR,), note=f"{ROCR} is not passed on: {why}")
     chosen = _combined(rocr, cuda if hip is None else hip)
-    if not _assigns_by_hip(maker, ray) or chosen is None:
-        return VisibleDevices()
-    others = {ROCR: rocr, CUDA: cuda if hip in {None, cuda} else None}
-    dropped = tuple(name for name, text in others.items() if text is not None)
-    if not dropped:
-        return VisibleDevices()
-    why = "Ray gives AMD GPUs to its actors by it alone, and refuses or contradicts the others"
-    note = f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
-    return VisibleDevices(((HIP, chosen),), dropped, note)
+    passed, dropped, note = dict(environ), [], ""
+    if maker == "nvidia" and rocr is not None:
+        dropped = [ROCR]
+        why = "it means nothing to NVIDIA GPUs, and verl refuses it beside CUDA_VISIBLE_DEVICES"
+        note = f"{ROCR} is not passed on: {why}"
+    elif _assigns_by_hip(maker, ray) and chosen is not None:
+        others = {ROCR: rocr, CUDA: cuda if hip in {None, cuda} else None}
+        dropped = [name for name, text in others.items() if text is not None]
+        if dropped:
+            passed[HIP] = chosen
+            note = (
+                f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: Ray gives AMD "
+                "GPUs to its actors by it alone, and refuses or contradicts the others"
+            )
+    return {name: text for name, text in passed.items() if name not in dropped}, note
 
 
 def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> str:
@@ -473,9 +450,8 @@ def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> st
     if hip is not None and cuda is not None and hip != cuda:
         return f"{HIP}={hip} and {CUDA}={cuda} differ"
     name, within = (CUDA, cuda) if hip is None else (HIP, hip)
-    if rocr is not None and _combined(rocr, within) is None:
-        return f"{name}={within} counts in {ROCR}={rocr}, which has no such place"
-    return ""
+    has_place = rocr is None or _combined(rocr, within) is not None
+    return "" if has_place else f"{name}={within} counts in {ROCR}={rocr}, which has no such place"
 
 
 def _assigns_by_hip(maker: str, ray: str | None) -> bool:

@@ -41,7 +41,7 @@ def for_node(
     chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
     unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
     everything = {**chosen, **for_children(environ, settings), **unproxied}
-    return visible_devices(environ, facts.gpu_maker, facts.ray.version).applied_to(everything)
+    return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
 
 
 def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.base.ports import PortBase
     from agent.plan.ray_start import OwnRay
     from agent.settings.model import Settings
-    from agent.topology.claim import GivenRay
+    from agent.topology.platforms import GivenRay
     from agent.topology.resolve import Topology
     from agent.work.services import ServiceSpec
 

@@ -34,7 +34,7 @@ from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits, stop_budget
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
-from agent.topology.claim import GivenRay
+from agent.topology.platforms import GivenRay
 from agent.work.checkpoints import folder_of
 from agent.work.job import (
     COMMAND,
@@ -101,7 +101,7 @@ def _planned_recipe(
     folder = checkpoint_folder(settings, loaded.command)
     nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
-    seen = replace(given, columns=facts.data_columns, infiniband=facts.infiniband, basis=basis)
+    seen = replace(given, columns=facts.data_columns, infiniband=bool(facts.rdma), basis=basis)
     return plan_recipe(known, seen)
 
 
@@ -368,7 +368,7 @@ def _notes(
     if settings.wandb_api_key is None:
         what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
         yield f"WANDB_API_KEY is not set: W&B {what}"
-    yield visible_devices(environ, facts.gpu_maker, facts.ray.version).note
+    yield visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
     yield fetch_note(settings, facts.ray, is_here=facts.model_is_here)
     most, price = settings.max_hours, settings.price_per_hour
     if most is not None and topology.is_head:

@@ -16,7 +16,7 @@ from agent.plan.listeners import Listener
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import PlannedWait, StopBudget
 from agent.settings.model import Settings
-from agent.topology.claim import GivenRay
+from agent.topology.platforms import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
 from agent.work.services import HttpProbe, PrepareStep, ServiceSpec

@@ -14,8 +14,7 @@ from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
-from agent.topology.claim import GivenRay
-from agent.topology.ranked import CLUSTER_NAMES, own_pod
+from agent.topology.platforms import CLUSTER_NAMES, GivenRay, own_pod
 from agent.work.job import is_sized_by_links
 from agent.work.services import HEAD_IP, NODE_IP, HttpProbe, LogPattern, Placeholders, TcpProbe
 

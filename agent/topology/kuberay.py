@@ -6,9 +6,11 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from agent.base.text import in_url, reached_at
 from agent.settings.model import TOKEN_MODE
-from agent.topology.claim import (
+from agent.topology.platforms import (
     GivenRay,
     PlatformInfo,
     parse_host,
@@ -48,71 +50,26 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     """
     if settings.head is not None:
         return None
-    if environ.get(DASHBOARD) and environ.get(SUBMISSION):
-        return _submitter(environ, settings)
-    found = [name for name in OPERATOR_VARIABLES if name in environ]
-    if not found or found in (["RAY_CLUSTER_NAME"], ["RAY_NODE_TYPE_NAME"]):
-        return None
     start = _words(environ.get(START_COMMAND, ""))
-    if "--head" in start or (not start and WORKER_HEAD not in environ):
-        return _head(environ, settings, start)
-    return _worker(environ)
-
-
-def _submitter(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
-    address = environ[DASHBOARD].strip()
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    try:
-        name, port = parts.hostname or "", parts.port
-    except ValueError:
-        raise platform_error(DASHBOARD, repr(address), "the dashboard's host and port") from None
-    head = parse_host(name, DASHBOARD)
-    shown = in_url(head)
-    port = settings.dashboard_port or port or DASHBOARD_PORT
-    submission = environ[SUBMISSION].strip()
-    return _submitter_info(
-        settings,
-        GivenRay(
-            owner=OWNER,
-            gcs_host=head,
-            gcs_port=settings.ray_port or GCS_PORT,
-            dashboard=f"{parts.scheme}://{shown}:{port}",
-            submission_id=submission,
-            asks_token=_asks_token(environ),
-        ),
-        (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}"),
-    )
-
-
-def _head(environ: Mapping[str, str], settings: Settings, start: list[str]) -> PlatformInfo:
-    gcs = settings.ray_port or _number(start, "--port", GCS_PORT)
-    port = settings.dashboard_port or _number(start, "--dashboard-port", DASHBOARD_PORT)
-    listens = _flag(start, "--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
-    near = in_url(reached_at(listens))
-    by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
-    return _submitter_info(
-        settings,
-        GivenRay(
-            owner=OWNER,
-            gcs_host="127.0.0.1",
-            gcs_port=gcs,
-            dashboard=f"http://{near}:{port}",
-            session=_flag(start, "--temp-dir") or SESSIONS,
-            asks_token=_asks_token(environ),
-        ),
-        (*_cluster(environ), by),
-    )
-
-
-def _submitter_info(settings: Settings, ray: GivenRay, evidence: tuple[str, ...]) -> PlatformInfo:
-    """Describe the node that submits the job; no variable holds the number of workers."""
-    if settings.expected_workers is None:
+    found = [name for name in OPERATOR_VARIABLES if name in environ]
+    if environ.get(DASHBOARD) and environ.get(SUBMISSION):
+        ray, evidence = _of_submitter(environ, settings)
+    elif not found or found in (["RAY_CLUSTER_NAME"], ["RAY_NODE_TYPE_NAME"]):
+        return None
+    elif "--head" in start or (not start and WORKER_HEAD not in environ):
+        by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
+        ray, evidence = _of_head(settings, start), (*_cluster(environ), by)
+    else:
+        return _worker(environ)
+    if settings.expected_workers is None:  # no variable holds it
         seen = f"nothing, in a pod of KubeRay ({', '.join(evidence)})"
         wanted = (
             "the number of Ray's worker pods (replicas of all worker groups), which KubeRay does "
             "not pass to pods; or AGENT_HEAD on every pod, so that the agent starts its own Ray"
         )
         raise platform_error("EXPECTED_WORKERS", seen, wanted)
+    kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
+    asks_token = environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
     return PlatformInfo(
         name=NAME,
         is_head=True,
@@ -121,7 +78,38 @@ def _submitter_info(settings: Settings, ray: GivenRay, evidence: tuple[str, ...]
         has_ranks=True,
         run_id=ray.submission_id,
         single_node=settings.expected_workers == 0,
-        given_ray=ray,
+        given_ray=replace(ray, asks_token=asks_token),
+    )
+
+
+def _of_submitter(
+    environ: Mapping[str, str], settings: Settings
+) -> tuple[GivenRay, tuple[str, ...]]:
+    """Return the Ray of a RayJob's submitter pod, with the evidence."""
+    address, submission = environ[DASHBOARD].strip(), environ[SUBMISSION].strip()
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    try:
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise platform_error(DASHBOARD, repr(address), "the dashboard's host and port") from None
+    head = parse_host(name, DASHBOARD)
+    port = settings.dashboard_port or port or DASHBOARD_PORT
+    dashboard = f"{parts.scheme}://{in_url(head)}:{port}"
+    gcs_port = settings.ray_port or GCS_PORT
+    ray = GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
+    return ray, (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}")
+
+
+def _of_head(settings: Settings, start: list[str]) -> GivenRay:
+    """Return the Ray that the operator starts in this container."""
+    port = settings.dashboard_port or _port(start, "--dashboard-port", DASHBOARD_PORT)
+    listens = _flag(start, "--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
+    return GivenRay(
+        owner=OWNER,
+        gcs_host="127.0.0.1",
+        gcs_port=settings.ray_port or _port(start, "--port", GCS_PORT),
+        dashboard=f"http://{in_url(reached_at(listens))}:{port}",
+        session=_flag(start, "--temp-dir") or SESSIONS,
     )
 
 
@@ -147,11 +135,6 @@ def _worker(environ: Mapping[str, str]) -> PlatformInfo:
     )
 
 
-def _asks_token(environ: Mapping[str, str]) -> bool:
-    kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
-    return environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
-
-
 def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"{name}={environ[name]}"
@@ -172,7 +155,7 @@ def _flag(words: list[str], name: str) -> str | None:
     return next((w.partition("=")[2] for w in words if w.startswith(f"{name}=")), None)
 
 
-def _number(words: list[str], name: str, default: int) -> int:
+def _port(words: list[str], name: str, default: int) -> int:
     text = _flag(words, name)
     if text is None:
         return default

@@ -10,9 +10,8 @@ from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import POD_ACTIONS
-from agent.topology import kuberay, ranked, slurm
-from agent.topology.claim import PlatformInfo
-from agent.topology.ranked import DSTACK, LWS, detector, own_pod
+from agent.topology import kuberay, platforms, slurm
+from agent.topology.platforms import DSTACK, LWS, PlatformInfo, detector, own_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -20,32 +19,32 @@ if TYPE_CHECKING:
     from agent.base.ports import PortBase
     from agent.node.facts import Facts
     from agent.settings.model import Settings
-    from agent.topology.claim import GivenRay
+    from agent.topology.platforms import GivenRay
 
     Detector = Callable[[Mapping[str, str], Settings], PlatformInfo | None]
 
 PLATFORMS: tuple[tuple[str, Detector], ...] = (
     # Platforms that run on other platforms come first: the variables of both are set.
     ("dstack", detector(DSTACK)),  # also on RunPod's pods, which have no ranks
-    ("skypilot", ranked.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
+    ("skypilot", platforms.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
-    ("runpod-cluster", ranked.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
+    ("runpod-cluster", platforms.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
     ("lws", detector(LWS)),
-    ("kubeflow-trainer", ranked.detect_kubeflow_trainer),
-    ("pytorchjob", ranked.detect_pytorchjob),  # after Trainer, which also sets PET_NODE_RANK
-    ("aws-batch", ranked.detect_aws_batch),
-    ("sagemaker", ranked.detect_sagemaker),
+    ("kubeflow-trainer", platforms.detect_kubeflow_trainer),
+    ("pytorchjob", platforms.detect_pytorchjob),  # after Trainer, which also sets PET_NODE_RANK
+    ("aws-batch", platforms.detect_aws_batch),
+    ("sagemaker", platforms.detect_sagemaker),
     # General variables, which the platforms above may also set for their jobs. On platforms
     # without ranks the user must have set them, so they come before those.
-    ("torchrun", ranked.detect_torchrun),
-    ("runpod", ranked.detect_runpod),
-    ("vast", ranked.detect_vast),
-    ("plain", ranked.detect_plain),  # matches everything else
+    ("torchrun", platforms.detect_torchrun),
+    ("runpod", platforms.detect_runpod),
+    ("vast", platforms.detect_vast),
+    ("plain", platforms.detect_plain),  # matches everything else
 )
-"""To add a platform with a rank variable, add a row to `ranked` and a line here."""
+"""To add a platform with a rank variable, add a row to `platforms` and a line here."""
 
 
 def detect_platform(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
@@ -107,16 +106,26 @@ class Topology(Value):
 def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
     """Combine settings and platform; settings win, contradictions raise SettingsError."""
     platform = detect_platform(environ, settings)
-    is_head, why = _role(settings, platform, facts)
-    head_host = settings.head or platform.head_host
-    host_evidence = (f"head from AGENT_HEAD={settings.head}",) if settings.head else ()
+    is_head, evidence = platform.is_head, platform.evidence
+    head_host, expected = settings.head or platform.head_host, settings.expected_workers
+    if settings.ray_worker is not None:
+        is_head = not settings.ray_worker
+        evidence = (f"RAY_WORKER={int(settings.ray_worker)}", *evidence)
+    elif settings.head is not None and not platform.role_is_proven:
+        is_head = facts.is_own(settings.head)
+        verb = "is" if is_head else "is not"
+        evidence = (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
+    if settings.head is not None:
+        evidence = (*evidence, f"head from AGENT_HEAD={settings.head}")
+    if expected is None and platform.nodes is not None:
+        expected = platform.nodes - 1
+    elif expected is None:
+        expected = 0 if head_host is None or platform.single_node else 1
     given = platform.given_ray
     problems = (
-        *_worker_without_head(settings, platform, is_head=is_head, head_host=head_host),
-        *_role_against_platform(settings, platform, is_head=is_head),
+        *_role_problems(settings, platform, is_head=is_head),
         *_head_address(settings, platform, facts, is_head=is_head),
-        *_pod_against_rank(settings, platform, own_pod(environ)),
-        *_pod_to_stop(settings, own_pod(environ)),
+        *_pod_problems(settings, platform, own_pod(environ)),
         *(() if given is None or not is_head else settings_without_effect(settings, given)),
     )
     if problems:
@@ -125,62 +134,33 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         platform=platform,
         is_head=is_head,
         node_name=platform.node_name or facts.hostname,
-        expected_workers=_expected(settings, platform, head_host),
+        expected_workers=expected,
         head_host=head_host,
-        evidence=(*why, *host_evidence),
+        evidence=evidence,
         must_own_head_host=is_head and platform.must_own_head_host and settings.ray_worker is None,
         owns_machine=platform.owns_machine or facts.is_first_process,
     )
 
 
-def _role(settings: Settings, platform: PlatformInfo, facts: Facts) -> tuple[bool, tuple[str, ...]]:
-    if settings.ray_worker is not None:
-        return not settings.ray_worker, (
-            f"RAY_WORKER={int(settings.ray_worker)}",
-            *platform.evidence,
-        )
-    if settings.head is not None and not platform.role_is_proven:
-        owns = facts.is_own(settings.head)
-        verb = "is" if owns else "is not"
-        return owns, (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
-    return platform.is_head, platform.evidence
-
-
-def _expected(settings: Settings, platform: PlatformInfo, head_host: str | None) -> int:
-    if settings.expected_workers is not None:
-        return settings.expected_workers
-    if platform.nodes is not None:
-        return platform.nodes - 1
-    return 0 if head_host is None or platform.single_node else 1
-
-
-def _worker_without_head(
-    settings: Settings, platform: PlatformInfo, *, is_head: bool, head_host: str | None
-) -> Iterator[Problem]:
-    if is_head or head_host is not None or platform.given_ray is not None:
-        return  # _role_against_platform reports RAY_WORKER=1 where the platform starts Ray
-    role = () if settings.ray_worker is None else ("RAY_WORKER=1",)
-    yield Problem(
-        "HEAD_POD_ID + AGENT_HEAD",
-        f"neither, on a worker ({', '.join((*role, *platform.evidence))})",
-        "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker finds its head",
-    )
-
-
-def _role_against_platform(
+def _role_problems(
     settings: Settings, platform: PlatformInfo, *, is_head: bool
 ) -> Iterator[Problem]:
-    """Check RAY_WORKER against a proven role; with AGENT_HEAD it may override a rank."""
-    if settings.ray_worker is None or not platform.role_is_proven or platform.is_head == is_head:
-        return
-    if settings.head is not None and platform.has_ranks:
-        return
-    sides = " and ".join((f"RAY_WORKER={int(settings.ray_worker)}", *platform.evidence))
-    yield Problem(
-        platform.role_variable,
-        f"a contradiction: {sides}",
-        "one of the two: unset RAY_WORKER, or correct the other",
-    )
+    """Check that a worker can find its head, and RAY_WORKER against a proven role.
+
+    With AGENT_HEAD, RAY_WORKER may override a rank.
+    """
+    role = settings.ray_worker
+    evidence = (*(() if role is None else (f"RAY_WORKER={int(role)}",)), *platform.evidence)
+    if not (is_head or settings.head or platform.head_host or platform.given_ray):
+        got = f"neither, on a worker ({', '.join(evidence)})"
+        expected = "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker finds its head"
+        yield Problem("HEAD_POD_ID + AGENT_HEAD", got, expected)
+    overrides = settings.head is not None and platform.has_ranks
+    contradicts = platform.role_is_proven and platform.is_head != is_head
+    if role is not None and contradicts and not overrides:
+        got = f"a contradiction: {' and '.join(evidence)}"
+        expected = "one of the two: unset RAY_WORKER, or correct the other"
+        yield Problem(platform.role_variable, got, expected)
 
 
 def _head_address(
@@ -216,15 +196,14 @@ def _head_address(
         )
 
 
-def _pod_against_rank(
+def _pod_problems(
     settings: Settings, platform: PlatformInfo, own_pod: str | None
 ) -> Iterator[Problem]:
-    """Check HEAD_POD_ID against the rank; RAY_WORKER with AGENT_HEAD overrides both."""
+    """Check HEAD_POD_ID against the rank, unless AGENT_HEAD overrides both, and AGENT_ON_DONE."""
     head_pod = settings.head_pod_id
     overridden = settings.ray_worker is not None and settings.head is not None
-    if head_pod is None or not platform.has_ranks or overridden:
-        return
-    if own_pod is None or (own_pod == head_pod) != platform.is_head:
+    differs = own_pod is None or (own_pod == head_pod) != platform.is_head
+    if head_pod is not None and platform.has_ranks and not overridden and differs:
         here = f"RUNPOD_POD_ID={own_pod}" if own_pod else "no RUNPOD_POD_ID"
         yield Problem(
             platform.role_variable.replace("RAY_WORKER", "HEAD_POD_ID"),
@@ -232,9 +211,6 @@ def _pod_against_rank(
             f"but {_evidence_and_role(platform)}",
             "HEAD_POD_ID unset, as the platform sets the head",
         )
-
-
-def _pod_to_stop(settings: Settings, own_pod: str | None) -> Iterator[Problem]:
     if settings.on_done in POD_ACTIONS and own_pod is None:
         got = f"'{settings.on_done}' without RUNPOD_POD_ID"
         yield Problem("AGENT_ON_DONE", got, "exit or hold: only a pod of RunPod can be stopped")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.ports import ports_for_job
-from agent.topology.claim import (
+from agent.topology.platforms import (
     PlatformInfo,
     RankVariables,
     info_by_rank,
@@ -66,16 +66,14 @@ def _numbers(ranges: str, entry: str) -> list[str]:
 
 
 JOB = "SLURM_JOB_ID"
+JOB_NODES, JOB_COUNT = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
+STEP_NODES, STEP_COUNT = "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"
 PORT_VARIABLES = "AGENT_RAY_PORT, AGENT_DASHBOARD_PORT and AGENT_PORT override them"
 START_EXAMPLE = "`srun --ntasks-per-node=1 pod-agent`"
 _ONE_STEP = (
     f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
     "AGENT_HEAD on every node, or EXPECTED_WORKERS=0 for this node alone"
 )
-
-
-JOB_NODES, JOB_COUNT = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
-STEP_NODES, STEP_COUNT = "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"
 
 
 def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
@@ -87,21 +85,23 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         raise platform_error(JOB, repr(job), "the job's number")
     hosts = _hosts(environ, JOB_NODES)
     in_step = _hosts(environ, STEP_NODES if environ.get(STEP_NODES, "").strip() else JOB_NODES)
-    role_is_set = settings.head is not None or settings.expected_workers == 0
-    not_one_step = _why_not_one_step(environ, hosts, in_step)
-    if not_one_step is not None and not role_is_set:
+    # a batch script has no SLURM_STEP* variables
+    is_step = any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
+    not_one_step = _why_not_one_step(environ, len(hosts), len(in_step), is_step=is_step)
+    if not_one_step is None:
+        if is_step:
+            _refuse_several_tasks(environ, len(in_step))
+        info = _info_with_rank(environ, hosts, in_step)
+    elif settings.head is None and settings.expected_workers != 0:
         raise platform_error(*not_one_step, _ONE_STEP)
-    if not_one_step is None and _is_step(environ):
-        _refuse_several_tasks(environ, len(in_step))
-    info = (
-        _info_without_rank(environ, job, hosts)
-        if not_one_step
-        else _info_with_rank(environ, hosts, in_step)
-    )
+    else:  # without a usable rank, the user's settings decide the role
+        evidence = (f"{JOB}={job}", "not started as one step over the job's nodes")
+        info = PlatformInfo("slurm", is_head=True, evidence=evidence, nodes=len(hosts))
     return replace(
         info,
+        node_name=environ.get("SLURMD_NODENAME", "").strip() or info.node_name,
         gpus_per_node=_gpus(environ),
-        cpus=_cpus(environ, info.rank),
+        cpus=_cpus(environ, info.rank or 0),
         memory=_memory(environ),
         run_id=job,  # a requeued job continues the same run
         job_id=job,
@@ -123,52 +123,27 @@ def _info_with_rank(
         raise platform_error(names.head, both, "as many hosts as nodes")
     info = info_by_rank({**environ, names.nodes: str(len(hosts))}, names, head=hosts[0])
     own = hosts[info.rank or 0]
-    evidence = (*info.evidence[:2], f"{names.head}={environ[names.head]}")
     return replace(
         info,
-        evidence=evidence,
-        node_name=environ.get("SLURMD_NODENAME", "").strip() or own,
+        evidence=(*info.evidence[:2], f"{names.head}={environ[names.head]}"),
+        node_name=own,
         own_names=(own,) if len(hosts) > 1 else (),
         # srun's address as slurmd reports it: the head's if the batch script ran srun
         reported_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "").strip() or None,
     )
 
 
-def _info_without_rank(
-    environ: Mapping[str, str], job: str, hosts: tuple[str, ...]
-) -> PlatformInfo:
-    """Describe a node without a usable rank: the user's settings decide its role."""
-    return PlatformInfo(
-        name="slurm",
-        is_head=True,
-        evidence=(f"{JOB}={job}", "not started as one step over the job's nodes"),
-        node_name=environ.get("SLURMD_NODENAME", "").strip() or None,
-        nodes=len(hosts),
-    )
-
-
-def _is_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process; a batch script has no SLURM_STEP* variables."""
-    return any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
-
-
 def _why_not_one_step(
-    environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
+    environ: Mapping[str, str], nodes: int, in_step: int, *, is_step: bool
 ) -> tuple[str, str] | None:
     """Return the variable, and why the agents were not started as one step over all nodes."""
     if "SLURM_NODEID" not in environ:
-        return (
-            "SLURM_NODEID",
-            f"nothing beside {JOB}: a shell of salloc, or variables were not passed on",
-        )
-    if len(hosts) == 1:
-        return None
-    job = f"one of the job's {len(hosts)} nodes"
-    if not _is_step(environ):
+        why = f"nothing beside {JOB}: a shell of salloc, or variables were not passed on"
+        return "SLURM_NODEID", why
+    job = f"one of the job's {nodes} nodes"
+    if nodes > 1 and not is_step:
         return "SLURM_STEP_ID", f"nothing: this is the batch script itself, on {job}"
-    if len(in_step) == 1:
-        return STEP_COUNT, f"1: a step on {job}"
-    return None
+    return (STEP_COUNT, f"1: a step on {job}") if nodes > 1 and in_step == 1 else None
 
 
 def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:
@@ -206,7 +181,7 @@ def _gpus(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def _cpus(environ: Mapping[str, str], rank: int | None) -> int | None:
+def _cpus(environ: Mapping[str, str], rank: int) -> int | None:
     """Return the CPUs allotted on this node: `2`, or for all nodes of the job `2(x3),4`."""
     here = environ.get("SLURM_CPUS_ON_NODE", "")
     if re.fullmatch(r"[0-9]{1,6}", here):
@@ -215,12 +190,11 @@ def _cpus(environ: Mapping[str, str], rank: int | None) -> int | None:
         re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
         for word in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")
     ]
-    left = rank if rank is not None else 0
     for run in runs:
         if run is None:
             return None
-        left -= int(run[2] or 1)
-        if left < 0:
+        rank -= int(run[2] or 1)
+        if rank < 0:
             return int(run[1]) or None
     return None
 

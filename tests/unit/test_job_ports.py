@@ -11,7 +11,7 @@ from agent.base.errors import SettingsError
 from agent.base.ports import DEFAULTS, Ports, port_map, ports_for_job
 from agent.plan.make import temp_dir
 from agent.settings import load
-from agent.topology import ranked
+from agent.topology import platforms
 from agent.topology.resolve import port_base
 from unit.captured import plan_of, read
 from unit.free_ports import conflicts_in
@@ -92,18 +92,18 @@ def test_head_and_workers_agree(platform: str) -> None:
 
 def test_skypilots_ray_keeps_its_ports() -> None:
     """None of ours is one of SkyPilot's Ray's, whose workers take 11002 to 19999."""
-    ports = port_map(None, None, None, ranked.SKYPILOT_PORTS)
+    ports = port_map(None, None, None, platforms.SKYPILOT_PORTS)
     theirs = {6380, 8266, 8076, 10_001, 52_365, *range(11_002, 20_000)}
     assert not (single(ports) | set(workers(ports))) & theirs
     assert conflicts_in(ports, 5000) == []
-    assert port_map(None, None, 9300, ranked.SKYPILOT_PORTS).node_manager == 9301
+    assert port_map(None, None, 9300, platforms.SKYPILOT_PORTS).node_manager == 9301
 
 
 @pytest.mark.parametrize(
     ("name", "base"),
     [
         ("slurm-worker", ports_for_job(4711)),
-        ("skypilot-head", ranked.SKYPILOT_PORTS),
+        ("skypilot-head", platforms.SKYPILOT_PORTS),
         ("dstack-head", DEFAULTS),
         ("slurm-two-tasks-refused", DEFAULTS),
     ],

@@ -15,7 +15,7 @@ from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
 from agent.record.run_record import ChosenRun
 from agent.settings.redact import redactor_for
-from agent.topology.claim import GivenRay
+from agent.topology.platforms import GivenRay
 from unit.captured import WITHOUT, changed, plan_of, read
 
 if TYPE_CHECKING:

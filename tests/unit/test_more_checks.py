@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.checks.finding import Level
-from agent.checks.recipe import checkpoint_space
+from agent.checks.finding import CheckedNode, Level
+from agent.checks.recipe import recipe_findings
 from agent.node.facts import Driver, DriverGpu, Facts, RdmaDevice, Room
+from agent.settings.jobs import BY_NAME
+from agent.topology.resolve import resolve
 from unit.test_checks import TWO, assert_finding, found
-from unit.worlds import MACHINE, POD
+from unit.worlds import MACHINE, POD, settings_of
 
 GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
 H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
@@ -393,7 +395,9 @@ def test_a_keys_text_is_never_shown() -> None:
 def test_room_for_two_checkpoints(free: int | None, warned: bool) -> None:  # noqa: FBT001 - a row
     """If the model's size is known, two checkpoints with their optimizer must fit."""
     facts = replace(MACHINE, model_bytes=15 << 30, checkpoints_free=free)
-    findings = checkpoint_space(facts, "/ckpt")
+    settings = settings_of({})
+    node = CheckedNode(facts, settings, resolve({}, settings, facts))
+    findings = recipe_findings(BY_NAME["verl-grpo"], node, "/ckpt")
     assert bool(findings) is warned
     if findings:
         assert "209 GiB free; two checkpoints" in findings[0].what

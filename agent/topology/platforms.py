@@ -1,27 +1,191 @@
-"""Platforms that set a rank, a node count and an address: one row for each."""
+"""A node as the variables of its platform describe it, and the platforms with a rank."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from agent.base.ports import PortBase
-from agent.topology.claim import (
-    PlatformInfo,
-    RankVariables,
-    info_by_rank,
-    parse_host,
-    platform_error,
-    read_hosts,
-    read_number,
-)
+from agent.base.errors import Problem, SettingsError
+from agent.base.ports import DEFAULTS, PortBase
+from agent.base.text import in_url, is_loopback
+from agent.base.value import Value
+from agent.settings import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.settings.model import Settings
+
+T = TypeVar("T", int, str)
+
+
+class GivenRay(Value):
+    """A Ray that the platform starts and stops: its addresses."""
+
+    owner: str
+    """Who starts and stops it."""
+    gcs_host: str
+    gcs_port: int
+    dashboard: str
+    """The URL of its dashboard, to which jobs are submitted."""
+    session: str | None = None
+    """The folder of Ray's sessions; None if its head is another machine."""
+    submission_id: str | None = None
+    """The submission id that the owner expects; None if the agent may choose."""
+    asks_token: bool = False
+    """True if it requires a token."""
+
+    @property
+    def gcs(self) -> str:
+        """Return the address of its GCS."""
+        return f"{in_url(self.gcs_host)}:{self.gcs_port}"
+
+
+class PlatformInfo(Value):
+    """A node as its platform describes it, before the user's settings are applied."""
+
+    name: str
+    is_head: bool
+    evidence: tuple[str, ...]
+    role_variable: str = "RAY_WORKER"
+    """The variables to name where the user's settings contradict the platform."""
+    role_is_proven: bool = False
+    """True if the environment determines the role; False if it is a default."""
+    has_ranks: bool = False
+    head_host: str | None = None
+    must_own_head_host: bool = False
+    node_name: str | None = None
+    own_names: tuple[str, ...] = ()
+    rank: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cpus: int | None = None
+    """CPUs of this node allotted to the job, where jobs share nodes."""
+    memory: int | None = None
+    """Bytes of memory allotted to the job, where jobs share nodes."""
+    run_id: str | None = None
+    job_id: str | None = None
+    """An id of this job that is unique on its host."""
+    interface: str | None = None
+    reported_address: str | None = None
+    """This node's address as the platform reports it; no interface may have it."""
+    ports: PortBase = DEFAULTS
+    owns_machine: bool = False
+    restarts_containers: bool = False
+    """True if the platform restarts a container whose first process has ended."""
+    restarts_groups: bool = False
+    """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
+    single_node: bool = False
+    """True if nothing indicates a second node."""
+    given_ray: GivenRay | None = None
+    """The Ray that the platform starts and stops, if it does."""
+    notes: tuple[str, ...] = ()
+
+
+class RankVariables(Value):
+    """A platform that sets a rank, a node count and the head's address: one row of a table."""
+
+    name: str
+    rank: str
+    nodes: str
+    head: str
+    gpus: str | None = None
+    run_id: tuple[str, ...] = ()
+    """The first of these that is set is the run id."""
+    detected_by: frozenset[str] = frozenset()
+    """The platform is detected if any of these is set."""
+    numbered_nodes: bool = False
+    """True if nodes are named by rank, such as node0."""
+    owns_machine: bool = True
+    """True in a container of the agent, where any running Ray is left over from it."""
+    restarts_groups: bool = False
+    """As in `PlatformInfo`."""
+
+
+def info_by_rank(
+    environ: Mapping[str, str], names: RankVariables, head: str | None = None, main_rank: int = 0
+) -> PlatformInfo:
+    """Describe a node by its rank; `head` is the head's host, if no single variable holds it."""
+    nodes = require(read_number(environ, names.nodes, 1), names.nodes, "the number of nodes")
+    rank = require(read_number(environ, names.rank, 0, nodes - 1), names.rank, "this node's rank")
+    is_head = rank == main_rank
+    evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
+    if nodes == 1:
+        head = None
+    elif head is None:
+        head = read_host(environ, names.head)
+    if head is not None and is_loopback(head):
+        if not is_head:
+            given = f"{head} on the node of rank {rank}"
+            expected = "an address of the head that other nodes can reach"
+            raise platform_error(names.head, given, expected)
+        head = None  # the head's own loopback address, useless to other nodes
+    if nodes > 1 and not is_head:
+        head = require(head, names.head, "the head's address")
+    if head is not None:
+        evidence.append(f"{names.head}={head}")
+    return PlatformInfo(
+        name=names.name,
+        is_head=is_head,
+        evidence=tuple(evidence),
+        role_variable=f"RAY_WORKER + {names.rank}",
+        role_is_proven=True,
+        has_ranks=True,
+        head_host=head,
+        own_names=(head,) if is_head and head is not None else (),
+        rank=rank,
+        nodes=nodes,
+        gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
+        run_id=next((environ[name] for name in names.run_id if environ.get(name)), None),
+        single_node=nodes == 1,
+        node_name=f"node{rank}" if names.numbered_nodes else None,
+        owns_machine=names.owns_machine,
+        restarts_groups=names.restarts_groups,
+    )
+
+
+def require(value: T | None, name: str, what: str) -> T:
+    """Return a value, or raise SettingsError if the platform did not set it."""
+    if value is None:
+        raise platform_error(name, "nothing", f"{what}, which is set beside the others")
+    return value
+
+
+def platform_error(variable: str, got: str, expected: str) -> SettingsError:
+    """Return the error for an invalid variable of the platform."""
+    return SettingsError((Problem(variable, got, expected),))
+
+
+def read_number(
+    environ: Mapping[str, str], name: str, low: int = 0, high: int | None = None
+) -> int | None:
+    """Read a number from a platform's variable; raises SettingsError for anything else."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,9}", text.strip()):
+        value = int(text)
+        if value >= low and (high is None or value <= high):
+            return value
+    most = "" if high is None else f" and at most {high}"
+    raise platform_error(name, repr(text), f"a whole number of at least {low}{most}")
+
+
+def read_host(environ: Mapping[str, str], name: str) -> str | None:
+    """Read a host from a platform's variable; None if it is unset or empty."""
+    text = environ.get(name, "").strip()
+    return parse_host(text, name) if text else None
+
+
+def parse_host(text: str, name: str) -> str:
+    """Validate a host from a variable that may hold several."""
+    try:
+        return values.host(text)
+    except ValueError as error:
+        raise platform_error(name, repr(text), str(error)) from None
 
 
 DSTACK = RankVariables(
@@ -57,20 +221,16 @@ def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> Platform
     """Detect a task of SkyPilot."""
     if not {SKYPILOT.rank, SKYPILOT.head} & environ.keys():
         return None
-    addresses = read_hosts(environ, SKYPILOT.head)
+    lines = environ.get(SKYPILOT.head, "").split()
+    addresses = [parse_host(line, SKYPILOT.head) for line in lines]
     info = info_by_rank(environ, SKYPILOT, head=addresses[0] if addresses else None)
     if addresses and len(addresses) != info.nodes:
         counted = f"{len(addresses)} addresses beside {SKYPILOT.nodes}={info.nodes}"
         raise platform_error(SKYPILOT.head, counted, "one address a line for each node")
-    return replace(
-        info,
-        evidence=(
-            *info.evidence[:2],
-            *(f"{SKYPILOT.head} begins with {host}" for host in [info.head_host] if host),
-        ),
-        ports=SKYPILOT_PORTS,
-        notes=(SKYPILOT_NOTE,),
-    )
+    evidence = info.evidence[:2]
+    if info.head_host is not None:
+        evidence = (*evidence, f"{SKYPILOT.head} begins with {info.head_host}")
+    return replace(info, evidence=evidence, ports=SKYPILOT_PORTS, notes=(SKYPILOT_NOTE,))
 
 
 LWS = RankVariables(
@@ -100,10 +260,7 @@ def detector(row: RankVariables) -> Callable[[Mapping[str, str], Settings], Plat
 
 # PET_NPROC_PER_NODE counts processes: GPUs on a GPU pod, CPUs on another, `auto` by default.
 KUBEFLOW_TRAINER = RankVariables(
-    name="kubeflow-trainer",
-    rank="PET_NODE_RANK",
-    nodes="PET_NNODES",
-    head="PET_MASTER_ADDR",
+    name="kubeflow-trainer", rank="PET_NODE_RANK", nodes="PET_NNODES", head="PET_MASTER_ADDR"
 )
 
 
@@ -112,11 +269,9 @@ def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> 
 
     PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
     """
-    if KUBEFLOW_TRAINER.head not in environ and (
-        KUBEFLOW_TRAINER.rank not in environ or "MASTER_ADDR" in environ
-    ):
-        return None
-    return info_by_rank(environ, KUBEFLOW_TRAINER)
+    only_rank = KUBEFLOW_TRAINER.rank in environ and "MASTER_ADDR" not in environ
+    found = KUBEFLOW_TRAINER.head in environ or only_rank
+    return info_by_rank(environ, KUBEFLOW_TRAINER) if found else None
 
 
 PYTORCHJOB_BY_WORLD_SIZE = RankVariables(
@@ -141,12 +296,9 @@ def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> Platfor
         return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB_BY_WORLD_SIZE)
     if {"KUBERNETES_SERVICE_HOST", PYTORCHJOB_ELASTIC} <= environ.keys() and settings.head is None:
         elastic = f"{PYTORCHJOB_ELASTIC}={environ[PYTORCHJOB_ELASTIC]}"
+        expected = "the head's host in AGENT_HEAD on every pod, or a fixed number of pods"
         given = f"{elastic} without a rank (an elastic PyTorchJob)"
-        raise platform_error(
-            "AGENT_HEAD",
-            given,
-            "the head's host in AGENT_HEAD on every pod, or a fixed number of pods",
-        )
+        raise platform_error("AGENT_HEAD", given, expected)
     return None
 
 
@@ -167,18 +319,13 @@ def detect_aws_batch(environ: Mapping[str, str], _settings: Settings) -> Platfor
     last = (read_number(environ, AWS_BATCH.nodes, 1) or 1) - 1
     main = read_number(environ, AWS_BATCH_MAIN, 0, last) or 0
     info = info_by_rank(environ, AWS_BATCH, main_rank=main)
+    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # without the node index
+    retries = (read_number(environ, "AWS_BATCH_JOB_ATTEMPT", 1) or 1) - 1
     return replace(
         info,
         evidence=(*info.evidence, f"{AWS_BATCH_MAIN}={main}"),
-        run_id=_aws_batch_run_id(environ),
+        run_id=f"{job}-r{retries}" if job and retries else job or None,
     )
-
-
-def _aws_batch_run_id(environ: Mapping[str, str]) -> str | None:
-    """Return the job's id without the node index that AWS Batch appends."""
-    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-    retries = (read_number(environ, "AWS_BATCH_JOB_ATTEMPT", 1) or 1) - 1
-    return f"{job}-r{retries}" if job and retries else job or None
 
 
 HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
@@ -200,9 +347,8 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     hosts = _sagemaker_hosts(environ.get(HOSTS, ""))
     current = environ.get(CURRENT, "").strip()
     if current not in hosts:
-        raise platform_error(
-            CURRENT, repr(current), f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
-        )
+        expected = f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
+        raise platform_error(CURRENT, repr(current), expected)
     counted = {**environ, CURRENT: str(hosts.index(current)), HOSTS: str(len(hosts))}
     return replace(
         info_by_rank(counted, SAGEMAKER, head=hosts[0]),
@@ -256,14 +402,9 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
         return None
     evidence = f"{LABEL}={label}" if label else f"{PORT}*"
     if settings.head is not None:
-        return PlatformInfo(
-            "vast",
-            is_head=False,
-            evidence=(f"AGENT_HEAD={settings.head}", evidence),
-            owns_machine=True,
-        )
-    wants_more = settings.ray_worker is True or bool(settings.expected_workers)
-    if wants_more:
+        both = (f"AGENT_HEAD={settings.head}", evidence)
+        return PlatformInfo("vast", is_head=False, evidence=both, owns_machine=True)
+    if settings.ray_worker is True or settings.expected_workers:
         raise platform_error(
             "AGENT_HEAD",
             f"nothing, on an instance of Vast.ai ({evidence}), which has no ranks",
@@ -279,71 +420,53 @@ def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInf
     """Describe a node of no known platform."""
     if settings.head is not None:
         return PlatformInfo("plain", is_head=False, evidence=(f"AGENT_HEAD={settings.head}",))
-    expected = settings.expected_workers
-    if settings.ray_worker is None and not expected:
-        return PlatformInfo(
-            "single",
-            is_head=True,
-            evidence=("no platform, no AGENT_HEAD: one machine",),
-            single_node=True,
-        )
-    return PlatformInfo("plain", is_head=True, evidence=("no platform",), single_node=True)
+    name, evidence = "plain", "no platform"
+    if settings.ray_worker is None and not settings.expected_workers:
+        name, evidence = "single", "no platform, no AGENT_HEAD: one machine"
+    return PlatformInfo(name, is_head=True, evidence=(evidence,), single_node=True)
 
 
 RUNPOD = "runpod"
-POD = "RUNPOD_POD_ID"
 DOMAIN = "runpod.internal"
-POD_INTERFACE = "podnet1"
 
 
 def own_pod(environ: Mapping[str, str]) -> str | None:
     """Return this pod's id; other platforms also run on RunPod's pods."""
-    return environ.get(POD, "").strip() or None
+    return environ.get("RUNPOD_POD_ID", "").strip() or None
 
 
 def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a pod by its id, or by HEAD_POD_ID."""
-    own = own_pod(environ)
-    head = settings.head_pod_id
+    own, head = own_pod(environ), settings.head_pod_id
     if own is None and head is None:
         return None
-    head_pod = head or _own_pod_as_head(own, settings)
+    # A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. If it is
+    # a head that waits for workers, it must still listen on the network between the pods.
+    waits = bool(settings.expected_workers) and settings.head is None
+    waits_as_head = waits and settings.ray_worker is not True
+    head_pod = head or (own if waits_as_head else None)
+    evidence: tuple[str, ...] = (f"RUNPOD_POD_ID={own}", f"HEAD_POD_ID={head}")
+    if own is None:
+        evidence = (f"HEAD_POD_ID={head} without RUNPOD_POD_ID",)
+    elif head is None:
+        more = f", EXPECTED_WORKERS={settings.expected_workers}" if waits_as_head else ""
+        evidence = (f"RUNPOD_POD_ID={own} without HEAD_POD_ID{more}",)
     return PlatformInfo(
         name=RUNPOD,
         is_head=own == head if own and head else settings.ray_worker is not True,
-        evidence=_evidence(own, head, settings),
+        evidence=evidence,
         role_variable="RAY_WORKER + HEAD_POD_ID",
         role_is_proven=own is not None and head is not None,
         head_host=f"{head_pod}.{DOMAIN}" if head_pod is not None else None,
         must_own_head_host=own is None,
         node_name=own,
         restarts_containers=own is not None,
-        own_names=tuple(f"{pod}.{DOMAIN}" for pod in [own or head] if pod is not None),
+        own_names=(f"{own or head}.{DOMAIN}",),
         gpus_per_node=read_number(environ, "RUNPOD_GPU_COUNT"),
-        interface=POD_INTERFACE,
+        interface="podnet1",
         owns_machine=own is not None,
         single_node=head is None and settings.head is None,
     )
-
-
-def _own_pod_as_head(own: str | None, settings: Settings) -> str | None:
-    """Return this pod's id if it is a head that waits for workers but has no HEAD_POD_ID.
-
-    A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. It must
-    still listen on the network between the pods.
-    """
-    waits = bool(settings.expected_workers) and settings.head is None
-    return own if waits and settings.ray_worker is not True else None
-
-
-def _evidence(own: str | None, head: str | None, settings: Settings) -> tuple[str, ...]:
-    if own is None:
-        return (f"HEAD_POD_ID={head} without RUNPOD_POD_ID",)
-    if head is None:
-        waits = f", EXPECTED_WORKERS={settings.expected_workers}"
-        more = waits if _own_pod_as_head(own, settings) is not None else ""
-        return (f"RUNPOD_POD_ID={own} without HEAD_POD_ID{more}",)
-    return (f"RUNPOD_POD_ID={own}", f"HEAD_POD_ID={head}")
 
 
 # WORLD_SIZE counts GPUs here; it is not read. MASTER_ADDR repeats PRIMARY_ADDR until a job or an
@@ -355,22 +478,18 @@ CLUSTER_NAMES = RankVariables(
     head="PRIMARY_ADDR",
     gpus="NUM_TRAINERS",
 )
-CLUSTER_INTERFACE = "ens1"
-"""The first of the internal interfaces, ens1 to ens8; eth0 leads to the internet only."""
 
 
 def detect_runpod_cluster(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
     """Detect a node of an Instant Cluster."""
-    if (
-        CLUSTER_NAMES.head not in environ
-        or not {CLUSTER_NAMES.rank, CLUSTER_NAMES.nodes} & environ.keys()
-    ):
+    counts = {CLUSTER_NAMES.rank, CLUSTER_NAMES.nodes} & environ.keys()
+    if CLUSTER_NAMES.head not in environ or not counts:
         return None
     info = info_by_rank(environ, CLUSTER_NAMES)
     return replace(
         info,
-        node_name=environ.get("RUNPOD_POD_ID", "").strip() or f"node{info.rank}",
-        interface=CLUSTER_INTERFACE,
+        node_name=own_pod(environ) or f"node{info.rank}",
+        interface="ens1",  # the first of ens1 to ens8; eth0 leads to the internet only
         owns_machine=True,
         restarts_containers=True,
     )
