@@ -293,9 +293,7 @@ PAINS: tuple[Pain, ...] = (
         (
             checked("GPUs", f"{CHECK}[gpus lost]"),
             checked("GPU health", f"{MORE}[one is missing]"),
-            checked(
-                "Ray's GPUs", "tests/unit/test_ray_gpus.py::test_ray_sees_none_of_a_nodes_gpus"
-            ),
+            checked("Ray's GPUs", "tests/unit/test_ray_gpus.py::test_ray_has_none_of_a_nodes_gpus"),
             explained("no such resource"),
         ),
     ),

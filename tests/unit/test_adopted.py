@@ -140,7 +140,7 @@ def record_with(**pids: int) -> NodeRecord:
     ("ray", "kept"),
     [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
 )
-def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
+def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
     """Ray and services are adopted once; a bridge is stopped, and everything of a lost Ray."""
     names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
     pids = {name: orphan("sleep", "60") for name in names}
@@ -182,7 +182,7 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "found"), [(0, True), (1, True), (2, False)])
-def test_the_record_of_an_earlier_agent_tells_where_the_last_left_none(
+def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, *, found: bool
 ) -> None:
     """An agent killed while the disk was full could not record which agent it replaced."""

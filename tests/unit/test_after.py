@@ -141,7 +141,7 @@ def test_what_fails_ends_the_run_with_its_own_reason(history: History, reason: s
     assert (end.exit_code, end.reason[: len(reason)]) == (69, reason)
 
 
-def test_an_agent_that_goes_on_knows_what_was_done() -> None:
+def test_an_agent_that_resumes_has_the_completed_steps() -> None:
     """A step that a killed agent finished does not run again; others still wait for theirs."""
     made = of(EACH, MAKE, ASKED)
     trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH})), [])

@@ -317,7 +317,7 @@ def test_the_form_takes_few_guesses() -> None:
     assert access.login(one, SECRET)
 
 
-def test_after_too_many_guesses_the_form_says_so() -> None:
+def test_after_too_many_guesses_the_form_has_a_note() -> None:
     """Also with the right token; programs that send it in a header are served."""
     with served(SECRET) as port:
         asked = [port.ask("POST", "/login", FORM, "token=wrong") for _ in range(MOST_GUESSES)]
@@ -377,7 +377,7 @@ def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:
         ("TRACE", "/", 405),
     ],
 )
-def test_other_methods_and_paths_are_told_in_json(
+def test_other_methods_and_paths_are_answered_in_json(
     bare: Port, method: str, path: str, status: int
 ) -> None:
     """A wrong method gets the list of the right ones."""
@@ -434,7 +434,7 @@ def test_what_is_no_http_is_answered_and_not_logged(
     assert caplog.records == []
 
 
-def test_what_a_worker_says_steers_no_terminal(bare: Port) -> None:
+def test_control_characters_of_a_worker_are_removed(bare: Port) -> None:
     """Control characters are removed in the status and in the log."""
     evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
     said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}

@@ -212,7 +212,7 @@ def test_differences_are_reported_before_a_long_wait() -> None:
     assert [end.exit_code for end in refused.outcomes] == [78]
 
 
-def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
+def test_no_finding_for_a_worker_before_its_report() -> None:
     """Nodes are compared when all are there: the one that differs may be the one that is right."""
     three = replace(PAIR, expected_workers=2, min_workers=2)
     trace = Trace(three, joined(says(NCCL_DEBUG="INFO", DEBUG_RAY="1")))

@@ -79,7 +79,7 @@ def test_what_only_logs_is_not_asked_again() -> None:
     assert WITH_REWARD.services[0].asked_again == LivenessCheck()
 
 
-def test_outages_are_kept() -> None:
+def test_outages_are_recorded() -> None:
     """From the time when a service is no longer ready until it answers again."""
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])

@@ -457,7 +457,7 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     keeper.close()
 
 
-def test_a_service_of_a_job_that_lives_was_ready_before() -> None:
+def test_a_service_of_a_running_job_counts_as_ready() -> None:
     """If it exits before it has answered the next agent, it is restarted; the run continues."""
     after = next_agent(Trace(WITH_REWARD, SERVED))
     after.take(nodes(), 1.0)

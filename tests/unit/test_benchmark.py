@@ -117,6 +117,6 @@ def test_unknown_peers_are_refused() -> None:
         ("/v/raylet --raylet_socket_name=/tmp/pod-agent/session/sockets/raylet", False),
     ],
 )
-def test_own_processes_are_told_from_rays(cmdline: str, ours: bool) -> None:  # noqa: FBT001 - a row of the table
+def test_own_processes_are_counted_apart_from_rays(cmdline: str, ours: bool) -> None:  # noqa: FBT001 - a row of the table
     """Ray's dashboard agent is not our agent."""
     assert is_ours(cmdline) is ours

@@ -28,7 +28,7 @@ def test_medians_are_held_against_the_promises() -> None:
     assert [target.holds for target in slow] == [False, False, False, True, True, True]
 
 
-def test_a_round_that_failed_says_so_and_counts_as_far_as_it_came() -> None:
+def test_a_failed_round_is_named_and_its_figures_count() -> None:
     """A value that was not measured neither holds nor fails."""
     assert {target.holds for target in fault_targets([FAILED])} == {None}
     said = fault_table([GOOD, SLOW, FAILED])

@@ -134,7 +134,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_look_where_nothing_can_be_started(open_folder: Path) -> None:
+def test_a_diagnostic_that_cannot_start(open_folder: Path) -> None:
     """The kernel refuses to start nvidia-smi or a thread: no exception, and no false idle GPU."""
     tool = open_folder / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0, 0\n")

@@ -116,7 +116,7 @@ def test_a_disk_that_stalls_freezes_nothing(tmp_path: Path) -> None:
     assert err.endswith(b" done: the last word\n")
 
 
-def test_a_full_disk_is_told_once() -> None:
+def test_a_full_disk_is_logged_once() -> None:
     """One line, in the log's own format; the last line is still the last."""
     code, _, err = run(CHATTER, "/dev/full")
     assert code == 7
@@ -175,7 +175,7 @@ def test_a_copy_that_cannot_be_costs_the_copy_alone(
     assert all(b"WARN" in line for line in told)
 
 
-def test_an_output_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+def test_an_unreadable_output_is_logged_once(tmp_path: Path) -> None:
     """A source that is not a file ends no thread silently."""
     source = tmp_path / "job-driver.log"
     source.mkdir()
@@ -266,7 +266,7 @@ exit_now(7)
 """
 
 
-def test_a_disk_that_has_room_again_gets_all_that_was_said(tmp_path: Path) -> None:
+def test_a_disk_with_room_again_gets_all_lines(tmp_path: Path) -> None:
     """Full in the middle of a line; once there is space, the file continues without a gap."""
     file = tmp_path / "agent.log"
     with subprocess.Popen(
@@ -372,7 +372,7 @@ def test_an_output_without_a_line_s_end_is_not_held_back(tmp_path: Path) -> None
         assert running.wait(LIMIT) == 7
 
 
-def test_a_source_whose_folder_went_is_said(tmp_path: Path) -> None:
+def test_a_source_whose_folder_was_removed_is_logged(tmp_path: Path) -> None:
     """A missing log folder of Ray is logged; a job that never began is no error."""
     code, out, err = run(JOB, tmp_path / "gone" / "a.log", tmp_path / "job.log", 1)
     assert (code, out) == (7, b"")

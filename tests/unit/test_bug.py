@@ -25,7 +25,7 @@ async def _in_task_groups(failure: Exception) -> None:
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_a_bug_is_told_by_its_own_exception(failure: Exception, words: str) -> None:
+def test_a_bug_is_reported_with_its_own_exception(failure: Exception, words: str) -> None:
     """A task group wraps the exceptions of its tasks."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - anything may be a bug
         anyio.run(_in_task_groups, failure)

@@ -87,7 +87,7 @@ def test_each_row_is_whole() -> None:
         assert not cause_.endswith("."), row.key
 
 
-def test_trying_again_is_said_as_in_the_labels() -> None:
+def test_the_advice_to_retry_agrees_with_the_labels() -> None:
     """The rows and the corpus agree about which causes pass by themselves."""
     text = (CASES / "labels.toml").read_text()
     again = dict(re.findall(r'label = "(\w+)"\nclass = "\w+"\ntemporary = (\S+)', text))

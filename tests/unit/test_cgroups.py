@@ -209,7 +209,7 @@ def test_no_counter_counts_nothing(tmp_path: Path) -> None:
     assert limits.oom_kills(*tree(tmp_path, "", {})).number == 0
 
 
-def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None:
+def test_an_oom_kill_is_reported_once_and_remembered_for_a_minute() -> None:
     """Kills counted before the start are not ours."""
     number, now = 5, 100.0
     watch = MemoryWatch(lambda: limits.OomKills(number, of_container=True), lambda: now)
@@ -225,7 +225,7 @@ def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None
     assert watch.recent().endswith("ended a process of it")
 
 
-def test_what_ended_on_a_shared_machine_is_said_and_blamed_for_nothing() -> None:
+def test_an_oom_kill_on_a_shared_machine_is_reported_without_blame() -> None:
     """Without a cgroup's counter, another tenant's process may have been killed."""
     kills = iter((5, 6, 6))
     watch = MemoryWatch(lambda: limits.OomKills(next(kills), of_container=False))

@@ -299,7 +299,7 @@ def test_every_check_is_run_and_tested() -> None:
     assert {*names, *of_some} == {row[0] for row in (*ROWS.values(), *MORE.values())}
 
 
-def test_no_finding_shows_a_secret() -> None:
+def test_no_finding_has_a_secret() -> None:
     """Findings are printed and logged, so they speak of secrets by name only."""
     findings = run_checks(OLD, settings_of(TOKEN), topology_of(TOKEN, OLD))
     assert SECRET not in " ".join(finding.sentence() for finding in findings)

@@ -88,7 +88,7 @@ def at(one: tuple[float, h.HeadEvent]) -> float:
     return one[0]
 
 
-def test_a_later_life_of_a_node_is_proof() -> None:
+def test_a_later_agent_of_a_node_is_proof() -> None:
     """The pod was started again: no former process runs there."""
     trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (13, h.WorkerReplaced("agent2"))])
     trace.take(nodes(3), 14)
@@ -116,7 +116,7 @@ def test_this_node_must_be_clear_too() -> None:
     assert submitted(trace) == AGAIN[:1]
 
 
-def test_a_head_that_was_started_again_knows_the_nodes_of_before() -> None:
+def test_a_restarted_head_has_the_earlier_nodes() -> None:
     """From its record: a silent worker gets its grace, one that reports must have ended it."""
     of = replace(
         goal(1, retries=3, tried=(LostAttempt(5.0, "x"),)), former_workers=("pod2", "pod4")

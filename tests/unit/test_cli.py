@@ -152,7 +152,7 @@ def test_status_live_asks_this_nodes_own_agent() -> None:
     assert "no agent runs here: 127.0.0.1:21999" in done.stderr
 
 
-def test_a_name_that_no_encoding_has_is_shown_escaped() -> None:
+def test_a_name_without_an_encoding_is_printed_escaped() -> None:
     """A variable of another program with invalid bytes in its name breaks no output."""
     env = {"AGENT_caf\udce9": "1", "PYTHONIOENCODING": "utf-8:strict"}
     done = agent("plan", env=env)
@@ -170,7 +170,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_doctor_tells_a_taken_port() -> None:
+def test_doctor_reports_a_taken_port() -> None:
     """`doctor` fails if another process has one of our ports, and names the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

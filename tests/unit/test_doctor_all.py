@@ -61,7 +61,7 @@ def test_whose(names: list[str], count: int, told: str) -> None:
     assert node_list(names, count) == told
 
 
-def test_what_a_head_knows() -> None:
+def test_what_a_head_answers() -> None:
     """Its own findings, its workers', and the differences; none of a node without an agent."""
     plan = plan_of({"EXPECTED_WORKERS": "2"})
     asked = replace(goal(2), facts=MACHINE, node="head0")
@@ -100,7 +100,9 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])
 
 
-def test_without_proof_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_proof_nothing_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Findings have paths and addresses: refused without the key, and if a token is set."""
     with a_head() as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401

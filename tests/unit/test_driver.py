@@ -123,7 +123,9 @@ PYTHON = shlex.join([sys.executable, "-c", CATCHES])
     ],
     ids=["a shell that traps", "the leader", "its child", "two shells deep", "in a pipe"],
 )
-def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -> None:
+def test_a_signal_goes_to_the_process_that_handles_it(
+    tmp_path: Path, script: str, name: str
+) -> None:
     """The leader, unless that is a shell without a handler: then its child."""
     with worker((f"cd {tmp_path}; {script}", job("run-1"))) as pids:
         await_true((tmp_path / "up").exists)
@@ -135,7 +137,7 @@ def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -
     assert sentence.endswith(")")
 
 
-def test_who_does_not_catch_it_is_told() -> None:
+def test_a_process_that_ignores_it_is_named() -> None:
     """Handling it is up to the job; a warning says that the signal will end it."""
     with worker(("exec sleep 1000", job("run-1"))) as pids:
         await_true(lambda: psutil.Process(pids[0]).name() == "sleep")

@@ -54,7 +54,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("script", "words"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_tool_that_tells_nothing(tmp_path: Path, script: str, words: str) -> None:
+def test_a_tool_without_output(tmp_path: Path, script: str, words: str) -> None:
     """The tool's error message is the fault; one that hangs is abandoned at its deadline."""
     path = tool(tmp_path, "nvidia-smi", script)
     driver = gpus.ask_driver("nvidia", path, limit=0.5)

@@ -337,7 +337,7 @@ def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
         assert json.loads(first)["event"] == "Began"
 
 
-def test_what_cannot_be_recorded_is_noted(tmp_path: Path) -> None:
+def test_an_event_that_cannot_be_recorded_is_logged(tmp_path: Path) -> None:
     """An event too large, or made of what JSON cannot hold, is named in its place."""
 
     class Odd(Value):
@@ -365,7 +365,7 @@ def test_every_event_is_one_line_for_every_reader(tmp_path: Path) -> None:
     ]
 
 
-def test_the_newest_events_of_a_stalled_disk_are_kept(
+def test_a_stalled_disk_gets_the_newest_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a limit the oldest are dropped; their number is recorded, and the rest is whole."""

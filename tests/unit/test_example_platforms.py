@@ -100,7 +100,7 @@ def test_amd_hands_slurms_variables_into_the_container(missing: str, tmp_path: P
         assert {"/dev/dri", "/dev/kfd", "128G", "host"} <= set(engine.argv)
 
 
-def test_amd_says_that_no_engine_is_there(tmp_path: Path) -> None:
+def test_amd_reports_a_missing_container_engine(tmp_path: Path) -> None:
     """A node without podman and docker gets an error message, and fails."""
     assert sbatch(Shell.make(tmp_path, "podman", "docker"), "slurm/amd.sbatch") == 127
 

@@ -75,7 +75,7 @@ def test_no_scenario_at_all_is_no_success() -> None:
     assert read_junit("<testsuites/>").word == SKIPPED
 
 
-def test_what_was_seen_is_kept(tmp_path: Path) -> None:
+def test_results_are_stored(tmp_path: Path) -> None:
     """Between runs, by the row's name."""
     path = tmp_path / "seen.json"
     assert load(path) == {}

@@ -91,7 +91,7 @@ def test_services_end_too() -> None:
     assert stops(joined) == [StopServices(), StopRay()]
 
 
-def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
+def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
     """The head counts it as lost, since other ranks may wait for it in a collective."""
     trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(replied(), 30)
@@ -103,7 +103,7 @@ def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
     assert trace.state.share_over == ShareOver(1, ShareEnd(143, by_order=True, lost=True))
 
 
-def test_a_share_that_was_over_before_is_heard() -> None:
+def test_a_share_that_ended_before_counts() -> None:
     """A failure before the fence is reported; only stopped ranks are lost."""
     trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(ShareOver(1, ShareEnd(7)), 20)
@@ -170,7 +170,7 @@ def test_its_time_does_not_run_while_it_is_stopped() -> None:
     assert "the head pod0" in end.reason
 
 
-def test_a_head_that_was_never_heard_ends_no_preparation() -> None:
+def test_a_head_that_never_answered_ends_no_prepare_step() -> None:
     """Workers may start long before their head."""
     trace = WorkerTrace(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])
     assert stops(trace) == []

@@ -118,7 +118,7 @@ def test_a_former_head_whose_job_is_over(
     assert waited_for(tmp_path) == ("pod2",)
 
 
-def test_an_older_record_knows_no_lock(tmp_path: Path) -> None:
+def test_an_older_record_has_no_lock(tmp_path: Path) -> None:
     """The lock that was taken counts as the former head's."""
     left(tmp_path)
     data = json.loads((tmp_path / "4711" / RUN_FILE).read_text())

@@ -101,7 +101,7 @@ def test_an_editable_install(site: Path, tmp_path: Path) -> None:
     assert found == Framework("verl", str(checkout), "0.7.1")
 
 
-def test_forks_are_told_from_what_they_were_made_of(site: Path) -> None:
+def test_forks_are_distinguished_from_their_origins(site: Path) -> None:
     """OpenRLHF-M and Search-R1 share their packages' names with OpenRLHF and verl."""
     place = package(site, "openrlhf")
     package(site, "verl")

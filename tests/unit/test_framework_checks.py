@@ -190,7 +190,7 @@ def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"{GOOD} --pretrain N", 9, ["twice: --pretrain"]),
     ],
 )
-def test_a_program_is_judged_by_its_own_code(
+def test_a_program_is_checked_by_its_own_code(
     framework: Path, tmp_path: Path, argv: str, gpus: int, faults: list[str]
 ) -> None:
     """Parser, assertions and placement are the program's; Ray is modeled, torch a stub."""
@@ -293,7 +293,7 @@ def test_search_r1_by_its_facts(more: str, fault: str) -> None:
     assert {one.kind for one in tight} == {"waits"}
 
 
-def test_results_are_kept_and_told(tmp_path: Path) -> None:
+def test_results_are_stored_and_printed(tmp_path: Path) -> None:
     """The next run reads the results; the table counts them, the details list each once."""
     verdicts = (
         Verdict("verl-grpo", "2x8", "bare"),
@@ -317,7 +317,7 @@ def test_results_are_kept_and_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_training_is_told_by_its_first_and_last_reward(tmp_path: Path) -> None:
+def test_a_training_is_summarized_by_its_first_and_last_reward(tmp_path: Path) -> None:
     """Steps and checkpoints are in the program's output, the server in its first line."""
     told = (
         "no checkpoint yet: from step 0, 2 processes\n"

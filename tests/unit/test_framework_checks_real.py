@@ -14,7 +14,7 @@ FIRST = "no checkpoint yet: from step 0, 2 processes\nstep 1/50 mean reward 0.06
 AGAIN = "going on from /x/checkpoint-5, 2 processes\nstep 6/50 mean reward 0.500 tokens 1\n"
 
 
-def test_attempts_are_told_apart() -> None:
+def test_attempts_have_separate_results() -> None:
     """The second begins with the line that names its checkpoint."""
     first, again = trl_on_pods.halves(FIRST + AGAIN)
     assert trl_on_pods.last_step(first) == "1"

@@ -52,7 +52,7 @@ def test_amds_two_tools() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ERROR: no AMD GPUs found", "{", "[1, 2"])
-def test_what_is_no_list_is_said_to_be_none(text: str) -> None:
+def test_a_value_that_is_no_list_is_named(text: str) -> None:
     """A ValueError is raised."""
     for tool in TOOLS["amd"]:
         with pytest.raises(ValueError, match=r"no JSON|Expecting"):

@@ -128,7 +128,7 @@ def test_the_half_minute_is_a_deadline() -> None:
         assert head.deadline(trace.state) == 35
 
 
-def test_it_is_said_once_with_what_follows() -> None:
+def test_it_is_logged_once_with_its_consequence() -> None:
     """The effect, the reason; and the recovery."""
     trace = Trace(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
     hangs = "Ray hangs, its dashboard (pid 7) is stopped"
@@ -168,7 +168,7 @@ def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
     assert trace.state.phase is HeadPhase.SUBMITTING
 
 
-def test_a_next_attempt_knows_nothing_of_it() -> None:
+def test_the_next_attempt_starts_without_it() -> None:
     """It has a new Ray."""
     history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
     trace = Trace(goal(1, retries=1), history)

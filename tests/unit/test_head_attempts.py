@@ -351,7 +351,7 @@ def test_the_same_cause_at_the_same_step_twice_ends_the_run(
     )
 
 
-def test_what_was_saved_is_told_and_counts() -> None:
+def test_a_saved_checkpoint_is_reported_and_counts() -> None:
     """The next attempt says from where it resumes, and a newer checkpoint is progress."""
     trace = Trace(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
     for attempt in (1, 2, 3):

@@ -140,7 +140,7 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
 # --- the head that lost its disk ---------------------------------------------------------------
 
 
-def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
+def test_a_head_without_its_disk_continues_the_run_that_a_worker_reports() -> None:
     """The run keeps its ID, and its attempts count."""
     trace = heads.Trace(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
     assert trace.effects == [h.AdoptRun("old", 1)]
@@ -157,7 +157,7 @@ def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
     assert (trace.outcomes[0].exit_code, trace.outcomes[0].holds_pod) == (75, True)
 
 
-def test_a_head_that_knows_its_run_heeds_no_other() -> None:
+def test_a_head_with_a_record_ignores_other_runs() -> None:
     """Neither if its own record has the run, nor once the job is submitted."""
     known = heads.Trace(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
     assert known.effects == []
@@ -170,7 +170,7 @@ def heads_tried() -> LostAttempt:
     return LostAttempt(700.0, "its head was lost")
 
 
-def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
+def test_a_worker_with_a_run_is_answered_after_the_decision() -> None:
     """Until then no reply names another run to it."""
     remembered: list[tuple[str, int, int]] = []
 

@@ -197,7 +197,7 @@ def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: li
     assert list(trace.kinds()) == deeds
 
 
-def test_what_is_said_on_the_way() -> None:
+def test_messages_on_the_way() -> None:
     """Every change is one log line that a person can grep."""
     trace = Trace(
         WITH_REWARD,
@@ -214,7 +214,7 @@ def test_what_is_said_on_the_way() -> None:
     assert [s for s in sentences if s not in trace.log] == []
 
 
-def test_joining_and_leaving_are_told_by_name() -> None:
+def test_joining_and_leaving_are_logged_by_name() -> None:
     """Workers are named, or given by address if they have no agent."""
     trace = Trace(goal(2), [(2, reported(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
     assert "pod2 joined Ray" in trace.log

@@ -131,7 +131,7 @@ class Numbered(Reports):
         return await super().handle(report)
 
 
-def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
+def test_reports_are_numbered_in_order() -> None:
     """Including a report cut short by a change, and the goodbye."""
     reports = Numbered(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
     port = free_port()

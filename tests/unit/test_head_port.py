@@ -50,7 +50,7 @@ def test_the_internet_needs_a_token(address: str, environ: dict[str, str], may: 
     assert may_listen_on(address, settings_of(environ)) is may
 
 
-def test_a_fit_head_opens_its_port_or_says_why_not() -> None:
+def test_a_head_opens_its_port_or_gives_the_reason() -> None:
     """An address that is not this node's is an error of its own."""
     (listening,) = open_port(a_plan(), OWN, None)
     assert listening.getsockname()[0] == OWN
@@ -72,7 +72,7 @@ def test_loopback_is_taken_already() -> None:
     assert open_port(a_plan(), "127.0.0.1", None) == []
 
 
-def test_a_heads_refusal_says_whose_it_is() -> None:
+def test_a_heads_refusal_names_the_head() -> None:
     """Workers print it too, and what is wrong is wrong elsewhere."""
     plan = a_plan()
     told = name_head_in_refusal(plan, REFUSAL)

@@ -174,7 +174,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
 
 
 @given(histories())
-def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
+def test_every_history_ends(drawn: tuple[h.HeadGoal, History]) -> None:
     """If only time passes, the head ends, once, with a code of the contract."""
     of, history = drawn
     trace = Trace(of, history)

@@ -154,7 +154,7 @@ def test_a_pod_that_cannot_be_stopped_is_held(
         assert sum(one[0] == "POST" for one in runpod.requests) == 1
 
 
-def test_a_held_pod_says_its_price(runpod: RunPodServer, said: list[str]) -> None:
+def test_a_held_pod_logs_its_price(runpod: RunPodServer, said: list[str]) -> None:
     """The default: the pod is never stopped, and its published price is repeated."""
     hold_until(held_by(runpod.url, "hold"), lambda: sum("to end it: curl" in x for x in said) >= 3)
     assert any(line.startswith("holding the pod, which would be started again") for line in said)
@@ -233,7 +233,7 @@ def test_what_follows_from_an_answer(
     assert (after.next, after.accepted) == (request_, accepted)
 
 
-def test_pauses_grow_and_a_rate_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_a_rate_limit_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one second to one minute; Retry-After counts where it is longer."""
     monkeypatch.undo()
     stop, pauses = PodStop("stop"), []
@@ -264,7 +264,7 @@ def test_a_pod_outside_of_runpod_cannot_be_stopped() -> None:
         ({"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "1", "NODE_RANK": "0"}, "delete the cluster"),
     ],
 )
-def test_the_plan_says_what_a_held_pod_costs(environ: dict[str, str], line: str) -> None:
+def test_the_plan_has_the_price_of_a_held_pod(environ: dict[str, str], line: str) -> None:
     """`plan` shows the price and what ends the pod, without a request."""
     given = {"RUNPOD_POD_ID": POD, **environ}
     assert line in render(plan_of(given, POD_FACTS), redactor_for(given, None))

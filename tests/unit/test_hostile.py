@@ -71,7 +71,7 @@ def test_a_verdict_of_no_process(code: float) -> None:
         Reply.from_dict({**data, "verdict": verdict})
 
 
-def test_a_seat_among_nodes_without_number() -> None:
+def test_a_share_among_nodes_without_number() -> None:
     """A reply is read for any number of a worker's GPUs; a rank below 0 is none."""
     order = Order("head", 1, OrderKind.RUN_SHARE, share=ShareOrder(0, (NodeSize(-1),)))
     data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()

@@ -205,7 +205,7 @@ def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
     assert "written by 8 processes" in likely.what
 
 
-def test_a_job_that_is_followed_again_is_not_judged(tmp_path: Path) -> None:
+def test_a_job_that_is_followed_again_is_not_checked(tmp_path: Path) -> None:
     """A restarted agent follows a job that is writing its first checkpoint."""
     (tmp_path / "global_step_20").mkdir()
     assert isinstance(made(plan(tmp_path)), Outcome)

@@ -125,7 +125,7 @@ MISSING = replace(MACHINE, program_fault="'nosuch' is not on PATH")
         ({"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}, False),
     ],
 )
-def test_it_is_judged_where_nothing_could_bring_it(
+def test_it_is_checked_where_nothing_could_provide_it(
     environ: dict[str, str],
     is_judged: bool,  # noqa: FBT001 - a column
 ) -> None:

@@ -92,14 +92,14 @@ def told(lines: Sequence[str]) -> list[str]:
     return [known.key for known in find_known_lines([line.encode() for line in lines])]
 
 
-def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
+def test_every_live_row_and_every_noise_has_an_example() -> None:
     """Every row has a known line; harmless lines are always reported as harmless."""
     assert FATAL | {row.key for row in table().noise} == table().live_keys
     assert len(FATAL) > 20
 
 
 @pytest.mark.parametrize(("key", "line"), LINES)
-def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
+def test_a_known_line_is_logged_with_its_own_cause(key: str, line: str) -> None:
     """The exact text, or nothing if its row is not reported while the job runs."""
     found = find_known_lines([b"step 3/40", line.encode(), b"Traceback"])
     if key not in FATAL:
@@ -111,7 +111,7 @@ def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", NOISY)
-def test_noise_is_said_to_be_noise(line: str) -> None:
+def test_noise_is_called_noise(line: str) -> None:
     """And as nothing else."""
     (found,) = find_known_lines([line.encode()])
     assert found.is_noise
@@ -128,17 +128,17 @@ def test_noise_is_said_to_be_noise(line: str) -> None:
         max_size=12,
     )
 )
-def test_ordinary_lines_tell_nothing(lines: list[tuple[str, str]]) -> None:
+def test_ordinary_lines_have_no_cause(lines: list[tuple[str, str]]) -> None:
     """With any prefix and in any order: no false alarm."""
     assert told([before + line for before, line in lines]) == []
 
 
-def test_all_ordinary_lines_tell_nothing() -> None:
+def test_no_ordinary_line_has_a_cause() -> None:
     """Each of them alone."""
     assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
-def test_each_cause_is_told_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_cause_is_logged_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is printed; in another attempt it is logged again."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
@@ -164,7 +164,7 @@ FILES = b"OSError: [Errno 24] Too many open files: 'x'"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node(
+def test_a_cause_of_another_node_is_logged_once_with_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither once per node, nor again after the head's own report, nor with a secret."""
@@ -210,7 +210,7 @@ def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one(
     assert len(said) == 3
 
 
-def test_no_secret_and_no_control_character_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a part of a secret where the line is cut."""
     said: list[str] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
@@ -240,7 +240,7 @@ def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.timeout(120)  # an expression that backtracks takes hours
-def test_a_flood_is_looked_at_in_passing() -> None:
+def test_a_flood_is_searched_quickly() -> None:
     """3 MB of ordinary output, and 1 MB of lines that resemble known ones."""
     flood = [line.encode() for line in ORDINARY] * 600
     alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000

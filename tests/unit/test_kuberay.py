@@ -166,7 +166,7 @@ def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
     assert SERVICE in found
 
 
-def test_where_a_prepare_step_runs_is_told() -> None:
+def test_the_node_of_a_prepare_step_is_named() -> None:
     """In a submitter's pod a prepare step runs on another disk than the job."""
     step = {"AGENT_PREPARE": "make data"}
     assert "runs in this pod" in changed_plan("kuberay-submitter-head", step).notes[-1]

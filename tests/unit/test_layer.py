@@ -117,7 +117,7 @@ def test_system_packages(tmp_path: Path) -> None:
     assert moved._dpkg(tmp_path / "none") == {}  # noqa: SLF001 - same
 
 
-def test_the_dockerfile_says_what_the_rest_says() -> None:
+def test_the_dockerfile_agrees_with_the_rest() -> None:
     """Version and Ray agree with the package and the pinned lists; no index, no shell form."""
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
     ray = next(w for w in DOCKERFILE.split() if w.startswith("RAY=")).removeprefix("RAY=")

@@ -99,7 +99,7 @@ def test_slow_ways(
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdef")] * 2, st.floats(1e3, 1e11))))
-def test_told_if_and_only_if_slow(measured: list[tuple[str, str, float]]) -> None:
+def test_reported_if_and_only_if_slow(measured: list[tuple[str, str, float]]) -> None:
     """For any number of links, the sentence stays short."""
     real = [link for link in measured if link[0] != link[1]]
     found = slow_links(real)
@@ -287,7 +287,7 @@ def test_not_for_everybody(asks: str, shows: str | None, status: int) -> None:
     assert told.endswith(f"answered {status}")
 
 
-def test_a_node_that_knows_no_run_gives_none() -> None:
+def test_a_node_without_a_run_gives_none() -> None:
     """Before the head's first reply a worker belongs to no run."""
     assert str(drawn("", "")).endswith("answered 409")
 

@@ -83,7 +83,7 @@ def test_a_boot_that_begins_again_and_again_ends() -> None:
     assert end.reason.startswith("the boot took 4 min, longer than all its waits together: workers")
 
 
-def test_used_hours_are_kept(tmp_path: Path) -> None:
+def test_used_hours_are_recorded(tmp_path: Path) -> None:
     """A restarted head continues counting; a raised limit continues the run, without a retry."""
     first = RunKeeper(tmp_path, "f" * 16, ChosenRun("run"))
     first.adopt_run("run", 0)
@@ -105,7 +105,7 @@ def test_used_hours_are_kept(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_plan_says_what_it_costs_at_most() -> None:
+def test_the_plan_has_the_highest_cost() -> None:
     """The hours of all nodes, and their price if it is known."""
     given = {"AGENT_MAX_HOURS": "10", "EXPECTED_WORKERS": "3"}
     assert "AGENT_MAX_HOURS=10: then the job is stopped" in plan_of(given).notes

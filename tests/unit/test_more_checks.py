@@ -386,7 +386,7 @@ def test_findings(
     assert_finding(check, environ, facts, level, words)
 
 
-def test_a_keys_text_is_never_shown() -> None:
+def test_a_keys_text_is_never_printed() -> None:
     """A finding about a malformed key does not contain the key."""
     assert "hunter2" not in found("W&B key", {"WANDB_API_KEY": "hunter2"}, MACHINE).sentence()
 

@@ -82,7 +82,7 @@ def test_an_address_needs_no_dns(slow: SlowDns) -> None:
     assert slow.asked == []
 
 
-def test_a_name_that_no_resolver_takes_is_told() -> None:
+def test_a_name_that_no_resolver_takes_is_reported() -> None:
     """A label beyond DNS's length gives an error, not an endless wait."""
     said = anyio.run(network.resolve, f"ü{'a' * 70}", 20)
     assert "does not resolve" in said
@@ -106,7 +106,7 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
     assert not network._lookups  # noqa: SLF001 - nothing is kept
 
 
-def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
+def test_a_cancelled_lookup_is_removed(slow: SlowDns) -> None:
     """Lookups of a hung resolver do not accumulate."""
 
     async def story() -> None:
@@ -134,7 +134,7 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "127.0.0.1" in anyio.run(network.resolve, "localhost", 20)
 
 
-def test_a_brief_look_up_of_an_odd_name() -> None:
+def test_a_brief_lookup_of_an_odd_name() -> None:
     """A name that a resolver refuses counts as unknown."""
     assert network.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
 

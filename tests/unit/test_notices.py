@@ -151,7 +151,7 @@ def test_ten_announced_losses_are_free(announced: int, others: int, counted: int
         assert retries_exhausted(tried, counted - 1) is not None
 
 
-def test_the_record_keeps_which_losses_were_announced() -> None:
+def test_announced_losses_are_recorded() -> None:
     """A later head counts like its former one, and older records stay readable."""
     begun = RunRecord("r", "f", 1).begin_attempt(1, "r-1", "2026-11-23T10:00:00.000Z")
     for announced in (True, False):

@@ -60,7 +60,7 @@ def test_what_goes(
     st.dictionaries(st.text(max_size=3), st.floats(0, NOW)),
     st.frozensets(st.text(max_size=3)),
 )
-def test_never_a_living_one(found: dict[str, float], living: frozenset[str]) -> None:
+def test_never_a_session_in_use(found: dict[str, float], living: frozenset[str]) -> None:
     """None that a process uses, none that changed lately, and no more than were found."""
     whole, spilled_only = choose_removals(found, living, NOW)
     gone = {*whole, *spilled_only}

@@ -120,7 +120,7 @@ def test_a_status_of_a_run_fits_the_description() -> None:
                 fits.validate({key: value for key, value in made.items() if key != name})
 
 
-def test_the_fuzzer_knows_every_field_of_a_report() -> None:
+def test_the_fuzzer_has_every_field_of_a_report() -> None:
     """From the types: with all that is nested in a report."""
     found: dict[str, Any] = described()
     assert {"Report", "Hello", "Facts", "WorkerStats"} <= {*found["components"]["schemas"]}

@@ -74,7 +74,7 @@ def test_the_last_line() -> None:
         (255, 255, "255"),
     ],
 )
-def test_codes_as_a_shell_tells_them(code: int, shell: int, name: str) -> None:
+def test_codes_are_those_of_a_shell(code: int, shell: int, name: str) -> None:
     """A process killed by signal n is 128+n, with the signal's name."""
     assert shell_code(code) == shell
     assert name_of_code(shell) == name
@@ -154,7 +154,7 @@ def test_the_grace_is_never_exceeded(grace: float) -> None:
     assert min(*shares, parts.bundle) > 0
 
 
-def test_errors_say_what_why_and_remedy() -> None:
+def test_errors_have_what_why_and_remedy() -> None:
     """One line has all three; each class has its exit code and kind."""
     error = PreflightError("no room", why="disk full", remedy="Make room", culprit="/tmp")
     assert error.sentence() == "no room: disk full. Make room"

@@ -55,7 +55,7 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
 
 
-def test_an_outcome_that_cannot_be_written_is_said(
+def test_an_outcome_that_cannot_be_written_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing folder changes no outcome: it is a warning."""

@@ -37,7 +37,7 @@ def status(history: History) -> dict[str, Any]:
     return status_of(trace.state, plan, timeline).status()
 
 
-def test_the_status_tells_all_of_it() -> None:
+def test_the_status_has_all_of_it() -> None:
     """Phase, waits, services and nodes, those without an agent included."""
     found = status(SERVED)
     assert (found["run_id"], found["role"], found["phase"]) == ("run-1", "head", "booting")

@@ -78,7 +78,7 @@ def test_the_agents_own_end_is_the_runs(tmp_path: Path, body: str, code: int) ->
     assert len(lives(tmp_path)) == 1
 
 
-def test_a_killed_agent_knows_in_whose_stead_it_lives(tmp_path: Path) -> None:
+def test_the_next_agent_is_given_the_killed_ones_id(tmp_path: Path) -> None:
     """After SIGKILL or a crash, another agent starts; the exit code is that of the last one."""
     crash = "os.kill(os.getpid(), {1: 9, 2: 11}[lived]) if lived < 3 else sys.exit(5)"
     process = run(tmp_path, crash)
@@ -109,7 +109,7 @@ def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
     assert len(lives(tmp_path)) == 1
 
 
-def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
+def test_a_stop_waits_until_the_next_agent_handles_signals(tmp_path: Path) -> None:
     """The next agent gets it, since the killed agent's processes must be stopped in order."""
     body = """
     from agent.runtime import parent
@@ -157,7 +157,7 @@ def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
         time.sleep(0.01)  # a step of the wait above
 
 
-def test_a_code_that_was_told_needs_no_end_of_the_process(tmp_path: Path) -> None:
+def test_a_code_that_was_sent_needs_no_end_of_the_process(tmp_path: Path) -> None:
     """A thread blocked by a disk keeps the process alive: its parent exits with the code."""
     body = """
     parent.send_exit_code(7)

@@ -157,6 +157,6 @@ def test_lines_since(text: str, minutes: int, left: str) -> None:
     assert chosen.apply(text, NOON) == (left, True)
 
 
-def test_a_log_without_times_is_shown_whole() -> None:
+def test_a_log_without_times_is_printed_whole() -> None:
     """Which is said, as `--since` had no effect."""
     assert LogFilter(since=NOON).apply("step 1\nstep 2\n", NOON) == ("step 1\nstep 2\n", False)

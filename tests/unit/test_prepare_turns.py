@@ -111,7 +111,7 @@ def test_turns(
     assert orders(Trace(of(*steps), history)) == expected
 
 
-def test_a_step_of_the_pass_that_says_so_may_run_anywhere(
+def test_a_step_without_a_dependency_may_run_anywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The orders of prepare steps do not depend on their place after the event."""

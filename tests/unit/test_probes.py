@@ -55,7 +55,7 @@ from agent.runtime.probes import (
         (200, b'{"rewards": [[1.0]]}', "not a finite number"),
     ],
 )
-def test_a_reply_is_judged(status: int, body: bytes, words: str) -> None:
+def test_a_reply_is_checked(status: int, body: bytes, words: str) -> None:
     """Only 200 with one finite number is a score; anything else is reported as what it is."""
     told = check_reward_reply(status, body)
     assert words in told
@@ -87,7 +87,7 @@ def test_an_open_and_a_closed_port() -> None:
     assert closed == f"connection refused by 127.0.0.1:{port}"
 
 
-def test_an_ipv6_address_is_told_in_brackets() -> None:
+def test_an_ipv6_address_is_printed_in_brackets() -> None:
     """Host and port can be told apart."""
     with socket.socket(socket.AF_INET6) as listener:
         try:
@@ -154,7 +154,7 @@ def test_a_reward_server_of_no_known_name() -> None:
         ("", False),
     ],
 )
-def test_an_address_is_told_from_a_name(url: str, is_address: object) -> None:
+def test_an_address_is_distinguished_from_a_name(url: str, is_address: object) -> None:
     """A proxy may resolve a name; an address is always contacted directly."""
     assert names_an_address(url) is is_address
 
@@ -168,7 +168,7 @@ def test_an_address_is_told_from_a_name(url: str, is_address: object) -> None:
         (OSError(), "OSError"),
     ],
 )
-def test_errors_read_as_a_person_would_say(error: Exception, words: str) -> None:
+def test_errors_read_as_sentences(error: Exception, words: str) -> None:
     """A cause is a few words, never an empty string."""
     assert reason(error) == words
 

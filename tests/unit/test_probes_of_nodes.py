@@ -160,7 +160,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
         (Answer("foreign", "10.0.0.3", "whatever"), ""),
     ],
 )
-def test_what_is_told_of_the_network(answer: Answer, said: str) -> None:
+def test_what_is_reported_of_the_network(answer: Answer, said: str) -> None:
     """Unreachable pairs are named, and slow links."""
     trace = Trace(goal(2), [(1.0, reported(2)), (1.0, reported(3)), (2.0, nodes(2, 3))])
     before = trace.log
@@ -257,7 +257,7 @@ def listening(count: int) -> list[socket.socket]:
     raise AssertionError("no neighbouring ports are free")
 
 
-def test_reaching_a_fellow() -> None:
+def test_reaching_another_worker() -> None:
     """Its raylet and object manager accept connections; a closed port is named."""
     agent, raylet, objects = listening(3)
     port = int(agent.getsockname()[1])

@@ -101,7 +101,7 @@ async def gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
-def test_any_number_of_waiters_hear_the_code(tmp_path: Path, script: str, code: int) -> None:
+def test_any_number_of_waiters_get_the_code(tmp_path: Path, script: str, code: int) -> None:
     """Each waiter, early or late, gets the same code."""
 
     async def story() -> None:
@@ -307,7 +307,7 @@ def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_log_that_cannot_be_opened_is_said_once(
+def test_a_log_that_cannot_be_opened_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk or a missing folder costs a child's output, and not the run."""

@@ -49,7 +49,7 @@ main()
 """
 
 
-def test_a_full_machine_is_said_with_its_limit() -> None:
+def test_a_full_machine_is_reported_with_its_limit() -> None:
     """Every failed start of a child ends with 69, limit and remedy."""
     done = subprocess.run(
         [sys.executable, "-c", FULL],

@@ -168,7 +168,7 @@ def test_a_reply_to_something_else_is_unproven(change: Callable[..., str]) -> No
     assert prover.check(request, 200, given, b"reply") is ReplyProof.UNPROVEN
 
 
-def test_more_clients_than_are_kept_begin_a_new_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_clients_begin_a_new_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded, and no counter is forgotten within a session."""
     monkeypatch.setattr(proof, "MOST_CLIENTS", 3)
     server = Verifier(SECRET)

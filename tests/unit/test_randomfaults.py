@@ -162,7 +162,7 @@ def test_beats_are_read_from_the_ledger(tmp_path: Path) -> None:
     assert read_beats(tmp_path, 100.0) == [Beat(1, "driver", 5.0, 7.0)]
 
 
-def test_results_are_kept_and_counted(tmp_path: Path) -> None:
+def test_results_are_stored_and_counted(tmp_path: Path) -> None:
     """By seed and duration; failures are listed with their seed."""
     good = Result(3, 60.0, 2, ("4 s: kill agent of pod1",), (7, 7, None), 1, 9.0, ())
     bad = Result(4, 60.0, 0, (), (7, 75, 7), 1, 70.0, ("it hung",))

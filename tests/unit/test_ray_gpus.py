@@ -47,7 +47,7 @@ def met(ray: float, here: int = 8, **changes: object) -> Trace:
     return Trace(replace(asked, **changes), events)
 
 
-def test_ray_sees_none_of_a_nodes_gpus() -> None:
+def test_ray_has_none_of_a_nodes_gpus() -> None:
     """The run is refused with the node's name, before the job waits for GPUs."""
     trace = met(0.0)
     (end,) = trace.outcomes

@@ -42,7 +42,7 @@ BOTH = {"gcs_server": GCS, "raylet": RAYLET}
         ([{**BOTH, "raylet": RayProcess(11, "T")}, BOTH], "", ""),
     ],
 )
-def test_a_look(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> None:
+def test_a_search_for_parts(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> None:
     """A process seen once must stay; a stopped one may continue."""
     seen = RayPartsState()
     verdicts = [seen.update(look, float(at)) for at, look in enumerate(looks)]

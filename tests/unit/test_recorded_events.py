@@ -23,25 +23,25 @@ def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:
     return found
 
 
-def test_complaints_that_take_turns_are_kept_once() -> None:
+def test_alternating_complaints_are_recorded_once() -> None:
     """Two alternating wait messages do not fill the record."""
     history: list[h.HeadEvent] = [SILENT, WAITS, TICK]
     assert kept(*history * 50) == [SILENT, WAITS]
 
 
-def test_a_complaint_after_something_else_is_news_again() -> None:
+def test_a_complaint_after_another_event_is_recorded_again() -> None:
     """A node that becomes silent again after a reply is recorded again."""
     assert kept(SILENT, nodes(), SILENT) == [SILENT, nodes(), SILENT]
 
 
-def test_a_state_is_news_when_it_changes_even_back() -> None:
+def test_a_state_is_recorded_when_it_changes_even_back() -> None:
     """A node that was lost and came back leaves two events."""
     states: list[h.HeadEvent] = [nodes(2), nodes(2), nodes(dead=(2,)), nodes(2)]
     history = [*states, job("RUNNING"), job("RUNNING")]
     assert kept(*history) == [nodes(2), nodes(dead=(2,)), nodes(2), job("RUNNING")]
 
 
-def test_a_worker_that_says_the_same_is_no_news() -> None:
+def test_an_unchanged_report_is_not_recorded() -> None:
     """Its heartbeats are not recorded, its changes are."""
     again, left = reported(2, heard=9.0), reported(2, heard=10.0, gone=True)
     assert kept(reported(2), again, left) == [reported(2), left]

@@ -44,7 +44,7 @@ IS_NONE = [
 
 
 @pytest.mark.parametrize("name", IS_SECRET)
-def test_names_that_tell_of_a_secret(name: str) -> None:
+def test_names_of_secrets(name: str) -> None:
     """A secret is detected by its variable's name, and its value is masked."""
     assert looks_secret(name)
     assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b"

@@ -89,7 +89,7 @@ def test_the_nearer_log_is_asked_first() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_can_be_looked_at(text: str) -> None:
+def test_any_text_can_be_searched(text: str) -> None:
     """Any log can be searched without an error; ordinary words match nothing."""
     explain(("job.log", text))
 
@@ -137,7 +137,7 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     run.close()
 
 
-def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None:
+def test_a_cause_of_another_node_explains_a_failed_job(run: NodeRun) -> None:
     """If the output here has no cause; a lost node is its own explanation."""
     there = Log("pod2", "the job's output", "torch.OutOfMemoryError: CUDA out of memory. Tried")
 
@@ -190,7 +190,7 @@ def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPa
     run.close()
 
 
-def test_the_log_of_an_actor_that_died_is_read(run: NodeRun) -> None:
+def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
     """The log of a worker process that ended without an error counts, and the record of Ray."""
     actor = "f1278bf7c4ae451727a2f3e803000000"
     run.folder.file("job.log").write_text(

@@ -66,7 +66,7 @@ class Counter:
         return anyio.run(self.reports.handle, report)
 
 
-def test_a_report_is_told_and_answered() -> None:
+def test_a_report_becomes_an_event_and_is_answered() -> None:
     """A first report is answered at once, and the head's decisions get the worker's data."""
     counter = Counter()
     assert anyio.run(counter.reports.handle, replace(POD1, hold=LATE)) == FIRST
@@ -81,7 +81,7 @@ def test_a_report_is_told_and_answered() -> None:
 
 
 @pytest.mark.parametrize("has_token", [True, False])
-def test_a_worker_of_a_later_head_is_not_heard(*, has_token: bool) -> None:
+def test_a_worker_of_a_later_head_is_ignored(*, has_token: bool) -> None:
     """With a token, its hello proves the later head, whether the worker is known or not."""
     counter = Counter(has_token=has_token)
     counter.take(replace(POD1, epoch=1))
@@ -119,7 +119,7 @@ def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None
     assert counter.heard == []
 
 
-def test_a_report_is_held_until_there_is_news() -> None:
+def test_a_report_is_held_until_there_is_an_order() -> None:
     """A worker that is up to date is answered at the moment of a change."""
     counter, replies = Counter(), list[Reply]()
 
@@ -258,7 +258,7 @@ def test_a_worker_whose_address_changed_is_the_same() -> None:
     assert counter.heard[-1].ip == "10.0.0.77"
 
 
-def test_a_later_life_of_a_node_replaces_the_former() -> None:
+def test_a_later_agent_of_a_node_replaces_the_former() -> None:
     """A pod that was killed and restarted is one worker, whatever its address."""
     counter = Counter()
     counter.take(POD1)
@@ -321,7 +321,7 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
     assert counter.take(replace(BEAT, obeyed=1, obeyed_by=order.by)).orders == ()
 
 
-def test_logs_that_were_asked_for_are_kept() -> None:
+def test_requested_logs_are_stored() -> None:
     """The end of a log comes with a report; unrequested ones are discarded."""
     counter = Counter()
     counter.take(POD1)
@@ -332,7 +332,7 @@ def test_logs_that_were_asked_for_are_kept() -> None:
     assert counter.reports.logs == {("agent1", "ray"): "no space left"}
 
 
-def test_who_said_goodbye_has_no_orders_any_more() -> None:
+def test_a_worker_that_left_has_no_orders() -> None:
     """A node that leaves gets no order; a later one has its own number."""
     counter = Counter()
     counter.take(POD1)
@@ -342,7 +342,7 @@ def test_who_said_goodbye_has_no_orders_any_more() -> None:
     assert [order.number for order in counter.take(BEAT).orders] == [2]
 
 
-def test_a_bye_is_told_once_with_its_cause() -> None:
+def test_a_departure_is_reported_once_with_its_cause() -> None:
     """The reason and the last output of a worker reach the head."""
     counter = Counter()
     for report in (POD1, replace(BEAT, bye=BYE), replace(BEAT, bye=BYE)):
@@ -350,7 +350,7 @@ def test_a_bye_is_told_once_with_its_cause() -> None:
     assert counter.byes == [("pod1", BYE)]
 
 
-def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
+def test_after_the_end_a_new_worker_gets_no_verdict() -> None:
     """A head that holds its verdict says only that to agents of another run."""
     counter = Counter()
     counter.take(POD1)
@@ -373,7 +373,7 @@ def test_facts_travel_once_as_a_value() -> None:
     assert counter.introduced == [("pod1", MACHINE)]
 
 
-def test_a_hello_tells_of_the_clock() -> None:
+def test_a_hello_has_the_clock() -> None:
     """A node's clock offset is measured when its hello arrives, and kept with its facts."""
     counter = Counter()
     hello = replace(HELLO, facts=MACHINE, clock=time.time() + 60)

@@ -83,7 +83,7 @@ def test_a_restarted_worker_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert former.file("agent.log").read_text() == "former\n"
 
 
-def test_events_written_during_the_move_are_kept(tmp_path: Path) -> None:
+def test_events_written_during_the_move_arrive(tmp_path: Path) -> None:
     """A thread that records meanwhile loses none, and leaves no other file."""
     folder = RunFolder.waiting(tmp_path, "pod1")
     waiting, begun = folder.path.parent, threading.Event()

@@ -152,7 +152,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 
 @needs_mount
-def test_a_full_disk_keeps_the_former_record(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_former_record(tmp_path: Path) -> None:
     """The old record stays, the error is returned, and no other file is left."""
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         assert RECORD.write(disk / RUN_FILE) is None

@@ -90,7 +90,7 @@ def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
     assert caught.value.culprit == "AGENT_RUNTIME_ENV"
 
 
-def test_both_variables_are_judged(tmp_path: Path) -> None:
+def test_both_variables_are_checked(tmp_path: Path) -> None:
     """What is wrong with one does not hide the other."""
     with pytest.raises(SettingsError) as caught:
         read(AGENT_RUNTIME_ENV=str(tmp_path / "none"), AGENT_WORKING_DIR=str(tmp_path / "no"))
@@ -258,7 +258,7 @@ def test_credentials_are_not_uploaded(
     assert read(AGENT_WORKING_DIR=str(tmp_path))
 
 
-def test_the_folder_of_a_runtime_env_is_weighed_too(tmp_path: Path) -> None:
+def test_the_folder_of_a_runtime_env_is_measured_too(tmp_path: Path) -> None:
     """It is named by the variable that it came from; what is on the net is not ours to weigh."""
     sparse(tmp_path / "big", LIMIT + 1)
     with pytest.raises(SettingsError, match=r"^AGENT_RUNTIME_ENV: got .*100 MiB in 1 files"):
@@ -276,7 +276,7 @@ def test_counting_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         read(AGENT_WORKING_DIR=str(tmp_path))
 
 
-def test_without_rays_rules_nothing_is_judged(tmp_path: Path) -> None:
+def test_without_rays_rules_nothing_is_checked(tmp_path: Path) -> None:
     """A Ray that keeps its matcher elsewhere is left to judge by itself."""
     sparse(tmp_path / "big", LIMIT + 1)
     assert measure(tmp_path, [], str(tmp_path), {}) is None
@@ -297,7 +297,7 @@ LINES = st.sampled_from(
     st.lists(LINES, max_size=2),
     st.sampled_from([".gitignore", ".rayignore"]),
 )
-def test_what_is_weighed_is_what_ray_packs(
+def test_what_is_measured_is_what_ray_packs(
     tmp_path_factory: pytest.TempPathFactory,
     files: dict[str, int],
     ignored: dict[str, list[str]],

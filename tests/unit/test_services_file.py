@@ -96,7 +96,7 @@ def test_the_least() -> None:
     assert read("") == NO_FILE
 
 
-def test_what_the_reward_row_says() -> None:
+def test_the_texts_of_the_reward_row() -> None:
     """Its table stands for AGENT_REWARD; without a command it is the bundled server."""
     found = read('[services.reward]\nwhere = "rank 2"\nalone = true\nready.within = "1m"\n')
     fields = found.reward_fields

@@ -114,7 +114,7 @@ def test_head_and_workers_agree() -> None:
     assert digest(one.all_services, one.steps) == digest(more.all_services, more.steps)
 
 
-def test_the_plan_shows_what_waits_for_what() -> None:
+def test_the_plan_has_what_waits_for_what() -> None:
     """On the head and on a worker; dependencies that this run lacks are left out."""
     text = """
 [services.reward]
@@ -249,7 +249,7 @@ def test_conflicting_ports_and_missing_nodes_are_reported(
     assert words in problem.sentence()
 
 
-def test_no_secret_of_a_file_is_shown() -> None:
+def test_no_secret_of_a_file_is_printed() -> None:
     """A variable that is named as a secret, here or in a command, is masked as elsewhere."""
     text = f"""
 [services.a]

@@ -270,7 +270,7 @@ def test_the_table_shows_every_variable_and_no_secret() -> None:
     assert all(f"\n{name}" in f"\n{table}" for name in FIELD_OF)
 
 
-def test_every_variable_is_shown_once() -> None:
+def test_every_variable_is_printed_once() -> None:
     """In its group, or after all groups."""
     shown = [row["name"] for row in env_rows(load({}), {})]
     assert sorted(shown) == sorted(VARIABLES)

@@ -203,7 +203,7 @@ def test_equal_settings_are_equal() -> None:
     assert load(environ) != load({**environ, "RAY_AUTH_TOKEN": f"{SECRET}2"})
 
 
-def test_no_secret_is_ever_shown() -> None:
+def test_no_secret_is_ever_printed() -> None:
     """Neither loaded values nor problems contain a secret."""
     loaded = load({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": SECRET})
     assert SECRET not in f"{loaded!r} {loaded.settings} {asdict(loaded.settings)}"

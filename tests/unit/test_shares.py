@@ -301,7 +301,7 @@ ANYTHING = st.lists(
 
 
 @given(ANYTHING)
-def test_what_is_kept_counted_is_what_a_look_at_all_would_find(
+def test_counted_state_agrees_with_a_full_scan(
     history: list[tuple[float, h.HeadEvent]],
 ) -> None:
     """For any events in any order: the running, missing and failed nodes are correct."""

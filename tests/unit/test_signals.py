@@ -78,7 +78,7 @@ def told(story: str, before: Callable[[], None] | None = None) -> tuple[int, str
     return done.returncode, done.stdout
 
 
-def test_none_that_ends_a_process_is_forgotten() -> None:
+def test_every_terminating_signal_is_handled() -> None:
     """By default a signal that is neither a request nor a notice is harmless, or a fault."""
     left = signal.valid_signals() - STOPS.keys() - set(NOTICES)
     assert {signal.Signals(number).name for number in left} == {
@@ -114,7 +114,7 @@ print(*map(int, anyio.run(live)))
 """
 
 
-def test_what_comes_while_we_import_is_told_later() -> None:
+def test_a_signal_during_imports_is_handled_later() -> None:
     """A notice of the first moments is noted and reaches the story, once."""
     assert told(EARLY) == (0, "-10\n")
 

@@ -68,7 +68,7 @@ def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
     assert "all needed nodes are back" in trace.log
 
 
-def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
+def test_a_dead_node_does_not_count_for_its_successor() -> None:
     """GCS lists it for a while: only another Ray node ID proves that the new one has joined."""
     again = h.WorkerReported(replace(reported(2).worker, key="another"))
     boots = h.WorkerReported(replace(again.worker, joined=False))
@@ -291,7 +291,7 @@ def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:
     return found, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
-def test_the_kernel_asks_where_nothing_is_said() -> None:
+def test_the_kernel_probes_a_silent_connection() -> None:
     """A connection that the agent's port takes is dropped within 3 s of its peer's loss."""
     (listener,) = bind(["127.0.0.1"], 0)
     listener.setblocking(True)  # noqa: FBT003 - the socket module's own signature

@@ -176,7 +176,7 @@ def test_the_command_line(
 
 
 @pytest.mark.parametrize("name", [job.name for job in JOBS if job.framework in SIZED])
-def test_an_unknown_model_is_said(name: str) -> None:
+def test_an_unknown_model_is_named(name: str) -> None:
     """Without a size the recipe keeps its defaults, and says what it assumed."""
     known = next(job for job in JOBS if job.name == name)
     recipe = recipe_of(known)
@@ -231,7 +231,7 @@ def test_slow_networks(recipe: str, settings: dict[str, str | None]) -> None:
         ),
     ],
 )
-def test_the_format_of_checkpoints_is_kept(
+def test_the_format_of_checkpoints_stays(
     recipe: str, kept: dict[str, str], settings: dict[str, str]
 ) -> None:
     """A run that resumes keeps the ZeRO stage, the strategy and the partition."""

@@ -259,7 +259,7 @@ def test_slow_networks_shard_within_nodes() -> None:
     assert "the network is slow, but" in " ".join(large.notes)
 
 
-def test_what_is_assumed_is_said() -> None:
+def test_assumptions_are_named() -> None:
     """An unknown model is not sized, and unknown GPUs are taken for common ones."""
     unknown = sizing_of(replace(workload(), model=None))
     assert (unknown.tensor_parallel, unknown.share, unknown.tokens) == (1, 0.6, 0)

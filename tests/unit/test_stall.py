@@ -45,9 +45,7 @@ LIMIT = 100.0
 
 
 @given(st.floats(1, 100_000), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_a_job_is_looked_at_before_it_is_taken_to_hang(
-    limit: float, since: float, now: float
-) -> None:
+def test_a_job_is_examined_before_it_counts_as_hung(limit: float, since: float, now: float) -> None:
     """Several times, where its limit is not tiny; a sign of work makes it young again."""
     quiet = Quiet(1, since)
     assert quiet.needs_diagnostics(limit, now) or not quiet.is_stalled(limit, now)
@@ -56,7 +54,7 @@ def test_a_job_is_looked_at_before_it_is_taken_to_hang(
     assert quiet.with_work_at(now).since == max(since, now)
 
 
-def test_each_attempt_is_told_of_once() -> None:
+def test_each_attempt_is_reported_once() -> None:
     """A reported stall is not reported again; another attempt starts anew."""
     told = Quiet(1, 0.0, is_reported=True)
     assert not told.needs_diagnostics(LIMIT, 1e6)
@@ -84,7 +82,7 @@ print([one.process.pid for one in job_processes(None) if one.role == "ray::Train
 
 
 @pytest.mark.parametrize("former", [(1,), ()])
-def test_what_a_killed_agent_left_is_looked_at_by_the_next(former: tuple[int, ...]) -> None:
+def test_a_stall_of_a_killed_agent_is_examined_by_the_next(former: tuple[int, ...]) -> None:
     """It is below our parent then: who looked only below us would take the job for idle."""
     left = ["ray::Trainer", "-c", "input()"]
     with subprocess.Popen(left, executable=sys.executable, stdin=subprocess.PIPE) as trainer:
@@ -243,7 +241,7 @@ def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
     assert ("waits_here" in text) if may_trace else (text == NO_PTRACE)
 
 
-def test_no_py_spy_and_nothing_to_look_at(tmp_path: Path) -> None:
+def test_no_py_spy_and_no_process(tmp_path: Path) -> None:
     """Both are logged."""
     assert anyio.run(stacks_of, [myself("driver")], None, {}, lambda: tmp_path / "log") == NO_PY_SPY
     nothing = anyio.run(stacks_of, [], None, {}, lambda: tmp_path / "log")
@@ -262,7 +260,7 @@ def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
     assert find_py_spy(python, str(tmp_path)) == beside
 
 
-def test_the_driver_and_the_busiest_other_are_looked_at() -> None:
+def test_the_driver_and_the_busiest_other_are_examined() -> None:
     """Of many actors the one that has worked most; a shell has no Python stack."""
     found = processes_to_dump(
         [myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")]

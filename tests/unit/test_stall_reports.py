@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
     made.close()
 
 
-def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
+def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
     """By the names under which it is asked, with its next report."""
     asked, told = HeadRequests(run), []
 
@@ -152,7 +152,7 @@ class Asks(OneWorker):
             await self.changed.wait()
 
 
-def test_a_look_goes_to_a_worker_and_back(run: NodeRun) -> None:
+def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
     """By an order and a report over the real port, as a log's end does; none comes twice."""
 
     async def look_twice() -> list[str | None]:
@@ -250,7 +250,7 @@ def watched(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> OneHead:
     return one
 
 
-def test_a_quiet_job_is_told_with_all_stacks_once(watched: OneHead) -> None:
+def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
     """Not before its time; then in the log, in a file, and among the warnings, without a secret."""
     for at in range(1, 10):
         watched.look(float(at))
@@ -313,7 +313,7 @@ def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
     assert STACKS not in watched.asked
 
 
-def test_a_job_that_prints_is_not_looked_at(watched: OneHead) -> None:
+def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
     """Nothing is asked of nodes while output comes."""
     for at in range(1, 30):
         watched.shown.job_lines = Job(float(at))

@@ -31,7 +31,7 @@ def test_it_follows_from_its_first_word() -> None:
     assert (trace.state.phase, trace.state.running_attempt) == (WorkerPhase.FOLLOWING, 2)
 
 
-def test_a_ray_of_an_earlier_attempt_is_told_until_it_is_gone() -> None:
+def test_a_ray_of_an_earlier_attempt_is_reported_until_it_is_gone() -> None:
     """The head was started anew meanwhile: the next attempt waits for this node's."""
     trace = WorkerTrace(goal(), [(0.5, replace(replied(epoch=2), attempt=3))], KEPT)
     assert (trace.effects, trace.state.running_attempt, trace.state.joined) == (

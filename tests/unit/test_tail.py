@@ -60,7 +60,7 @@ def ended(lines: str) -> str:
         ("", ""),
     ],
 )
-def test_the_line_that_tells(tmp_path: Path, log: str, tail: str) -> None:
+def test_the_decisive_line(tmp_path: Path, log: str, tail: str) -> None:
     """Ray's boilerplate goes unless there is nothing else; others' words stay as they are."""
     file = tmp_path / "log"
     file.write_text(log, encoding="utf-8", newline="")

@@ -215,7 +215,7 @@ def test_only_an_unproven_head_must_prove_itself() -> None:
     assert not topology_of({"HEAD_POD_ID": A, "RAY_WORKER": "1"}, POD).must_own_head_host
 
 
-def test_world_size_says_nothing_of_nodes() -> None:
+def test_world_size_does_not_count_nodes() -> None:
     """WORLD_SIZE and MASTER_ADDR alone prove no platform and count no nodes."""
     topology = topology_of({"WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.9", "RANK": "3"})
     assert (topology.platform.name, topology.role, topology.expected_workers) == (

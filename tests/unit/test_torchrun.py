@@ -95,7 +95,7 @@ def test_what_torchrun_cannot_run(command: str, named: str) -> None:
     assert named in problem.got
 
 
-def test_a_run_needs_a_job_and_a_look_does_not() -> None:
+def test_a_run_needs_a_job_and_a_plan_does_not() -> None:
     """The rehearsal needs Ray: without a job of its own a run is refused, `doctor` is not."""
     settings = load(BY_TORCHRUN).settings
     (problem,) = torchrun_problems(settings, None, wants_job=True)
@@ -275,7 +275,7 @@ def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
     assert pythons.find_torch(environ, None).version == "2.12.1"
 
 
-def test_a_plan_looks_for_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_searches_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with Ray starts no Python to ask it for torch."""
     monkeypatch.setattr(pythons, "find_torch", lambda *_: pytest.fail("torch was looked for"))
     assert plan_input.plan_from_environment({}, ["true"]).facts.torch is None

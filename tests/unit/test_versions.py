@@ -119,7 +119,7 @@ def test_a_missing_wheel_is_no_failure(said: str, word: str, what: str) -> None:
         ("", "nothing"),
     ],
 )
-def test_a_failure_is_told_in_pytests_words(said: str, what: str) -> None:
+def test_a_failure_is_printed_as_by_pytest(said: str, what: str) -> None:
     """One line, and there always is one."""
     assert what in what_failed(said)
 
@@ -140,7 +140,7 @@ def test_a_passed_refusal_is_called_one() -> None:
     assert (passed_word(REFUSAL.test), passed_word(TOKEN.test)) == (REFUSED, OK)
 
 
-def test_results_are_kept(tmp_path: Path) -> None:
+def test_results_are_stored(tmp_path: Path) -> None:
     """What one run has seen, the next one shows."""
     assert load(tmp_path / "none.json") == {}
     save(tmp_path / "results.json", SEEN)

@@ -66,7 +66,7 @@ def test_the_last_question_is_asked_at_the_deadline() -> None:
     assert anyio.run(story) == "here"
 
 
-def test_the_same_evidence_is_told_once() -> None:
+def test_the_same_evidence_is_logged_once() -> None:
     """Evidence is not reported again until it changes."""
     answers = iter(["refused", "refused", "slow", "refused", ""])
     heard: list[str] = []
@@ -100,7 +100,7 @@ def test_it_can_be_cancelled_between_two_steps() -> None:
     assert anyio.run(story)
 
 
-def test_beats_end_when_told() -> None:
+def test_beats_end_on_request() -> None:
     """A thread's heartbeat stops at once on request, also in the middle of a step."""
     stop, count = threading.Event(), 0
     for _ in repeat(stop, 0.001):

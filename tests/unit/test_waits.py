@@ -31,7 +31,7 @@ LATER = Wait("head", "the head pod0", 600.0, "connection refused for 9 s")
 OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 
-def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
+def test_a_wait_is_logged_at_once_then_every_half_minute() -> None:
     """The first line comes at once; the same evidence again only after 30 s."""
     told = Told()
     first = "waiting for the head pod0, connection refused for 1 s (600 s left)"
@@ -43,7 +43,7 @@ def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
     assert told.tell(31.0, LATER) == []
 
 
-def test_new_evidence_is_told_soon_but_not_in_a_flood() -> None:
+def test_new_evidence_is_logged_soon_but_not_in_a_flood() -> None:
     """Other evidence is logged at most every two seconds."""
     told = Told()
     told.tell(0.0, HEAD)
@@ -53,7 +53,7 @@ def test_new_evidence_is_told_soon_but_not_in_a_flood() -> None:
     assert len(told.tell(4.0, HEAD)) == 1
 
 
-def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
+def test_it_requests_a_call_for_its_next_line() -> None:
     """Where no event comes, its own times do: the reminder's, or those of news held back."""
     told = Told()
     told.tell(0.0, HEAD)
@@ -77,7 +77,7 @@ def test_each_wait_has_its_own_clock() -> None:
     assert told.tell(1.0, HEAD, reward) == ["waiting for reward server (299 s left)"]
 
 
-def test_what_comes_back_is_news() -> None:
+def test_a_wait_that_returns_is_logged_again() -> None:
     """A wait that was over and begins again is logged at once."""
     told = Told()
     told.tell(0.0, HEAD)
@@ -85,14 +85,14 @@ def test_what_comes_back_is_news() -> None:
     assert len(told.tell(2.0, HEAD)) == 1
 
 
-def test_following_is_no_news() -> None:
+def test_following_is_not_logged() -> None:
     """Watching a joined worker or a running job is not logged."""
     told = Told()
     following = Wait("node", "a reply from the head pod0", 60.0, "running", is_following=True)
     assert told.tell(0.0, following) == []
 
 
-def test_what_is_told_is_recorded_and_so_is_its_end() -> None:
+def test_a_logged_wait_and_its_end_are_recorded() -> None:
     """The record has each line with its evidence, and the end of each wait."""
     told = Told()
     for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
@@ -104,7 +104,7 @@ def test_what_is_told_is_recorded_and_so_is_its_end() -> None:
     ]
 
 
-def test_evidence_that_costs_a_look_is_looked_at_rarely() -> None:
+def test_expensive_evidence_is_read_rarely() -> None:
     """However many reports come, all workers are looked at every two seconds at most."""
     looks = 0
 

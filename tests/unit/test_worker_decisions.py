@@ -265,7 +265,7 @@ def test_the_heads_verdict_is_taken_word_for_word() -> None:
     assert WorkerTrace(GOAL, [*JOINED, (30, replied(verdict=VERDICT))]).outcomes == [VERDICT]
 
 
-def test_what_is_said_on_the_way() -> None:
+def test_messages_on_the_way() -> None:
     """Every turn of the trace is one sentence that a person can grep."""
     trace = WorkerTrace(
         GOAL,
@@ -332,7 +332,7 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
         (TERM, False),
     ],
 )
-def test_the_head_must_hear_of_a_workers_own_failure(event: w.WorkerEvent, must: bool) -> None:  # noqa: FBT001 - a table's column
+def test_a_workers_own_failure_must_reach_the_head(event: w.WorkerEvent, must: bool) -> None:  # noqa: FBT001 - a table's column
     """What comes from this node alone is worth waiting for the head a little."""
     _, actions = worker.decide(worker.first_state(PREPARING), event, 1.0)
     (leave,) = [action for action in actions if isinstance(action, w.EndWorker)]
@@ -381,7 +381,7 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
     assert "this node's plan has no 'rm -rf /' to run" in trace.log
 
 
-def test_a_service_that_was_ordered_is_told_of() -> None:
+def test_an_ordered_service_is_reported() -> None:
     """The next report has its state; reports of an earlier start are ignored."""
     start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
     gone = ServiceGone(RETRIEVER, "exit code 1", generation=1)
@@ -419,7 +419,7 @@ def test_a_held_verdict_is_not_for_a_newcomer() -> None:
     assert "holds the verdict of an earlier run" in trace.outcomes[0].reason
 
 
-def test_a_silent_head_is_told_of_once() -> None:
+def test_a_silent_head_is_logged_once() -> None:
     """One failed call is not logged; a head that stays silent is, and its return."""
     trace = WorkerTrace(GOAL, [*JOINED, (20, SILENT), (20.5, replied())])
     assert "silent" not in trace.log

@@ -171,7 +171,7 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
     assert "state: left\ngoodbye: done\n" in parts["pod3/last-report.txt"]
 
 
-def test_nodes_of_one_name_are_kept_apart(trace: Story) -> None:
+def test_nodes_of_one_name_have_separate_logs(trace: Story) -> None:
     """Also from the head itself."""
     for key in ("a", "b"):
         worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
@@ -180,7 +180,7 @@ def test_nodes_of_one_name_are_kept_apart(trace: Story) -> None:
     assert told == ["node-a-2/last-report.txt", "node-a-3/last-report.txt"]
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_an_unknown_log_is_not_sent() -> None:
     """A worker with a short log takes few lines."""
     worker = Worker("a", "pod2", phase="joining Ray", last_report_at=5.0)
     told = last_report_text(worker, NodeState.BOOTING, 7.5)

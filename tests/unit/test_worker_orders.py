@@ -100,7 +100,7 @@ def test_steps_run_side_by_side() -> None:
     assert trace.state.steps["data"].deadline == 53.0
 
 
-def test_the_head_hears_how_it_stands() -> None:
+def test_the_head_gets_the_state_of_an_order() -> None:
     """What is run by order is told; AGENT_PREPARE_EACH is this node's own affair."""
     trace = WorkerTrace(OF_STEPS, [(1, replied())])
     assert [(word.name, word.step) for word in worker.item_reports(trace.state)] == [
@@ -114,7 +114,7 @@ def test_the_head_hears_how_it_stands() -> None:
     assert [word.step for word in worker.item_reports(trace.state)] == [Step.READY]
 
 
-def test_what_lives_goes_on_under_another_head() -> None:
+def test_running_processes_continue_under_another_head() -> None:
     """A restarted head orders again; only stopped items are started for it."""
     of = w.WorkerGoal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
 

@@ -116,7 +116,7 @@ def test_never_two_rays_at_once(drawn: tuple[w.WorkerGoal, History]) -> None:
 
 
 @given(histories())
-def test_every_story_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
+def test_every_history_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
     """If nothing more happens but time, the worker leaves, once, with a code of the contract."""
     of, history = drawn
     trace = WorkerTrace(of, history)

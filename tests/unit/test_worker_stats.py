@@ -86,7 +86,7 @@ def test_it_is_bounded() -> None:
     assert {*heard.steps} == {name}
 
 
-def test_a_node_keeps_what_it_saw() -> None:
+def test_a_node_stores_its_statistics() -> None:
     """Answers count, the last line of a step that runs stays until it is over, without secrets."""
     seen = NodeStats(lambda text: text.replace("hunter2", "****"))
     assert seen.for_report({}) is None
@@ -99,7 +99,7 @@ def test_a_node_keeps_what_it_saw() -> None:
     assert seen.snapshot({}).progress == {}
 
 
-def test_a_share_s_known_lines_are_told() -> None:
+def test_a_shares_known_lines_are_reported() -> None:
     """Of its last attempt, without secrets and without noise; when it wrote is known."""
     seen = NodeStats(lambda text: text.replace("hunter2", "****"))
     assert seen.last_share_output is None
