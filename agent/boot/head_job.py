@@ -38,8 +38,7 @@ from agent.work.job import (
     sizes,
     world_size,
 )
-from agent.work.recipes.model_shape import CONFIG, shape_of
-from agent.work.recipes.recipe import JobBasis, MisfitError
+from agent.work.recipes.recipe import CONFIG, JobBasis, MisfitError, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -44,8 +44,7 @@ from agent.settings.redact import secrets_in
 from agent.topology.resolve import Topology, detect_platform, resolve
 from agent.work.checkpoints import kept_settings, why_not_resumable, why_unusable
 from agent.work.job import checkpoint_owner, world_size
-from agent.work.recipes.model_shape import shape_of
-from agent.work.recipes.recipe import JobBasis
+from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
-    from agent.work.recipes.model_shape import ModelShape
+    from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
 
 

@@ -19,12 +19,12 @@ from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS
 from agent.work.job import command_of, recipe_input, version_of
 from agent.work.recipes import recipe_of
-from agent.work.recipes.model_shape import ModelShape
 from agent.work.recipes.recipe import (
     ChosenVersion,
     Command,
     JobBasis,
     MisfitError,
+    ModelShape,
     NodeSize,
     UnknownVersionError,
     choose,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.work.recipes import openrlhf, openrlhf_flags
+from agent.work.recipes import openrlhf
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from unit.recipe_words import flags_of
 
@@ -85,7 +85,7 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
     """Flags are those of the version, sizes are divisible, and the note has the arithmetic."""
     gpus, tensor_parallel, told = SHAPES[shape]
     command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
-    known = openrlhf_flags.flags_of("ppo", version)
+    known = openrlhf.flags_of("ppo", version)
     for flag, words in flags_of(command).items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     check_sizes(command, sum(gpus))
@@ -252,14 +252,14 @@ def test_numbers_of_argparse() -> None:
 
 def test_flags_by_release() -> None:
     """A release has the flags that were added up to it and not removed."""
-    flags = {v: openrlhf_flags.flags_of("sft", v) for v in ((0, 8, 0), (0, 9, 2), (0, 10, 2))}
+    flags = {v: openrlhf.flags_of("sft", v) for v in ((0, 8, 0), (0, 9, 2), (0, 10, 2))}
     assert [("bf16" in known) for known in flags.values()] == [True, False, False]
     assert [("param_dtype" in known) for known in flags.values()] == [False, True, False]
     assert [known.get("train.seed") for known in flags.values()] == [None, None, "1i"]
     assert flags[0, 8, 0]["adam_betas"] == "2f"
     assert "beta" not in flags[0, 8, 0]
-    assert openrlhf_flags.flags_of("dpo", (0, 8, 0))["beta"] == "1f"
-    assert openrlhf_flags.flags_of("sft", (0, 7, 9)) == {}
+    assert openrlhf.flags_of("dpo", (0, 8, 0))["beta"] == "1f"
+    assert openrlhf.flags_of("sft", (0, 7, 9)) == {}
 
 
 def test_batches_by_tokens_give_way_to_micro_batches() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.work.recipes import openrlhf_flags, openrlhf_m, openrlhf_train
+from agent.work.recipes import openrlhf, openrlhf_m, openrlhf_train
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput, Version
 from unit.recipe_words import flags_of
 
@@ -56,7 +56,7 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
     gpus, told = SHAPES[shape]
     command = openrlhf_train.make(asked(recipe, gpus, version, eval_data="/data/eval.jsonl"))
     assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.train_{PROGRAMS[recipe]}")
-    known = openrlhf_flags.flags_of(PROGRAMS[recipe], version)
+    known = openrlhf.flags_of(PROGRAMS[recipe], version)
     flags = flags_of(command)
     for flag, words in flags.items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
@@ -107,7 +107,7 @@ def test_the_fork_on_every_shape(shape: str) -> None:
     """OpenRLHF-M has each flag, and the actor's GPUs divide a rollout's prompts."""
     gpus, tensor_parallel, told = M_SHAPES[shape]
     command = openrlhf_m.make(asked("openrlhf-m-grpo", gpus, tensor_parallel=tensor_parallel))
-    known = openrlhf_flags.flags_of("m", openrlhf_m.VERSIONS[-1])
+    known = openrlhf.flags_of("m", openrlhf_m.VERSIONS[-1])
     flags = flags_of(command)
     for flag, words in flags.items():
         assert known[flag][0] == str(len(words)), f"--{flag} takes something else"

@@ -32,8 +32,7 @@ from agent.record.run_record import (
     why_not_resumed,
 )
 from agent.settings.redact import Redactor
-from agent.work.recipes.model_shape import ModelShape
-from agent.work.recipes.recipe import JobBasis
+from agent.work.recipes.recipe import JobBasis, ModelShape
 from unit.disks import fill_up, full_disk, needs_mount
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.work.recipes.model_shape import shape_of
-from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
+from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, RecipeInput, shape_of
 from agent.work.recipes.search_r1 import make
 from unit.recipe_words import arguments
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from agent.node.facts import gpu_memory
 from agent.work.recipes import sizing
-from agent.work.recipes.model_shape import ModelShape
-from agent.work.recipes.recipe import MisfitError, NodeSize
+from agent.work.recipes.recipe import MisfitError, ModelShape, NodeSize
 from agent.work.recipes.sizing import Layout, Workload, sizing_of
 from unit.test_framework_defaults import load
 

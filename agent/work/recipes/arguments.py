@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agent.base.value import Value
@@ -13,6 +15,7 @@ from agent.work.recipes.recipe import MisfitError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from agent.work.recipes.recipe import Version
 
 _FROM_USER = "AGENT_JOB_ARGS"
 _NO_PREFIX = "no-"
@@ -20,6 +23,25 @@ _PLACEHOLDER = re.compile(r"\{\w+\}")
 """A value that is filled in after all nodes have joined."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """A value that argparse does not take for a flag."""
+
+
+@cache
+def rows_for(table: str, version: Version) -> tuple[list[str], ...]:
+    """Return the words of each row of a table in this folder that applies to a version.
+
+    Every row begins with the versions since and before which it applies.
+    """
+
+    def parsed(text: str) -> Version:
+        return tuple(int(part) for part in text.split(".") if part != "-")
+
+    text = Path(__file__).with_name(table).read_text(encoding="utf-8").replace("\n  ", " ")
+    rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return tuple(
+        words
+        for since, before, *words in rows
+        if parsed(since) <= version and (before == "-" or version < parsed(before))
+    )
 
 
 class Program(Value):
@@ -47,8 +69,7 @@ class Program(Value):
             hint = f"; did you mean --{near[0]}?" if near else ""
             raise MisfitError(f"AGENT_JOB_ARGS: {self.name} has no flag --{flag}{hint}")
         count, kind = takes[0], takes[1:]
-        fits = count == "*" or (bool(words) if count == "+" else len(words) == int(count))
-        if not fits:
+        if count != "*" and not (words if count == "+" else len(words) == int(count)):
             expected = {"0": "no value", "1": "one value", "+": "one value or more"}
             raise MisfitError(
                 f"AGENT_JOB_ARGS: --{flag} takes {expected.get(count, count + ' values')}, "
@@ -79,7 +100,25 @@ class Arguments:
         self._why: dict[str, str] = {}
         rest = list(given)
         while rest:
-            self._read_flag(rest)
+            word = rest.pop(0)
+            if not word.startswith("--") or word == "--" or " " in word.partition("=")[0]:
+                raise MisfitError(f"AGENT_JOB_ARGS: '{word}' belongs to no flag")
+            name, equals, value = word[2:].partition("=")
+            if name.startswith(_NO_PREFIX):
+                if equals:
+                    what = f"'{word}' takes no value: it leaves a flag out"
+                    raise MisfitError(f"AGENT_JOB_ARGS: {what}")
+                flag = name.removeprefix(_NO_PREFIX)
+                if flag not in program.flags:
+                    program.checked(flag, [])  # which refuses it
+                self._given.pop(flag, None)
+                self._without[flag] = None
+                continue
+            words = [value] if equals else _words_of(rest)
+            if not equals:
+                del rest[: len(words)]
+            self._given[name] = program.checked(name, words)
+            self._without.pop(name, None)
 
     def add(self, flag: str, *words: object, why: str = "") -> None:
         """Set an argument of the recipe, unless the user gives or leaves out this flag."""
@@ -155,13 +194,14 @@ class Arguments:
                 f"AGENT_JOB_ARGS: --{_NO_PREFIX}{unset} leaves out a flag of the recipe, which "
                 f"does not set --{unset}"
             )
-        words: list[str] = []
-        for name in dict.fromkeys([*self._made, *self._given]):
-            if name in self._given:
-                words += _flag_with_words(name, self._given[name])
-            elif name not in self._without:
-                words += _flag_with_words(name, self._made[name])
-        return tuple(words)
+        unwanted = self._without.keys() - self._given.keys()
+        kept = {name: words for name, words in self._made.items() if name not in unwanted}
+        argv: list[str] = []
+        for name, words in (kept | self._given).items():
+            # after `=` argparse does not take a word for another flag
+            needs_equals = len(words) == 1 and not _words_of(words)
+            argv += [f"--{name}={words[0]}"] if needs_equals else [f"--{name}", *words]
+        return tuple(argv)
 
     def why(self) -> dict[str, str]:
         """Return the reason of each derived argument, by its flag."""
@@ -169,47 +209,13 @@ class Arguments:
         reasons |= dict.fromkeys(self._given, _FROM_USER)
         return {f"--{name}": why for name, why in reasons.items()}
 
-    def _read_flag(self, rest: list[str]) -> None:
-        """Take one flag with its words from the user's arguments."""
-        word = rest.pop(0)
-        if not _is_flag(word):
-            raise MisfitError(f"AGENT_JOB_ARGS: '{word}' belongs to no flag")
-        name, equals, value = word[2:].partition("=")
-        if name.startswith(_NO_PREFIX):
-            if equals:
-                raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value: it leaves a flag out")
-            flag = name.removeprefix(_NO_PREFIX)
-            if flag not in self._program.flags:
-                self._program.checked(flag, [])
-            self._given.pop(flag, None)
-            self._without[flag] = None
-            return
-        words = [value] if equals else _words_of(rest)
-        if not equals:
-            del rest[: len(words)]
-        self._given[name] = self._program.checked(name, words)
-        self._without.pop(name, None)
 
-
-def _flag_with_words(name: str, words: tuple[str, ...]) -> list[str]:
-    """Return a flag and its words so that argparse takes none of them for another flag."""
-    if len(words) == 1 and not _words_of(list(words)):
-        return [f"--{name}={words[0]}"]
-    return [f"--{name}", *words]
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("--") and len(word) > 2 and " " not in word.partition("=")[0]
-
-
-def _words_of(rest: list[str]) -> list[str]:
+def _words_of(rest: Sequence[str]) -> list[str]:
     """Return the words up to the next flag, by the rules of argparse."""
     words: list[str] = []
     for word in rest:
-        if word.startswith("-") and len(word) > 1 and not _NEGATIVE.fullmatch(word):
-            if " " in word and "=" not in word:
-                words.append(word)
-                continue
+        is_text = not word.startswith("-") or word == "-" or (" " in word and "=" not in word)
+        if not is_text and not _NEGATIVE.fullmatch(word):
             break
         words.append(word)
     return words

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import Arguments, Program
-from agent.work.recipes.openrlhf_flags import flags_of
+from agent.work.recipes.arguments import Arguments, Program, rows_for
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -137,30 +136,46 @@ _ALGORITHM = {
 
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
-    grpo = asked.recipe == "openrlhf-grpo"
-    arguments = Arguments(program("train_ppo_ray", "ppo", asked.version), asked.args)
-    check_cpus(asked, reward_tasks=asked.version < _REWARD_TASKS_UNTIL)
+    grpo, version = asked.recipe == "openrlhf-grpo", asked.version
+    arguments = Arguments(program("train_ppo_ray", "ppo", version), asked.args)
+    check_cpus(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
     add_lengths(arguments, 1024, 3072)
     sizing = size_engines(arguments, asked, critic=not grpo)
     groups, placement = place(arguments, asked, sizing, critic=not grpo)
-    batches = batches_of(arguments, groups.total, 8 if grpo else 1)
-    add_batches(arguments, batches)
+    batches = add_batches(arguments, groups.total, 8 if grpo else 1)
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     _add_data(arguments, asked)
     add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_ALGORITHM[asked.recipe])
-    _add_correction(arguments, asked.version)
+    why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
+    if version >= (0, 9) and arguments.supports("algo.advantage.is_correction_enable"):
+        arguments.add("algo.advantage.is_correction_enable", why=why)
+    elif version >= (0, 9):  # 0.11.2 has other names; these do the same
+        arguments.add("algo.advantage.is_correction_level", "token", why=why)
+        arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
     _add_tokens(arguments, sizing)
     add_reward(arguments, asked, groups)
     add_checkpoints(arguments, asked, steps=20)
-    check_demand(arguments, sum(node.gpus for node in asked.nodes))
+    check_demand(arguments, asked)
+    notes = (f"{placement}; {batches[0]}", *batches[1:])
+    return command("train_ppo_ray", arguments, asked, sizing, notes)
+
+
+def command(
+    module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
+) -> Command:
+    """Return the command of a program, with the settings that decide its checkpoints' format."""
+    sizes = ("ds.ring_attn_size", "ds.tensor_parallel_size")
+    apart = prod(arguments.count(flag) for flag in sizes if arguments.supports(flag))
+    dtype = arguments.word("ds.param_dtype") if arguments.supports("ds.param_dtype") else ""
+    stage = arguments.word("ds.zero_stage")
     return Command(
-        (asked.python, "-m", "openrlhf.cli.train_ppo_ray", *arguments.argv()),
+        (asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
         {},
         arguments.why(),
-        (f"{placement}; {batches.text()}", *data_notes(batches), *sizing.notes),
+        (*notes, *sizing.notes),
         sizing.warnings,
-        format_of(arguments),
+        {_STAGE: stage, "dtype": dtype or "bf16", "GPUs of a rank": str(apart)},
     )
 
 
@@ -168,7 +183,9 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
     """Set the data: columns, template and evaluation."""
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "input", why="column of the prompt")
-    if arguments.given("data.label_key") or asked.needs_labels or _may_have_labels(asked):
+    # a server may also score by labels of data that are not known here
+    has_labels = asked.has_column("label") and (asked.scores or asked.columns is not None)
+    if arguments.given("data.label_key") or asked.needs_labels or has_labels:
         arguments.add("data.label_key", "label", why="column of the right answer")
     check_keys(arguments, asked, "data.input_key", "data.label_key")
     if not arguments.given("data.input_template"):
@@ -184,27 +201,10 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
         arguments.add("eval.steps", 20, why="the default never evaluates")
 
 
-def _may_have_labels(asked: RecipeInput) -> bool:
-    """Return whether the data have labels, or a server scores by data that are not known here."""
-    return asked.has_column("label") and (asked.scores or asked.columns is not None)
-
-
 def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
     """Refuse data without the columns that these flags name."""
     wanted = {arguments.flag_text(flag): word for flag in flags if (word := arguments.word(flag))}
     check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
-
-
-def _add_correction(arguments: Arguments, version: Version) -> None:
-    """Correct for the difference between the engine's and the trainer's probabilities."""
-    why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
-    if version < (0, 9):
-        return
-    if arguments.supports("algo.advantage.is_correction_enable"):
-        arguments.add("algo.advantage.is_correction_enable", why=why)
-    else:  # 0.11.2 has other names; these do the same
-        arguments.add("algo.advantage.is_correction_level", "token", why=why)
-        arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
 
 
 def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
@@ -274,8 +274,7 @@ def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups
     return GpuGroups(nodes, arguments.count(f"{model}.num_gpus_per_node", found.gpus))
 
 
-_STAGE, _DTYPE, _RANK = "ZeRO stage", "dtype", "GPUs of a rank"
-"""Names of the settings on which the format of DeepSpeed's checkpoints depends."""
+_STAGE = "ZeRO stage"
 
 
 def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
@@ -289,19 +288,21 @@ def stage_of(layout: Layout) -> str:
     return "2" if layout == ZERO2 else "3"
 
 
-def format_of(arguments: Arguments) -> dict[str, str]:
-    """Return the settings on which the format of checkpoints depends."""
-    sizes = ("ds.ring_attn_size", "ds.tensor_parallel_size")
-    apart = prod(arguments.count(flag) for flag in sizes if arguments.supports(flag))
-    dtype = arguments.word("ds.param_dtype") if arguments.supports("ds.param_dtype") else ""
-    stage = arguments.word("ds.zero_stage")
-    return {_STAGE: stage, _DTYPE: dtype or "bf16", _RANK: str(apart)}
-
-
 def program(module: str, flags: str, version: Version, flat: Mapping[str, str] = FLAT) -> Program:
     """Return a program of OpenRLHF in one release, with the flags of that release."""
     name = f"{module} of OpenRLHF {version_text(version)}"
     return Program(name, flags_of(flags, version), {} if version >= DOTTED else flat)
+
+
+def flags_of(program: str, version: Version) -> dict[str, str]:
+    """Return the flags of a program in one release, each with the words that it takes."""
+    rows = rows_for("openrlhf_flags.txt", version)
+    return {
+        flag: words
+        for programs, words, *flags in rows
+        if program in programs.split(",")
+        for flag in flags
+    }
 
 
 def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
@@ -386,25 +387,6 @@ class TrainBatch(Value):
         return f"batch {self.size} = {' × '.join(map(str, factors))}{ranks}"
 
 
-class OpenrlhfBatches(Value):
-    """A rollout is whole batches, and every rank gets the same number of samples."""
-
-    train: TrainBatch
-    rollout: int
-    """Prompts of a rollout."""
-    micro_rollout: int
-    samples: int
-    """Answers to each prompt."""
-
-    def text(self) -> str:
-        """Return the arithmetic."""
-        batches = self.rollout * self.samples // self.train.size
-        return (
-            f"{self.train.text()}; rollout {self.rollout} prompts × {self.samples} = "
-            f"{count_of(batches, 'batch')}"
-        )
-
-
 def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
     """Return the batch nearest to a target that the ranks divide."""
     apart = arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
@@ -420,15 +402,15 @@ def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
     return TrainBatch(size, micro, ranks, gpus)
 
 
-def batches_of(
+def add_batches(
     arguments: Arguments,
     gpus: int,
     samples: int,
     *,
     prompts_by_rank: bool = False,
     per_rollout: int = _BATCHES_PER_ROLLOUT,
-) -> OpenrlhfBatches:
-    """Return batches that fit the ranks, or refuse the user's sizes that do not.
+) -> tuple[str, ...]:
+    """Set batches that fit the ranks, or refuse the user's sizes that do not; return notes.
 
     If a rollout is not whole batches, or one rank has more samples than another, ranks wait for
     each other in a collective until NCCL's timeout. With `prompts_by_rank` every rank also gets the
@@ -444,7 +426,20 @@ def batches_of(
     target = per_rollout * train.size // samples
     rollout = arguments.count("rollout.batch_size", nearest(target, step))
     _divides(arguments, "rollout.batch_size", rollout, step, f"{samples} samples per prompt")
-    return OpenrlhfBatches(train, rollout, micro, samples)
+    ranks = count_of(train.ranks, "rank")
+    arguments.add("train.batch_size", train.size, why=f"fits {ranks}, nearest to 128")
+    arguments.add("train.micro_batch_size", train.micro, why=LEAST)
+    why = f"× {samples} = whole batches of {train.size}, fits {ranks}"
+    arguments.add("rollout.batch_size", rollout, why=why)
+    arguments.add("rollout.micro_batch_size", micro, why=LEAST)
+    if samples > 1:
+        arguments.add("rollout.n_samples_per_prompt", samples, why="answers to compare")
+    batches = count_of(rollout * samples // train.size, "batch")
+    return (
+        f"{train.text()}; rollout {rollout} prompts × {samples} = {batches}",
+        f"a rollout needs data of at least {rollout} prompts",
+        SAME_GPUS,
+    )
 
 
 def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> None:
@@ -490,21 +485,6 @@ def place(
     text += uneven if is_uneven else ""
     text += f" ({spans})" if spans else ""
     return groups, text + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
-
-
-def add_batches(arguments: Arguments, batches: OpenrlhfBatches) -> None:
-    """Set the batches."""
-    ranks = count_of(batches.train.ranks, "rank")
-    arguments.add("train.batch_size", batches.train.size, why=f"fits {ranks}, nearest to 128")
-    arguments.add("train.micro_batch_size", batches.train.micro, why=LEAST)
-    arguments.add(
-        "rollout.batch_size",
-        batches.rollout,
-        why=f"× {batches.samples} = whole batches of {batches.train.size}, fits {ranks}",
-    )
-    arguments.add("rollout.micro_batch_size", batches.micro_rollout, why=LEAST)
-    if batches.samples > 1:
-        arguments.add("rollout.n_samples_per_prompt", batches.samples, why="answers to compare")
 
 
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
@@ -568,8 +548,9 @@ def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within
     arguments.add("ckpt.output_dir", f"{asked.checkpoints}/model", why="the model at the end")
 
 
-def check_demand(arguments: Arguments, gpus: int) -> None:
+def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
+    gpus = sum(node.gpus for node in asked.nodes)
     everything = arguments.holds("train.colocate_all")
     apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
     if apart and arguments.holds("vllm.enable_sleep"):
@@ -579,7 +560,11 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
             f"{arguments.left_out_text('vllm.enable_sleep')} to AGENT_JOB_ARGS"
         )
     others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
-    wanted = {model: _world(arguments, model) for model in ("actor", "ref", *others)}
+    wanted = {
+        model: arguments.count(f"{model}.num_nodes", 1)
+        * arguments.count(f"{model}.num_gpus_per_node", 8)
+        for model in ("actor", "ref", *others)
+    }
     for first, second, pair in (("actor", "ref", _PAIRS[0]), ("critic", "reward", _PAIRS[1])):
         is_pair = (everything or arguments.holds(pair)) and {first, second} <= set(wanted)
         if is_pair and wanted[first] != wanted.pop(second):
@@ -598,13 +583,3 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
     if sum(wanted.values()) > gpus:
         parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
         raise MisfitError(f"{sum(wanted.values())} GPUs are needed ({parts}) and {gpus} joined")
-
-
-def data_notes(batches: OpenrlhfBatches) -> tuple[str, ...]:
-    """Return notes on the size of the data and on resuming."""
-    return (f"a rollout needs data of at least {batches.rollout} prompts", SAME_GPUS)
-
-
-def _world(arguments: Arguments, model: str) -> int:
-    nodes = arguments.count(f"{model}.num_nodes", 1)
-    return nodes * arguments.count(f"{model}.num_gpus_per_node", 8)

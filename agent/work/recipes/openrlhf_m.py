@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import Arguments, Program
-from agent.work.recipes.openrlhf_flags import flags_of
-from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import RecipeInput, Version
+    from agent.work.recipes.recipe import Command, RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
 ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
@@ -45,17 +45,16 @@ _SETTINGS = (
 
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
-    flags = flags_of("m", VERSIONS[-1])
+    flags = openrlhf.flags_of("m", VERSIONS[-1])
     program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.FLAT)
     arguments = Arguments(program, asked.args)
     openrlhf.check_cpus(asked, reward_tasks=True)
     openrlhf.add_lengths(arguments, 4096, 8000)
     sizing = openrlhf.size_engines(arguments, asked, critic=False)
     groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
-    batches = openrlhf.batches_of(
-        arguments, groups.total, 4, prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
+    batches = openrlhf.add_batches(
+        *(arguments, groups.total, 4), prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
     )
-    openrlhf.add_batches(arguments, batches)
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
@@ -64,13 +63,8 @@ def make(asked: RecipeInput) -> Command:
     arguments.add_all(_SETTINGS)
     openrlhf.add_reward(arguments, asked, groups)
     openrlhf.add_checkpoints(arguments, asked, steps=5)
-    openrlhf.check_demand(arguments, sum(node.gpus for node in asked.nodes))
-    notes = [
-        f"{placement}; {batches.text()}",
-        *openrlhf.data_notes(batches),
-        *sizing.notes,
-        "--save_hf_ckpt is left out: it keeps a whole model of every save",
-    ]
+    openrlhf.check_demand(arguments, asked)
+    notes = ["--save_hf_ckpt is left out: it keeps a whole model of every save"]
     if asked.eval_data:
         notes.append("OpenRLHF-M has no evaluation data: AGENT_EVAL_DATA is not read")
     if not arguments.given("data.label_key"):
@@ -78,11 +72,7 @@ def make(asked: RecipeInput) -> Command:
             "rewards are requested without labels: its own reward server finds them by the prompt; "
             "for another server, name their column by --label_key in AGENT_JOB_ARGS"
         )
-    return Command(
-        (asked.python, "-m", "openrlhf.cli.train_ppo_ray", *arguments.argv()),
-        _ENV | ({} if asked.infiniband else _NO_INFINIBAND),
-        arguments.why(),
-        tuple(notes),
-        sizing.warnings,
-        openrlhf.format_of(arguments),
-    )
+    sizes = (f"{placement}; {batches[0]}", *batches[1:])
+    made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
+    env = _ENV | ({} if asked.infiniband else _NO_INFINIBAND)
+    return replace(made, env=env, notes=(*made.notes, *notes))

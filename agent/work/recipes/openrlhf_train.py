@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import Arguments
-from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes
+from agent.work.recipes.recipe import MisfitError, count_of, gpu_processes
 from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import RecipeInput
+    from agent.work.recipes.recipe import Command, RecipeInput
 
 VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
@@ -86,19 +86,12 @@ def make(asked: RecipeInput) -> Command:
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
     openrlhf.add_checkpoints(arguments, asked, steps=100, within="state")
-    return Command(
-        (asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
-        {},
-        arguments.why(),
-        (
-            f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {batch.text()}",
-            f"a batch needs data of at least {batch.size} rows",
-            openrlhf.SAME_GPUS,
-            *sizing.notes,
-        ),
-        sizing.warnings,
-        openrlhf.format_of(arguments),
+    notes = (
+        f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {batch.text()}",
+        f"a batch needs data of at least {batch.size} rows",
+        openrlhf.SAME_GPUS,
     )
+    return openrlhf.command(module, arguments, asked, sizing, notes)
 
 
 def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a recipe: a function from nodes, version and settings to a command."""
+"""The interface of a recipe: a function from nodes, model and settings to a command."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import field
 
-from agent.base.value import ByName, Bytes, Cpus, Gigabytes, Gpus, Rate, Value
-from agent.work.recipes.model_shape import ModelShape
+from agent.base.value import ByName, Bytes, Count, Cpus, Gigabytes, Gpus, Rate, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +30,133 @@ class NodeSize(Value):
     memory: Bytes | None = None
     gpu_memory: Gigabytes | None = None
     """Of its smallest GPU."""
+
+
+CONFIG = "config.json"
+"""Where a shape is exact; any other source is an estimate."""
+WEIGHT = 2
+"""Bytes of a weight in bf16."""
+_LOGIT = 6
+"""Bytes of a logit: in bf16 and in float32."""
+
+
+class ModelShape(Value):
+    """The facts of a model from which its memory follows."""
+
+    parameters: Count
+    layers: Count
+    hidden: Count
+    wide: Count
+    """The width of the feed-forward part that a token passes."""
+    cached: Count
+    """Values of a token in the KV cache, in all layers."""
+    vocabulary: Count
+    heads: Count = 0
+    """0 if not known."""
+    kv_heads: Count = 8
+    source: str = CONFIG
+    """What these facts were read from."""
+
+    @property
+    def billions(self) -> str:
+        """Return the parameters for a message: 7.6 B."""
+        return f"{self.parameters / 1e9:.3g} B"
+
+    @property
+    def weights(self) -> int:
+        """Return the bytes of all weights."""
+        return WEIGHT * self.parameters
+
+    @property
+    def token(self) -> int:
+        """Return the bytes of a token in a training step, with gradient checkpointing.
+
+        These are its input of each layer, the values of the layer that is computed again, and its
+        logits.
+        """
+        layer = 12 * self.hidden + 4 * self.wide
+        return WEIGHT * (self.layers * self.hidden + layer) + _LOGIT * self.vocabulary
+
+    @property
+    def gathered(self) -> int:
+        """Return the bytes of the layers that sharded training holds whole: two at a time."""
+        embedding = self.vocabulary * self.hidden
+        return 2 * WEIGHT * max(embedding, (self.parameters - embedding) // self.layers)
+
+    @staticmethod
+    def from_config(config: Mapping[str, object]) -> ModelShape | None:
+        """Return the shape that a `config.json` describes; None if it lacks the usual fields."""
+        text, tower = config.get("text_config"), config.get("vision_config")
+        main = {**config, **text} if isinstance(text, dict) else config
+        hidden, layers = _number(main, "hidden_size"), _number(main, "num_hidden_layers")
+        heads, vocabulary = _number(main, "num_attention_heads"), _number(main, "vocab_size")
+        if not (hidden and layers and heads and vocabulary):
+            return None
+        kv_heads = _number(main, "num_key_value_heads") or heads
+        head = _number(main, "head_dim") or hidden // heads
+        copies = 1 if main.get("tie_word_embeddings") else 2
+        attention = 2 * hidden * head * (heads + kv_heads)
+        parameters = layers * (attention + 2 * hidden) + copies * vocabulary * hidden + hidden
+        width = _number(main, "intermediate_size") or 4 * hidden
+        active, sparse = width, 0
+        experts = _number(main, "num_experts", "num_local_experts", "n_routed_experts")
+        if experts:
+            one = _number(main, "moe_intermediate_size") or width
+            shared = _number(main, "shared_expert_intermediate_size")
+            shared = shared or one * _number(main, "n_shared_experts")
+            active = one * (_number(main, "num_experts_per_tok") or 2) + shared
+            sparse = max(0, layers - _number(main, "first_k_dense_replace"))
+            parameters += sparse * (3 * hidden * (one * experts + shared) + hidden * experts)
+        parameters += (layers - sparse) * 3 * hidden * width
+        if isinstance(tower, dict):
+            wide = _number(tower, "hidden_size")
+            depth = _number(tower, "depth", "num_hidden_layers")
+            inner = _number(tower, "intermediate_size") or 4 * wide
+            parameters += depth * (4 * wide + 3 * inner) * wide
+        latent = _number(main, "kv_lora_rank")
+        each = latent + _number(main, "qk_rope_head_dim") if latent else 2 * kv_heads * head
+        cached = layers * each
+        return ModelShape(parameters, layers, hidden, active, cached, vocabulary, heads, kv_heads)
+
+    @staticmethod
+    def from_name(name: str, source: str = "") -> ModelShape | None:
+        """Estimate a shape from the size in a model's name, such as 7B, 30B-A3B or 8x7B."""
+        found = _SIZE.search(name)
+        if found is None:
+            return None
+        unit = 1e9 if found["unit"] in "bB" else 1e6
+        parameters = int(float(found["size"]) * int(found["times"] or 1) * unit)
+        active = int(float(found["active"]) * 1e9) if found["active"] else parameters
+        if not 0 < active <= parameters <= _MOST_PARAMETERS:
+            return None
+        hidden = max(64, round((active * 128 / 12) ** (1 / 3) / 64) * 64)
+        layers = max(1, hidden // 128)  # a usual model is 128 times as wide as deep
+        return ModelShape(
+            *(parameters, layers, hidden),
+            wide=4 * hidden,
+            cached=layers * 2 * 8 * 128,
+            vocabulary=min(152_000, parameters // (2 * hidden)),
+            source=source or f"the name {name}",
+        )
+
+
+def shape_of(name: str, config: Mapping[str, object] | None) -> ModelShape | None:
+    """Return the shape of a model from its `config.json`, else from its name; None if unknown."""
+    exact = None if config is None else ModelShape.from_config(config)
+    return exact or ModelShape.from_name(name.rstrip("/").rpartition("/")[2])
+
+
+_SIZE = re.compile(
+    r"(?<![\w.])(?:(?P<times>\d{1,3})x)?(?P<size>\d{1,5}(?:\.\d{1,3})?)(?P<unit>[bBmM])"
+    r"(?:-[aA](?P<active>\d{1,4}(?:\.\d{1,3})?)[bB])?(?![A-Za-z0-9])"
+)
+_MOST_PARAMETERS = 10**14
+
+
+def _number(config: Mapping[str, object], *names: str) -> int:
+    """Return the first of these fields that is a whole number, else 0."""
+    values = (config.get(name) for name in names)
+    return next((n for n in values if isinstance(n, int) and 0 < n < _MOST_PARAMETERS), 0)
 
 
 class JobBasis(Value):

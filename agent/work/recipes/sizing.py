@@ -14,8 +14,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.model_shape import CONFIG, WEIGHT, ModelShape
-from agent.work.recipes.recipe import MisfitError, NodeSize, count_of
+from agent.work.recipes.recipe import CONFIG, WEIGHT, MisfitError, ModelShape, NodeSize, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

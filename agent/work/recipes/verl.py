@@ -5,6 +5,7 @@ Search-R1, a fork of an early verl, shares the placement and the keys.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import Row, merged_with_reasons, quoted, read, texts, whole
+from agent.work.recipes.arguments import (
+    Row,
+    merged_with_reasons,
+    quoted,
+    read,
+    rows_for,
+    texts,
+    whole,
+)
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -33,7 +42,6 @@ from agent.work.recipes.sizing import (
     Workload,
     sizing_for,
 )
-from agent.work.recipes.verl_keys import chooses_another_tree, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -377,13 +385,65 @@ def reward_function() -> str:
     return str(Path(__file__).parents[2] / "bundled" / "verl_reward.py")
 
 
+_MOVED: tuple[tuple[Version, str, str], ...] = (
+    ((0, 7, 1), "custom_reward_function", "reward.custom_reward_function"),
+    ((0, 7, 1), "reward_manager", "reward.reward_manager"),
+    ((0, 8), "critic.model.fsdp_config", "critic.fsdp"),
+    ((0, 9), "reward_model.model.path", "reward.reward_model.model_path"),
+    ((0, 9), "reward_model.num_workers", "reward.num_workers"),
+    ((0, 9), "reward_model.reward_manager", "reward.reward_manager.name"),
+    ((0, 9), "reward_model", "reward.reward_model"),
+    ((0, 9), "sandbox_fusion", "reward.sandbox_fusion"),
+)
+"""Moved keys, and the first version that refuses or ignores the old one."""
+_ESTIMATORS = {
+    *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo"),
+    *("optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
+    *("rloo", "rloo_vectorized", "tir_optimal_token_baseline"),
+}
+"""Those of 0.9.1; earlier versions have some of them. verl checks only after the first rollout."""
+
+
 def _check_keys(users: list[Override], version: Version) -> None:
     """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known."""
-    if version < (0, 6) or any(chooses_another_tree(override) for override in users):
+    # another engine or tree has keys that are not in the tables
+    names = [override.key for override in users]
+    elsewhere = any(name == "model_engine" or "@" in name or "/" in name for name in names)
+    if version < (0, 6) or elsewhere:
         return
-    complaints = [found for override in users if (found := complaint(override, version))]
+    sections: dict[str, set[str]] = {}
+    for section, *keys in rows_for("verl_keys.txt", version):
+        sections.setdefault(section.strip("."), set()).update(keys)
+    complaints = [found for override in users if (found := _complaint(override, version, sections))]
     if complaints:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
+
+
+def _complaint(override: Override, version: Version, sections: Mapping[str, set[str]]) -> str:
+    """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
+    key, verl = override.key, f"verl {version_text(version)}"
+    for since, old, new in _MOVED:
+        if version >= since and f"{key}.".startswith(f"{old}."):
+            return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
+    if override.prefix in {"+", "++"}:
+        return ""
+    if key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
+        hint = _suggestion(override.value, _ESTIMATORS)
+        return f"{key}: verl has no {override.value}{hint}; ++{key}=… insists"
+    section = key
+    while section and section not in sections:
+        section = section.rpartition(".")[0]
+    name = key.removeprefix(section).strip(".").partition(".")[0]
+    if not name or name in sections[section]:
+        return ""
+    where = f"in {section}" if section else "at its root"
+    hint = _suggestion(name, sections[section], section)
+    return f"{key}: {verl} has no {name} {where}{hint}; ++{key}=… insists"
+
+
+def _suggestion(word: str, known: set[str], section: str = "") -> str:
+    near = get_close_matches(word, known, 1)
+    return f" ({'.'.join(filter(None, (section, near[0])))}?)" if near else ""
 
 
 def _sizes(
