@@ -17,9 +17,9 @@ from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
 from agent.node import gpus, pythons
-from agent.node.data_columns import columns_of
 from agent.node.pythons import find_ray, find_torch
 from agent.node.read import (
+    columns_of,
     disk_of,
     free_at,
     gather,

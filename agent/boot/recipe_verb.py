@@ -13,7 +13,7 @@ from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
 from agent.node import pythons
-from agent.node.data_columns import columns_of
+from agent.node.read import columns_of
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base import times
 from agent.node.facts import MIB, Driver, DriverGpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 
 _IDLE = 5
@@ -47,21 +47,19 @@ def busy_nvidia(text: str) -> GpuUtilization:
 
 def busy_rocm(text: str) -> GpuUtilization:
     """Read rocm-smi's JSON."""
-    uses = {card: about.get("gpu use (%)", "") for card, about in cards(text).items()}
+    uses = {card: about.get("gpu use (%)", "") for card, about in _cards(text).items()}
     return {card: int(use) for card, use in uses.items() if use.isdigit()}
 
 
 def busy_amd(text: str) -> GpuUtilization:
     """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
-    data = json_in(text)
+    data = _json_in(text)
     found = data.get("gpu_data") if isinstance(data, dict) else data
-    return dict(_busy_amd_card(found)) if isinstance(found, list) else {}
-
-
-def _busy_amd_card(gpus: list[Any]) -> Iterator[tuple[int, int]]:
-    for gpu in gpus:
+    uses = {}
+    for gpu in found if isinstance(found, list) else ():
         with suppress(KeyError, TypeError, ValueError):  # a GPU without a value has "N/A"
-            yield int(gpu["gpu"]), int(gpu["usage"]["gfx_activity"]["value"])
+            uses[int(gpu["gpu"])] = int(gpu["usage"]["gfx_activity"]["value"])
+    return uses
 
 
 TOOLS: Mapping[str, tuple[Tool, ...]] = {
@@ -79,18 +77,17 @@ TOOLS: Mapping[str, tuple[Tool, ...]] = {
 """Tools by GPU vendor; the first one that works is used."""
 
 
-def cards(text: str) -> dict[int, dict[str, str]]:
+def _cards(text: str) -> dict[int, dict[str, str]]:
     """Return the values of each card in rocm-smi's JSON, with names in lower case."""
-    data = json_in(text)
-    found = data.items() if isinstance(data, dict) else ()
+    data = _json_in(text)
     return {
         int(card[1]): {str(key).lower(): str(value) for key, value in about.items()}
-        for name, about in found
+        for name, about in (data.items() if isinstance(data, dict) else ())
         if (card := _CARD.fullmatch(name)) is not None and isinstance(about, dict)
     }
 
 
-def json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
+def _json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
     """Parse a tool's JSON, after possible warnings; raises ValueError without JSON."""
     begin = _JSON.search(text)
     if begin is None:
@@ -98,7 +95,6 @@ def json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(text[begin.start() :])
 
 
-_MODULES = Path("/sys/module")
 _FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
@@ -110,19 +106,18 @@ def ask_driver(
     """Return the report of the driver's tool; None without GPUs."""
     if not maker:
         return None
-    command = _NVIDIA if maker == "nvidia" else _AMD
-    tool = command[0]
+    tool, *options = _NVIDIA if maker == "nvidia" else _AMD
     found = shutil.which(tool, path=path)
     if found is None:
         return Driver(tool, fault="not installed here")
-    text, fault = _output([found, *command[1:]], limit)
+    text, fault = _output([found, *options], limit)
     if fault:
         return Driver(tool, fault=fault)
     try:
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
         return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
-    return Driver(tool, gpus, version=driver_version(maker, _MODULES))
+    return Driver(tool, gpus, version=driver_version(maker, Path("/sys/module")))
 
 
 def driver_version(maker: str, modules: Path) -> str:
@@ -135,20 +130,13 @@ def driver_version(maker: str, modules: Path) -> str:
 
 def _output(argv: list[str], limit: float) -> tuple[str, str]:
     """Return a tool's output, or why there is none."""
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
     try:
         text, _ = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         child.kill()
-        with suppress(
-            subprocess.TimeoutExpired
-        ):  # a process that hangs in the driver cannot be killed
+        # a process that hangs in the driver cannot be killed
+        with suppress(TimeoutExpired):
             child.communicate(timeout=1)
         return "", f"no answer within {limit:g} s: the driver hangs"
     if child.returncode:
@@ -168,14 +156,11 @@ def driver_of_nvidia(text: str) -> tuple[DriverGpu, ...]:
 
 def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
     """Parse rocm-smi's JSON; raises ValueError for anything else."""
-    return tuple(
-        DriverGpu(
-            card,
-            about.get("card series", "AMD GPU"),
-            _whole(about.get("vram total memory (b)", "")) // MIB,
-        )
-        for card, about in cards(text).items()
-    )
+    found = []
+    for card, about in _cards(text).items():
+        memory = _whole(about.get("vram total memory (b)", "")) // MIB
+        found.append(DriverGpu(card, about.get("card series", "AMD GPU"), memory))
+    return tuple(found)
 
 
 def _whole(text: str) -> int:

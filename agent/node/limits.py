@@ -55,13 +55,11 @@ def cpus(proc: Path = PROC, base: Path = BASE) -> int:
                 listed = ranges((folder / name).read_text())
                 limits.append(float(sum(last - first + 1 for first, last in listed)))
     for folder in folders("cpu", proc, base):
-        with suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            limits.append(int(quota) / int(period))
-        with suppress(OSError, ValueError):
-            quota_v1 = int((folder / "cpu.cfs_quota_us").read_text())
-            if quota_v1 > 0:
-                limits.append(quota_v1 / int((folder / "cpu.cfs_period_us").read_text()))
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):
+                quota, period = " ".join((folder / name).read_text() for name in names).split()
+                if int(quota) > 0:
+                    limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
 
 
@@ -87,47 +85,37 @@ def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
     cgroup v1 has it in memory.oom_control, v2 in memory.events. Both count every killed process of
     the cgroup, even if the whole machine had run out of memory.
     """
-    for folder in folders("memory", proc, base):
-        for name in ("memory.events", "memory.oom_control"):
-            with suppress(OSError, ValueError, KeyError):
-                return OomKills(_field((folder / name).read_text(), "oom_kill"), of_container=True)
-    with suppress(OSError, ValueError, KeyError):
-        return OomKills(_field((proc / "vmstat").read_text(), "oom_kill"), of_container=False)
+    counters = [
+        folder / name
+        for folder in folders("memory", proc, base)
+        for name in ("memory.events", "memory.oom_control")
+    ]
+    for file in (*counters, proc / "vmstat"):
+        with suppress(OSError, ValueError, KeyError):
+            lines = file.read_text().splitlines()
+            fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
+            return OomKills(int(fields["oom_kill"]), of_container=file.name != "vmstat")
     return OomKills(0, of_container=False)
-
-
-def _field(text: str, name: str) -> int:
-    """Return a number from lines such as `oom 3`; raises KeyError if it is missing."""
-    return int(dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)[name])
-
-
-def pids(proc: Path = PROC, base: Path = BASE) -> Iterator[tuple[int, int]]:
-    """Yield current number and limit of processes and threads for each cgroup with a limit."""
-    for folder in folders("pids", proc, base):
-        with suppress(OSError, ValueError):  # "max" means no limit
-            most = int((folder / "pids.max").read_text())
-            yield int((folder / "pids.current").read_text()), most
 
 
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
     """Return how many more processes and threads may start; None without a limit."""
-    found = _process_limits(proc, base)
-    if uid == 0:  # `ulimit -u` does not apply to root
-        found = [room for room in found if not room.limit.startswith(_ULIMIT)]
+    found = _process_limits(proc, base, is_root=uid == 0)
     return min(found, key=lambda one: one.left, default=None)
 
 
-_ULIMIT = "`ulimit -u`"
-
-
-def _process_limits(proc: Path = PROC, base: Path = BASE) -> list[Room]:
-    found = [
-        Room(most - now, f"pids.max is {most}, {now} in use") for now, most in pids(proc, base)
-    ]
+def _process_limits(
+    proc: Path = PROC, base: Path = BASE, *, is_root: bool = False
+) -> Iterator[Room]:
+    """Yield the limits of processes and threads; `ulimit -u` does not apply to root."""
+    for folder in folders("pids", proc, base):
+        with suppress(OSError, ValueError):  # "max" means no limit
+            most = int((folder / "pids.max").read_text())
+            now = int((folder / "pids.current").read_text())
+            yield Room(most - now, f"pids.max is {most}, {now} in use")
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY:
-        found.append(Room(soft, f"{_ULIMIT} is {soft}"))
-    return found
+    if soft != resource.RLIM_INFINITY and not is_root:
+        yield Room(soft, f"`ulimit -u` is {soft}")
 
 
 _NO_THREAD = "can't start new thread"

@@ -56,21 +56,24 @@ def installed(path: Iterable[str]) -> dict[str, str]:
     for name, version, folder in _distributions(path):
         known = _LIBRARIES.get(name)
         if known is not None and known not in found:
-            found[known] = version
-            if known == TORCH:
-                found |= _of_torch(folder)
+            found |= {known: version, **(_of_torch(folder) if known == TORCH else {})}
     return found
 
 
 def _of_torch(folder: Path) -> dict[str, str]:
     """Read torch's version and the CUDA or ROCm that it was built for."""
+    text = _text(folder / "torch" / "version.py")
+    facts = {key: value[:_LONGEST_VERSION] for key, value in _TORCH_FACT.findall(text)}
+    built_for = facts.get("cuda") or (f"ROCm {facts['hip']}" if "hip" in facts else "")
+    versions = {TORCH: facts.get("__version__", ""), CUDA: built_for}
+    return {name: value for name, value in versions.items() if value}
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file; '' if it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
-        text = (folder / "torch" / "version.py").read_text(encoding="utf-8")
-        facts = {key: value[:_LONGEST_VERSION] for key, value in _TORCH_FACT.findall(text)}
-        built_for = facts.get("cuda") or (f"ROCm {facts['hip']}" if "hip" in facts else "")
-        versions = {TORCH: facts.get("__version__", ""), CUDA: built_for}
-        return {name: value for name, value in versions.items() if value}
-    return {}
+        return file.read_text(encoding="utf-8")
+    return ""
 
 
 _DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
@@ -81,13 +84,14 @@ def ray_facts() -> dict[str, object]:
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
     ray = importlib.util.find_spec("ray")
     folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
+    source = re.search(r'^version = "([^"]+)"', _text(Path(folder, "_version.py")), re.MULTILINE)
     versions: dict[str, str] = {}
     for name, version, _ in _distributions(sys.path):
         versions.setdefault(name, version)
     return {
         "executable": sys.executable,
         "python": platform.python_version(),
-        "version": (_ray_version(folder) or versions.get("ray")) if folder else None,
+        "version": (source[1] if source else versions.get("ray")) if folder else None,
         "missing": missing,
         "command": _command(),
         "click": versions.get("click"),
@@ -99,10 +103,9 @@ def ray_facts() -> dict[str, object]:
     }
 
 
-def print_ray(argv: list[str]) -> int:
-    """Print the facts of this Python as JSON; takes no arguments."""
-    del argv
-    print(json.dumps(ray_facts()))
+def print_facts(argv: list[str]) -> int:
+    """Print the facts of this Python as JSON; with a name and a folder, those of a framework."""
+    print(json.dumps(framework_facts(*argv) if argv else ray_facts()))
     return 0
 
 
@@ -115,19 +118,12 @@ def of_command(name: str, path: str | None) -> str | None:
         lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()[:2]
     except OSError:
         return None
-    return _interpreter(lines, path)
-
-
-def _interpreter(lines: list[str], path: str | None) -> str | None:
-    """Parse `#!/path/python`, `#!/usr/bin/env python`, and pip's form for long paths."""
     first = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
     if first[:1] == ["/bin/sh"] and len(lines) > 1 and lines[1].startswith("'''exec'"):
-        first = shlex.split(lines[1].removeprefix("'''exec'"))[:1]
-    if first and os.path.basename(first[0]) == "env":  # noqa: PTH119 - a word, not a path
-        found = [shutil.which(word, path=path) for word in first[1:2]]
-        first = [word for word in found if word is not None]
-    is_python = first and os.path.basename(first[0]).startswith("python")  # noqa: PTH119 - same
-    return first[0] if is_python else None
+        first = shlex.split(lines[1].removeprefix("'''exec'"))  # pip's form for long paths
+    if len(first) > 1 and Path(first[0]).name == "env":
+        first = [shutil.which(first[1], path=path) or ""]
+    return first[0] if first and Path(first[0]).name.startswith("python") else None
 
 
 def _command() -> tuple[str, ...]:
@@ -138,15 +134,6 @@ def _command() -> tuple[str, ...]:
 
         script = Path(sysconfig.get_path("scripts")) / "ray"
     return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
-
-
-def _ray_version(folder: str) -> str | None:
-    """Return the version in the source of a Ray, without importing it."""
-    text = ""
-    with suppress(OSError):
-        text = (Path(folder) / "_version.py").read_text(encoding="utf-8")
-    match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
-    return match[1] if match else None
 
 
 class _FrameworkFiles(NamedTuple):
@@ -177,18 +164,7 @@ def framework_facts(name: str, folder: str) -> dict[str, str]:
     found = _around(marks.module, path)
     if found is None or not (found / marks.has).exists():
         return {"name": name}
-    return {
-        "name": name,
-        "folder": str(found),
-        "version": _version(name, marks, found, path),
-    }
-
-
-def print_framework(argv: list[str]) -> int:
-    """Print a framework's facts as JSON; the arguments are name and folder."""
-    name, folder = argv
-    print(json.dumps(framework_facts(name, folder)))
-    return 0
+    return {"name": name, "folder": str(found), "version": _version(name, marks, found, path)}
 
 
 def _around(module: str, path: list[str]) -> Path | None:
@@ -208,12 +184,7 @@ def _version(name: str, marks: _FrameworkFiles, found: Path, path: list[str]) ->
     be outdated, so the checkout's version file comes before it.
     """
     metadata = [(folder.resolve(), one) for key, one, folder in _distributions(path) if key == name]
-    beside = next((version for folder, version in metadata if folder == found), "")
-    files = filter(None, (_first_line(found / file) for file in marks.version_files))
-    return beside or next(files, "") or (metadata[0][1] if metadata else "")
-
-
-def _first_line(file: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError, IndexError):
-        return file.read_text(encoding="utf-8").split("\n")[0].strip()[:_LONGEST_VERSION]
-    return ""
+    beside = [version for folder, version in metadata if folder == found]
+    first_lines = [_text(found / file).partition("\n")[0] for file in marks.version_files]
+    in_files = [line.strip()[:_LONGEST_VERSION] for line in first_lines]
+    return next(filter(None, (*beside, *in_files, *(version for _, version in metadata))), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,13 +19,11 @@ from agent.node.limits import starting
 from agent.node.python_facts import framework_facts, of_command, ray_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 T = TypeVar("T")
 
 
-RAY_PROGRAM = "ray-facts"
-"""The verb that prints the facts of another Python."""
 RECORD = "ray-python"
 """A file in our virtual environment with the Python that has Ray; the image's build writes it."""
 STARTED_BY = "started-by"
@@ -39,30 +38,28 @@ def find_ray(path: str | None) -> RayPython:
     here = ray_here()
     if here.version is not None:
         return here
-    ours = Path(sys.prefix)
-    other = (
-        recorded_python(ours / RECORD)
-        or of_command("ray", path)
-        or recorded_python(ours / STARTED_BY)
-    )
+    other = _recorded(RECORD) or of_command("ray", path) or _recorded(STARTED_BY)
     return here if other is None or other == sys.executable else ask_python(other)
 
 
-def recorded_python(file: Path) -> str | None:
-    """Return the Python that the image's build recorded, if it did."""
-    try:
-        return file.read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
+def ray_here() -> RayPython:
+    """Return the facts of this Python, without importing Ray."""
+    return msgspec.convert(ray_facts(), RayPython)
+
+
+def _recorded(name: str) -> str | None:
+    """Return the Python that a file in our virtual environment names."""
+    with suppress(OSError):
+        return Path(sys.prefix, name).read_text(encoding="utf-8").strip() or None
+    return None
 
 
 def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
-    argv = own_command(executable, RAY_PROGRAM)
+    argv = own_command(executable, "ray-facts")
     found = _answer(argv, f"{executable}, which has Ray,", RayPython)
-    if found is None:
-        return RayPython(executable, "does not run", None)
-    return replace(found, executable=executable)
+    unknown = RayPython(executable, "does not run", None)
+    return unknown if found is None else replace(found, executable=executable)
 
 
 def _answer(
@@ -105,55 +102,30 @@ def find_torch(environ: Mapping[str, str], named: str | None) -> TorchPython:
     A Python in the job's command is the only candidate. Otherwise the candidates are those of
     `torchrun` and `python` on PATH, the image's Python with Ray, and our own.
     """
+    path = environ.get("PATH")
+    found = None if named is None else shutil.which(named, path=path)
+    candidates = [found]
+    if found is None and "/" not in (named or ""):  # `python` may be missing, `python3` not
+        candidates = [
+            of_command("torchrun", path),
+            *(shutil.which(name, path=path) for name in ("python3", "python")),
+            *(_recorded(name) for name in (RECORD, STARTED_BY)),
+            sys.executable,
+        ]
     searched = []
-    for executable in dict.fromkeys(_torch_candidates(environ.get("PATH"), named)):
-        version = _version_in(executable, environ)
+    for executable in dict.fromkeys(filter(None, candidates)):
+        argv = [executable, "-c", _TORCH_QUESTION]
+        version = _answer(argv, f"{executable}, which may have torch,", str, environ)
         if version is not None:
             return TorchPython(executable, version)
         searched.append(executable)
     return TorchPython(searched[0] if searched else named or sys.executable, None, tuple(searched))
 
 
-def _torch_candidates(path: str | None, named: str | None) -> Iterator[str]:
-    if named is not None:
-        found = shutil.which(named, path=path)
-        if found is not None:
-            yield found
-        if found is not None or "/" in named:
-            return  # `python` alone may be missing where `python3` is there
-    command = of_command("torchrun", path)
-    if command is not None:
-        yield command
-    for name in ("python3", "python"):
-        found = shutil.which(name, path=path)
-        if found is not None:
-            yield found
-    for name in (RECORD, STARTED_BY):
-        recorded = recorded_python(Path(sys.prefix) / name)
-        if recorded is not None:
-            yield recorded
-    yield sys.executable
-
-
-def _version_in(executable: str, environ: Mapping[str, str]) -> str | None:
-    """Return torch's version in a Python; None if it has no torch or does not run."""
-    argv = [executable, "-c", _TORCH_QUESTION]
-    return _answer(argv, f"{executable}, which may have torch,", str, environ)
-
-
-FRAMEWORK_PROGRAM = "framework-facts"
-"""The verb that prints a framework's facts in another Python."""
-
-
-def ray_here() -> RayPython:
-    """Return the facts of this Python, without importing Ray."""
-    return msgspec.convert(ray_facts(), RayPython)
-
-
 def find_framework(name: str, python: str, folder: str) -> Framework:
     """Find a framework as a job of this Python in this folder does."""
     if python == sys.executable:
         return msgspec.convert(framework_facts(name, folder), Framework)
-    argv = own_command(python, FRAMEWORK_PROGRAM, name, folder)
+    argv = own_command(python, "framework-facts", name, folder)
     found = _answer(argv, f"{python}, which is to run the job,", Framework)
     return Framework(name) if found is None else found

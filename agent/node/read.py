@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import time
 from contextlib import suppress
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -29,10 +30,9 @@ from agent.node.facts import (
     compared_variables,
     contradiction,
 )
-from agent.node.limits import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.node.facts import RayPython
 
@@ -42,57 +42,39 @@ _MODEL = "Model:"
 
 def node_versions(gpu_maker: str) -> NodeVersions:
     """Return the versions that the nodes of a run compare."""
-    return NodeVersions(
-        agent=__version__,
-        gpu_models=gpu_models(gpu_maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
-    )
+    models = gpu_models(gpu_maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm"))
+    return NodeVersions(agent=__version__, gpu_models=models)
 
 
 def gpu_models(maker: str, nvidia: Path, drm: Path) -> tuple[str, ...]:
-    """Return the models of this node's GPUs from the driver's files."""
-    if maker == "nvidia":
-        return tuple(sorted(set(_nvidia(nvidia))))
-    return tuple(sorted(set(_amd(drm)))) if maker == "amd" else ()
-
-
-def _nvidia(folder: Path) -> Iterator[str]:
-    for file in folder.glob("*/information"):
+    """Return the models of this node's GPUs from the driver's files; AMD's with their memory."""
+    found: set[str] = set()
+    for file in nvidia.glob("*/information") if maker == "nvidia" else ():
         with suppress(OSError, UnicodeDecodeError):
             lines = file.read_text(encoding="utf-8").splitlines()
-            yield from (x.removeprefix(_MODEL).strip() for x in lines if x.startswith(_MODEL))
-
-
-def _amd(folder: Path) -> Iterator[str]:
-    """Yield the product, if known, and memory of each AMD GPU."""
-    for device in folder.glob("renderD*/device"):
+            found |= {x.removeprefix(_MODEL).strip() for x in lines if x.startswith(_MODEL)}
+    for device in drm.glob("renderD*/device") if maker == "amd" else ():
         with suppress(OSError, ValueError):
             gib = round(int((device / "mem_info_vram_total").read_text()) / (1 << 30))
             name = ""
             with suppress(OSError):
                 name = (device / "product_name").read_text(encoding="utf-8").strip()
-            yield f"{name or 'AMD'} {gib} GiB"
+            found.add(f"{name or 'AMD'} {gib} GiB")
+    return tuple(sorted(found))
 
 
 def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevice, ...]:
     """Return the InfiniBand and RoCE devices of this machine."""
-    try:
-        found = sorted(folder.iterdir())[:MOST_ITEMS]
-    except OSError:
-        return ()
-    return tuple(_rdma_device(device) for device in found)
-
-
-def _rdma_device(device: Path) -> RdmaDevice:
-    links, states = [], []
-    for port in sorted(device.glob("ports/*")):
-        with suppress(OSError, ValueError):
-            links.append((port / "link_layer").read_text(encoding="ascii").strip())
-            states.append((port / "state").read_text(encoding="ascii"))
-    return RdmaDevice(device.name, next(iter(links), ""), any("ACTIVE" in s for s in states))
-
-
-def _may_open_rdma(dev: Path = Path("/dev/infiniband")) -> bool:
-    return any(os.access(verbs, os.R_OK | os.W_OK) for verbs in dev.glob("uverbs*"))
+    found = []
+    for device in sorted(folder.glob("*"))[:MOST_ITEMS]:
+        links, states = [], []
+        for port in sorted(device.glob("ports/*")):
+            with suppress(OSError, ValueError):
+                links.append((port / "link_layer").read_text(encoding="ascii").strip())
+                states.append((port / "state").read_text(encoding="ascii"))
+        is_active = any("ACTIVE" in state for state in states)
+        found.append(RdmaDevice(device.name, next(iter(links), ""), is_active))
+    return tuple(found)
 
 
 def program_fault(word: str, path: str | None) -> str:
@@ -101,16 +83,18 @@ def program_fault(word: str, path: str | None) -> str:
         return "begins with a dash, so the shell takes it for an option of `exec`"
     if shutil.which(word, path=path) is not None:
         return ""
-    file = Path(word)
-    if "/" in word and not file.exists():
-        return "does not exist" + ("" if file.is_absolute() else f" in {Path.cwd()}")
-    if "/" in word and file.is_dir():
+    if "/" in word and not Path(word).exists():
+        return _does_not_exist(word)
+    if "/" in word and Path(word).is_dir():
         return "is a folder"
     if "/" in word or shutil.which(word, os.F_OK, path) is not None:
         return "may not be executed: run `chmod +x`, or name its interpreter before it"
     spaced = any(c.isspace() for c in word)
-    hint = ": give its words one by one, or a shell: -- bash -c '…'" if spaced else ""
-    return f"is not on PATH{hint}"
+    return "is not on PATH" + (": give its words one by one, or a shell: -- bash -c '…'" * spaced)
+
+
+def _does_not_exist(path: str) -> str:
+    return "does not exist" + ("" if path.startswith("/") else f" in {Path.cwd()}")
 
 
 def has_login(environ: Mapping[str, str]) -> bool:
@@ -127,24 +111,21 @@ def has_login(environ: Mapping[str, str]) -> bool:
 
 
 _SYS = Path("/proc/sys/net/ipv4")
-_USUAL = (32_768, 60_999)
 
 
 def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
     """Return the first and last port of outgoing connections; Linux's default without /proc."""
-    try:
+    with suppress(OSError, ValueError):
         first, last = (sys / "ip_local_port_range").read_text().split()
         return int(first), int(last)
-    except (OSError, ValueError):
-        return _USUAL
+    return 32_768, 60_999
 
 
 def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
     """Return the port ranges that the kernel does not use for outgoing connections."""
-    try:
-        return ranges((sys / "ip_local_reserved_ports").read_text())
-    except (OSError, ValueError):
-        return ()
+    with suppress(OSError, ValueError):
+        return limits.ranges((sys / "ip_local_reserved_ports").read_text())
+    return ()
 
 
 def gather(  # noqa: PLR0913 - all inputs of the facts
@@ -191,7 +172,9 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         program_fault=command_fault(command, environ.get("PATH")),
         wandb_login=has_login(environ),
         rdma=rdma_devices(),
-        rdma_is_open=_may_open_rdma(),
+        rdma_is_open=any(
+            os.access(verbs, os.R_OK | os.W_OK) for verbs in Path("/dev/infiniband").glob("uverbs*")
+        ),
         known_names=known_names,
         node_versions=node_versions(maker),
     )
@@ -210,22 +193,21 @@ def command_fault(command: Sequence[str] | None, path: str | None) -> str:
     is_script = _INTERPRETER.fullmatch(Path(command[0]).name) and script.endswith((".py", ".sh"))
     if not is_script or "{" in script or Path(script).exists():
         return ""
-    return f"{script!r} does not exist" + ("" if script.startswith("/") else f" in {Path.cwd()}")
+    return f"{script!r} {_does_not_exist(script)}"
 
 
 def read_folder(path: str) -> Folder | None:
     """Return what exists at a path, without following a link; None if nothing does."""
-    entry_path = Path(path)
     try:
-        found = entry_path.lstat()
+        found = Path(path).lstat()
     except OSError:
         return None
-    inside: list[tuple[str, int]] = []
+    strangers: list[str] = []
     with suppress(OSError):  # an unreadable one belongs to another user
-        inside = [(entry.name, entry.lstat().st_uid) for entry in entry_path.iterdir()]
-    strangers = tuple(sorted(name for name, uid in inside if uid != found.st_uid))
+        inside = [(entry.name, entry.lstat().st_uid) for entry in Path(path).iterdir()]
+        strangers = sorted(name for name, uid in inside if uid != found.st_uid)
     mode = stat.S_IMODE(found.st_mode)
-    return Folder(path, stat.S_ISDIR(found.st_mode), found.st_uid, mode, strangers)
+    return Folder(path, stat.S_ISDIR(found.st_mode), found.st_uid, mode, tuple(strangers))
 
 
 def gpus_of(dev: Path) -> tuple[Literal["", "nvidia", "amd"], list[Path]]:
@@ -237,19 +219,15 @@ def gpus_of(dev: Path) -> tuple[Literal["", "nvidia", "amd"], list[Path]]:
     return ("amd" if amd else ""), amd
 
 
-_CONTROL = {"nvidia": "nvidiactl", "amd": "kfd"}
-"""The device file of the driver; opening it does not wake a GPU."""
-
-
 def gpu_fault(dev: Path, maker: str) -> str:
     """Return why the driver refuses access, as in a container that lost its GPUs, or ''."""
-    name = _CONTROL.get(maker)
-    if name is None:
+    if not maker:
         return ""
+    device = dev / ("nvidiactl" if maker == "nvidia" else "kfd")  # opening it wakes no GPU
     try:
-        os.close(os.open(dev / name, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        return f"{dev / name}: {(error.strerror or str(error)).lower()}"
+        return f"{device}: {(error.strerror or str(error)).lower()}"
     return ""
 
 
@@ -302,7 +280,6 @@ _LOCAL = frozenset(
     }
 )
 """File systems of one machine; all others may be shared."""
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -343,7 +320,7 @@ def weights_in(model: str | None) -> int:
     """Return the bytes of a model's weights if it is a local folder, else 0."""
     if not model:
         return 0
-    for pattern in _WEIGHTS:  # only one format: some models contain two
+    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth"):  # one format: some have two
         with suppress(OSError):
             sizes = [file.stat().st_size for file in Path(model).glob(pattern)]
             if sizes:
@@ -398,3 +375,110 @@ def mount_of(folder: str) -> Mount | None:
             if where in above and (found is None or len(where) >= len(found.folder)):
                 found = Mount(where, mount.fstype, mount.device)
     return found
+
+
+_LONGEST_LINE = 1 << 24
+_LONGEST_FOOTER = 1 << 26
+_MAGIC = b"PAR1"
+_COLUMNS, _NAME, _CHILDREN, _CONVERTED = 2, 4, 5, 6
+"""Ids of fields in parquet's FileMetaData and SchemaElement."""
+_LIST_TYPE = 3
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def columns_of(data: str) -> Mapping[str, bool] | None:
+    """Return the columns of a file, or of the first file in a folder; None if not known.
+
+    A column is True if it holds lists, such as the messages of a chat. A recipe names columns, and
+    a framework fails on a missing one only once all models are loaded.
+    """
+    path = Path(data)
+    # all but OSError: the content does not match the suffix, which the framework reports
+    with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        if path.is_dir():
+            path = min(one for one in path.iterdir() if one.suffix in _SUFFIXES)
+        if not path.is_file() or path.suffix not in _SUFFIXES:
+            return None
+        if path.suffix == ".parquet":
+            return _parquet_columns(path)
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline(_LONGEST_LINE)
+        if path.suffix == ".csv":
+            return dict.fromkeys(next(csv.reader([first]), []), False) or None
+        return {name: isinstance(one, list) for name, one in json.loads(first).items()} or None
+    return None
+
+
+def _parquet_columns(path: Path) -> Mapping[str, bool] | None:
+    """Decode the footer of a file, since the agent's Python need not have pyarrow."""
+    with path.open("rb") as file:
+        end = file.seek(-8, 2)
+        tail = file.read(8)
+        size = int.from_bytes(tail[:4], "little")
+        if tail[4:] != _MAGIC or size > min(end, _LONGEST_FOOTER):
+            return None
+        file.seek(end - size)
+        footer = _Thrift(file.read(size)).struct(until=_COLUMNS)
+    _, *elements = footer[_COLUMNS]
+    found: dict[str, bool] = {}
+    inside = 0  # elements left that belong to a column, depth first
+    for element in elements:
+        if not inside:
+            found[element[_NAME].decode()] = element.get(_CONVERTED) == _LIST_TYPE
+        inside = max(0, inside - 1) + element.get(_CHILDREN, 0)
+    return found
+
+
+class _Thrift:
+    """A reader of Thrift's compact protocol."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def struct(self, until: int = 0) -> dict[int, Any]:
+        """Read the fields of a struct, by their ids; with `until`, only to that field."""
+        fields: dict[int, Any] = {}
+        number = 0
+        while (head := self._byte()) != 0:
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            kind = head & 15
+            fields[number] = kind == 1 if kind <= 2 else self._value(kind)
+            if number == until:
+                break
+        return fields
+
+    def _value(self, kind: int) -> Any:  # noqa: ANN401 - as the file has it
+        if kind <= 3:
+            return self._byte()
+        if kind <= 6:
+            return self._integer()
+        if kind == 7:
+            return self._bytes(8)
+        if kind == 8:
+            return self._bytes(self._varint())
+        if kind <= 10:
+            head = self._byte()
+            count = self._varint() if head >> 4 == 15 else head >> 4
+            return [self._value(head & 15) for _ in range(count)]
+        if kind == 12:
+            return self.struct()
+        raise ValueError(f"no field of parquet's schema has the type {kind}")
+
+    def _byte(self) -> int:
+        return self._bytes(1)[0]
+
+    def _bytes(self, count: int) -> bytes:
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def _varint(self) -> int:
+        number, shift = 0, 0
+        while (byte := self._byte()) & 128:
+            number |= (byte & 127) << shift
+            shift += 7
+        return number | byte << shift
+
+    def _integer(self) -> int:
+        number = self._varint()
+        return (number >> 1) ^ -(number & 1)

@@ -56,7 +56,6 @@ _PRIVATE = re.compile(
 _MOST_READ = 64 << 10
 """Bytes of a file that are searched: keys are small."""
 _TIME_LIMIT = times.UPLOAD_COUNTED
-_MATCHER = "_private/thirdparty/pathspec/__init__.py"
 _ENTRY = 30 + 46
 """Bytes of an entry in a zip file, without its name, which is stored twice."""
 
@@ -82,9 +81,18 @@ def measure(
     spec = _rays_matcher(ray)
     if spec is None:
         return None
-    ignore_files = _ignore_files(ray, environ)
-    patterns = [*_default_excludes(ray, environ), *excludes]
-    rules = [_rule(spec, folder, patterns)] if patterns else []
+    ignore_files = [".gitignore"]
+    if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1":
+        ignore_files = []
+    if '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py"):  # after Ray 2.48
+        ignore_files.append(".rayignore")
+    # what newer versions of Ray exclude by default, such as .git
+    pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
+    default = re.search(pattern, _text(ray, "_private/ray_constants.py"), re.MULTILINE)
+    if default is not None:
+        names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
+        excludes = [*(name.strip() for name in names if name.strip()), *excludes]
+    rules = [_rule(spec, folder, excludes)] if excludes else []
     size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
     complete = True
@@ -120,12 +128,9 @@ def _walk(
     path: Path, spec: Matcher, ignore_files: Sequence[str], rules: list[Excludes]
 ) -> Iterator[tuple[Path, int]]:
     """Yield each file that is not excluded, as Ray walks a folder (2.40 to 2.60)."""
-    here = [
-        _rule(spec, path, (path / name).read_text(errors="replace").splitlines())
-        for name in ignore_files
-        if (path / name).is_file()
-    ]
-    rules = [*rules, *here]
+    files = [path / name for name in ignore_files if (path / name).is_file()]
+    lines = [file.read_text(errors="replace").splitlines() for file in files]
+    rules = [*rules, *(_rule(spec, path, patterns) for patterns in lines)]
     if any(rule(path) for rule in rules):
         return
     try:
@@ -145,7 +150,7 @@ def _rule(spec: Matcher, root: Path, lines: Sequence[str]) -> Excludes:
 
 def _rays_matcher(ray: str) -> Matcher | None:
     """Load Ray's copy of pathspec; None if it has none."""
-    init = Path(ray) / _MATCHER
+    init = Path(ray, "_private/thirdparty/pathspec/__init__.py")
     name = "pod_agent_rays_pathspec"
     found = importlib.util.spec_from_file_location(name, init)
     if not ray or not init.is_file() or found is None or found.loader is None:
@@ -157,23 +162,6 @@ def _rays_matcher(ray: str) -> Matcher | None:
     except (ImportError, SyntaxError):
         return None
     return getattr(module, "PathSpec", None)
-
-
-def _ignore_files(ray: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of ignore files; `.rayignore` is read after Ray 2.48."""
-    git = [] if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1" else [".gitignore"]
-    reads_rayignore = '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py")
-    return [*git, ".rayignore"] if reads_rayignore else git
-
-
-def _default_excludes(ray: str, environ: Mapping[str, str]) -> list[str]:
-    """Return what newer versions of Ray exclude by default, such as .git."""
-    pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
-    match = re.search(pattern, _text(ray, "_private/ray_constants.py"), re.MULTILINE)
-    if match is None:
-        return []
-    names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", match[1]).split(",")
-    return [name.strip() for name in names if name.strip()]
 
 
 def _text(ray: str, file: str) -> str:

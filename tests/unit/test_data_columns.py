@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node.data_columns import columns_of
+from agent.node.read import columns_of
 
 if TYPE_CHECKING:
     from pathlib import Path
