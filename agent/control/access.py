@@ -6,7 +6,7 @@ import hmac
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -90,7 +90,7 @@ class PortAccess:
         self, request: web.Request, status: int, body: bytes | None
     ) -> dict[str, str]:
         """Return the headers that prove the reply to a signed request; a stream has no body."""
-        claim = claim_of(request)
+        claim = request.get(_CLAIM)
         if claim is None or self._verifier is None:
             return {}
         return {PROOF_HEADER: self._verifier.sign(claim, status, body)}
@@ -138,15 +138,9 @@ class PortAccess:
         return hmac.digest((self._token or "").encode(), text.encode(), "sha256").hex()
 
 
-def claim_of(request: web.Request) -> Claim | None:
-    """Return the claim of a request whose signature was accepted."""
-    claim: Claim | None = request.get(_CLAIM)
-    return claim
-
-
 def is_signed_body(request: web.Request, body: bytes) -> bool:
     """Return whether a body is the one that was signed; True for a request without signature."""
-    claim = claim_of(request)
+    claim = request.get(_CLAIM)
     return claim is None or _equal_secrets(claim.digest, digest(body))
 
 
@@ -176,13 +170,6 @@ _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 """Suffixes of Kubernetes names, which nobody can register on the internet."""
 
 
-class Refusal(NamedTuple):
-    """HTTP status and reason of a refused request."""
-
-    status: int
-    why: str
-
-
 def host_names(names: Iterable[str | None]) -> frozenset[str]:
     """Return the host names that a Host header may contain for this node."""
     return frozenset(
@@ -192,36 +179,40 @@ def host_names(names: Iterable[str | None]) -> frozenset[str]:
 
 def refusal_of(
     method: str, path: str, headers: Mapping[str, str], names: frozenset[str], *, guarded: bool
-) -> Refusal | None:
-    """Return why a request is refused before its body is read; a token replaces these checks."""
+) -> tuple[int, str] | None:
+    """Return the HTTP status and why a request is refused before its body is read.
+
+    A token replaces the checks of the host name, and for reading that of other sites.
+    """
     if path in UNGUARDED_PATHS:
         return None
     if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
-        return Refusal(415, "Content-Encoding: send the body without compression")
+        return 415, "Content-Encoding: send the body without compression"
     host = headers.get("Host")
-    if not guarded and host is not None and not _is_own_name(_host_name(host), names):
+    if not guarded and host is not None and not _is_own_name(host, names):
         known = ", ".join(sorted(names))
-        return Refusal(
-            421,
+        return 421, (
             f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
-            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name",
+            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name"
         )
-    reads = method in {"GET", "HEAD"}
-    if guarded and reads:  # other sites cannot send the token or its SameSite cookie
-        return None
-    if _is_cross_site(headers, host) and not (reads and _is_link_navigation(headers)):
-        return Refusal(403, "a page of another site may not call this node")
+    if method in {"GET", "HEAD"}:
+        if guarded:  # other sites cannot send the token or its SameSite cookie
+            return None
+        # a person follows a link: the page with the link cannot read the answer
+        mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
+        if (mode, dest) == ("navigate", "document") and "Origin" not in headers:
+            return None
+    if _is_cross_site(headers, host):
+        return 403, "a page of another site may not call this node"
     return None
 
 
-def _host_name(host: str) -> str:
-    """Return the host of a Host header, without port and brackets."""
+def _is_own_name(host: str, names: frozenset[str]) -> bool:
+    """Return whether a Host header names this node, by its address or one of its names."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
-
-
-def _is_own_name(name: str, names: frozenset[str]) -> bool:
+        name = host[1:].partition("]")[0]
+    else:
+        name = host.partition(":")[0].rstrip(".").lower()
     if is_ip(name) or name in names:
         return True
     in_cluster = name.endswith(_CLUSTER_SUFFIXES)
@@ -248,20 +239,8 @@ def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
     site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
     if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
         return False
-    if origin is not None:
-        return host is None or _without_default_port(
-            origin.partition("://")[2]
-        ) != _without_default_port(host)
-    return site == "cross-site"
-
-
-def _without_default_port(host: str) -> str:
-    """Return a host without the default ports."""
-    name = host.lower()
-    return name.removesuffix(":80").removesuffix(":443")
-
-
-def _is_link_navigation(headers: Mapping[str, str]) -> bool:
-    """Return whether a person follows a link: the page with the link cannot read the answer."""
-    mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
-    return (mode, dest) == ("navigate", "document") and "Origin" not in headers
+    if origin is None:
+        return site == "cross-site"
+    named = (origin.partition("://")[2], host or "")
+    theirs, own = (name.lower().removesuffix(":80").removesuffix(":443") for name in named)
+    return host is None or theirs != own

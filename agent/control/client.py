@@ -159,7 +159,10 @@ class HeadLink:
         if failure is None:
             self._silent_since, self._bare_checks = None, 0
             return True
-        if not failure.from_an_agent and await self._is_bare(self._ip):
+        if not failure.from_an_agent:  # does GCS answer? A plain `ray start --head` has no agent
+            answers = not await port_answers(self._ip, self._gcs_port)
+            self._bare_checks = self._bare_checks + 1 if answers else 0
+        if not failure.from_an_agent and self._bare_checks >= _BARE_AFTER:
             if self._joins_plain_ray:
                 self._silent_since = None
                 self._emit(HeadSpoke(self._ip, None, ray_ready=True))
@@ -218,11 +221,17 @@ class HeadLink:
         status, text = answer
         if status != 200:
             return self._handle_error(ip, status, text)
-        reply = _parse_reply(text)
-        if isinstance(reply, _NoReply):
-            return reply._replace(evidence=f"{self._address(ip)} {reply.evidence}")
-        if isinstance(reply, str):
-            self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=reply))
+        try:
+            data = json.loads(text)
+            refusal = protocol_mismatch(data, "the head")
+            reply = None if refusal else Reply.from_dict(data)
+        except UnreadableError as error:
+            why = f"{self._address(ip)} does not answer like a head's agent ({error})"
+            return _NoReply(why, from_an_agent=isinstance(data, dict))
+        except (ValueError, RecursionError):
+            return _NoReply(f"{self._address(ip)} does not answer like a head's agent")
+        if reply is None:
+            self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
             # The hello makes a head that lost its disk, and whose clock is behind, raise its epoch.
@@ -307,14 +316,6 @@ class HeadLink:
         for order in () if reply.held else reply.orders:
             self._emit(Ordered(order))
 
-    async def _is_bare(self, ip: str) -> bool:
-        """Return whether GCS answers but no agent does: a plain `ray start --head`."""
-        if await port_answers(ip, self._gcs_port):
-            self._bare_checks = 0
-            return False
-        self._bare_checks += 1
-        return self._bare_checks >= _BARE_AFTER
-
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""
         async with aiohttp.ClientSession() as session:
@@ -346,18 +347,6 @@ async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > _MAX_ANSWER_BYTES:
             break
     return body[:_MAX_ANSWER_BYTES]
-
-
-def _parse_reply(text: str) -> Reply | str | _NoReply:
-    """Return the reply in an answer, else why it is refused or is no reply."""
-    try:
-        data = json.loads(text)
-        return protocol_mismatch(data, "the head") or Reply.from_dict(data)
-    except UnreadableError as error:
-        is_agents = isinstance(data, dict)
-        return _NoReply(f"does not answer like a head's agent ({error})", from_an_agent=is_agents)
-    except (ValueError, RecursionError):
-        return _NoReply("does not answer like a head's agent")
 
 
 async def download_sample(

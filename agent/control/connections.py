@@ -53,18 +53,26 @@ class Connections:
 
         Return False where it has to be refused.
         """
-        most = _max_open()
-        own = self._peers.get(connection.ip, _Peer({}, {}))
-        if not own.trusted and len(own.untrusted) >= min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
-            self._close_one(own.untrusted, f"{len(own.untrusted)} of them are not authenticated")
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # the other half of the open files is the agent's
+        most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
+        peer = self._peers.get(connection.ip, _Peer({}, {}))
+        if not peer.trusted and len(peer.untrusted) >= min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
+            why = f"{len(peer.untrusted)} of them are not authenticated"
+            self._close_oldest(peer.untrusted, why)
         elif self._open >= most:
+            # of the address with the most untrusted ones; where all are trusted, an address gives
+            # way only to one that has fewer
+            group = max((one.untrusted for one in self._peers.values()), key=len)
+            trusted = max((one.trusted for one in self._peers.values()), key=len)
+            if not group and len(trusted) > len(peer.trusted) + 1:
+                group = trusted
             why = f"{self._open} connections are open"
-            group = self._largest_group(own)
             if not group:
                 self._warn(connection.ip, why)
                 return False
-            self._close_one(group, why)
-        self._peers.setdefault(connection.ip, _Peer({}, {})).untrusted[connection] = None
+            self._close_oldest(group, why)
+        self._peers.setdefault(connection.ip, peer).untrusted[connection] = None
         self._open += 1
         return True
 
@@ -85,17 +93,7 @@ class Connections:
         if peer is not None and not any(peer):
             del self._peers[connection.ip]
 
-    def _largest_group(self, own: _Peer) -> dict[Connection, None]:
-        """Return the connections of which one is closed where all together are too many.
-
-        They are those of the address with the most untrusted ones. Where all are trusted, an
-        address gives way only to one that has fewer.
-        """
-        untrusted = max((peer.untrusted for peer in self._peers.values()), key=len)
-        trusted = max((peer.trusted for peer in self._peers.values()), key=len)
-        return untrusted or (trusted if len(trusted) > len(own.trusted) + 1 else {})
-
-    def _close_one(self, group: dict[Connection, None], why: str) -> None:
+    def _close_oldest(self, group: dict[Connection, None], why: str) -> None:
         oldest = next(iter(group))
         oldest.close()
         self._warn(oldest.ip, why)
@@ -247,9 +245,3 @@ def _connection_of(request: web.Request) -> Connection | None:
     """Return the connection of a request, if it is still open."""
     protocol = None if request.transport is None else request.transport.get_protocol()
     return protocol if isinstance(protocol, Connection) else None
-
-
-def _max_open() -> int:
-    """Return the limit of open connections: the other half of the open files is the agent's."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)

@@ -23,7 +23,6 @@ from aiohttp.http import HttpProcessingError
 from agent.base import times
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
-from agent.control.metrics import metrics
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
     MAX_SAMPLE_BYTES,
@@ -34,7 +33,7 @@ from agent.control.protocol import (
     protocol_mismatch,
 )
 from agent.control.reports import TooManyAgentsError
-from agent.control.status import without_clocks
+from agent.control.status import metrics, without_clocks
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ class AgentServer:
             request.method, request.path, request.headers, self._names, guarded=self._has_secret
         )
         if refused is not None:
-            return _error(refused.status, refused.why)
+            return _error(*refused)
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:

@@ -26,7 +26,7 @@ from agent.work.torchrun import RANK_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from agent.node.gpus import GpuUtilization, Tool
+    from agent.node.gpus import Tool
 
 
 _MAX_OUTPUT = 1 << 20
@@ -81,30 +81,33 @@ async def output_of(
 
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
-    with suppress(psutil.Error, OSError):
-        ids = _jobs_by_leader()
-        named = [process for process, job in ids.items() if job == submission_id]
-        # A program that sets a long process title overwrites its environment.
-        nameless = [process for process, job in ids.items() if job is None]
-        found = named or (nameless if len(nameless) == 1 else [])
-        return found[0] if found else None
-    return None
+    jobs = known(_jobs_by_leader, dict[psutil.Process, str | None]())
+    named = [process for process, job in jobs.items() if job == submission_id]
+    # A program that sets a long process title overwrites its environment.
+    nameless = [process for process, job in jobs.items() if job is None]
+    found = named or (nameless if len(nameless) == 1 else [])
+    return found[0] if found else None
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
     """Return the process of rank 0 of an attempt that torchrun starts, if it is on this node."""
-    for process in sorted(known(descendants.list_descendants, list[psutil.Process]()), key=_age):
+    for process in _oldest_first():
         environ = known(process.environ, dict[str, str]())
         if environ.get(RANK_VARIABLE) == attempt and environ.get("RANK") == "0":
             return process  # its own children, which inherit its environment, are younger
     return None
 
 
+def _oldest_first() -> list[psutil.Process]:
+    processes = known(descendants.list_descendants, list[psutil.Process]())
+    return sorted(processes, key=lambda one: (known(one.create_time, 0.0), one.pid))
+
+
 def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     """Return whether the job handles a signal, which would otherwise end it."""
-    if process is None:
-        return False
-    return known(lambda: _catches(_signal_target(process, signum), signum), otherwise=False)
+    return process is not None and known(
+        lambda: _catches(_signal_target(process, signum), signum), otherwise=False
+    )
 
 
 def any_driver_runs() -> bool:
@@ -114,8 +117,13 @@ def any_driver_runs() -> bool:
 
 def _jobs_by_leader() -> dict[psutil.Process, str | None]:
     """Return the job id of each process that a Ray worker started in a session of its own."""
-    found = descendants.list_descendants()
-    return {process: _job_of(process) for process in found if _is_started_by_ray(process)}
+    jobs = {}
+    for process in descendants.list_descendants():
+        with suppress(psutil.Error, OSError):
+            above = process.parent() if getsid(process.pid) == process.pid else None
+            if above is not None and above.name().startswith(_WORKERS_TITLE):
+                jobs[process] = _job_of(process)
+    return jobs
 
 
 def kill_leftovers() -> list[str]:
@@ -178,16 +186,6 @@ def not_passed_on(signum: int, why: str) -> str:
     return f"{signal.Signals(signum).name} is not passed on: {why}"
 
 
-def _is_started_by_ray(process: psutil.Process) -> bool:
-    """Return whether a process leads a session and is a child of a Ray worker."""
-
-    def is_started() -> bool:
-        above = process.parent() if getsid(process.pid) == process.pid else None
-        return above is not None and above.name().startswith(_WORKERS_TITLE)
-
-    return known(is_started, otherwise=False)
-
-
 def _job_of(process: psutil.Process) -> str | None:
     """Return the job id of a driver; '' if it is no driver, None if unknown."""
     with suppress(psutil.Error, ValueError, LookupError, TypeError):
@@ -204,7 +202,13 @@ def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
     Of several children, as in a pipeline, it is the only one that catches the signal.
     """
     process = leader
-    while _is_shell(process) and not _catches(process, signum):
+    while not _catches(process, signum):
+        try:  # the process name of a script is its own
+            program = process.exe()
+        except psutil.AccessDenied:
+            program = process.name()
+        if Path(program).name not in _SHELLS:
+            break
         children = process.children()
         if len(children) > 1:
             children = [child for child in children if _catches(child, signum)]
@@ -212,15 +216,6 @@ def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
             break
         process = children[0]
     return process
-
-
-def _is_shell(process: psutil.Process) -> bool:
-    """Return whether a process's program is a shell; the process name of a script is its own."""
-    try:
-        program = process.exe()
-    except psutil.AccessDenied:
-        program = process.name()
-    return Path(program).name in _SHELLS
 
 
 def _catches(process: psutil.Process, signum: int) -> bool:
@@ -244,8 +239,7 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
     leader = None if submission_id is None else find_driver(submission_id)
     roles: dict[int, str] = {}
     found = []
-    processes = known(descendants.list_descendants, list[psutil.Process]())
-    for process in sorted(processes, key=_age):  # parents first
+    for process in _oldest_first():  # parents first
         role = roles.get(known(process.ppid, 0), "")
         if leader is not None and process.pid == leader.pid:
             role = "driver"
@@ -279,18 +273,6 @@ class Utilization:
 
     async def sample(self, submission_id: str | None) -> str:
         """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
-        uses = await self._uses()
-        if uses:
-            return busy_gpu(uses)
-        found = await anyio.to_thread.run_sync(job_processes, submission_id)
-        used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
-        last, self._last = self._last, (used, now)
-        if last is None:
-            return "looked at for the first time"
-        return busy_cores(used - last[0], now - last[1], len(found))
-
-    async def _uses(self) -> GpuUtilization:
-        """Return the GPUs' utilization; empty if no tool reports it."""
         for tool in self._tools:
             name = tool.argv[0]
             path = shutil.which(name, path=self._env.get("PATH"))
@@ -301,8 +283,13 @@ class Utilization:
             with suppress(ValueError):  # not the expected output
                 uses = tool.read(text)
                 if uses:
-                    return uses
-        return {}
+                    return busy_gpu(uses)
+        found = await anyio.to_thread.run_sync(job_processes, submission_id)
+        used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
+        last, self._last = self._last, (used, now)
+        if last is None:
+            return "looked at for the first time"
+        return busy_cores(used - last[0], now - last[1], len(found))
 
 
 def busy_cores(used: float, seconds: float, processes: int) -> str:
@@ -332,10 +319,6 @@ def find_py_spy(python: str, path: str | None) -> str | None:
     """Return py-spy next to a Python, else the one on PATH."""
     beside = shutil.which("py-spy", path=str(Path(python).parent))
     return beside or shutil.which("py-spy", path=path)
-
-
-def _age(process: psutil.Process) -> tuple[float, int]:
-    return known(process.create_time, 0.0), process.pid
 
 
 def _role(process: psutil.Process) -> str:

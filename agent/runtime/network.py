@@ -10,14 +10,13 @@ import socket
 import time
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agent.base import times
 from agent.base.text import is_ip
 from agent.record.background import in_background, start_thread
 
 _REUSE_SECONDS = times.ADDRESS_REUSED
-_FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}
 
 
 class NoDnsAnswer(str):
@@ -31,7 +30,7 @@ def lookup(host: str) -> tuple[str, ...]:
     if is_ip(host):
         return (host,)
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    ordered = sorted(found, key=lambda entry: _FAMILY_ORDER.get(entry[0], 2))
+    ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
 
 
@@ -44,7 +43,8 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     if is_ip(host):
         return (host,)
     pending = _lookups.get(host)
-    if pending is None or _is_outdated(pending):
+    now = time.monotonic()
+    if pending is None or (pending.done() and now - pending.result().at > _REUSE_SECONDS):
         pending = in_background(partial(_answer, host))
         if pending is None:
             return f"{host} cannot be looked up (can't start new thread)"
@@ -78,10 +78,6 @@ def _answer(host: str) -> _Answer:
     return _Answer(found, time.monotonic())
 
 
-def _is_outdated(answer: asyncio.Future[_Answer]) -> bool:
-    return answer.done() and time.monotonic() - answer.result().at > _REUSE_SECONDS
-
-
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     """Look up a name without an event loop; returns () if DNS is slow or has no such name."""
     found: list[str] = []
@@ -96,14 +92,7 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-class HasOptions(Protocol):
-    """A socket, or a library's wrapper of one."""
-
-    def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """Set a socket option."""
-
-
-def set_keepalive(connection: HasOptions, within: float) -> None:
+def set_keepalive(connection: socket.socket, within: float) -> None:
     """Close a connection within `within` seconds after its peer or the network was lost.
 
     A listener's connections inherit this. It applies to unacknowledged data, too, which the kernel

@@ -166,9 +166,8 @@ def become_parent(*, of_a_run: bool) -> int | None:
         status = _follow(agent, code_pipe, everything)
         if not of_a_run or -status not in _CRASHES:
             break
-        crashes = [at for at in crashes if time.monotonic() - at < times.AGENT_CRASH_WINDOW] + [
-            time.monotonic()
-        ]
+        now = time.monotonic()
+        crashes = [*(at for at in crashes if now - at < times.AGENT_CRASH_WINDOW), now]
         name = signal.Signals(-status).name
         if len(crashes) > MAX_CRASHES:
             _say(f"the agent was ended by {name} {len(crashes)} times: giving up")
@@ -188,14 +187,14 @@ def become_parent(*, of_a_run: bool) -> int | None:
 
 def _exit_code(status: int) -> int:
     """Return the run's exit code; a stop signal may come before the agent handles any."""
-    if status >= 0:
-        return status
     stop = STOPS.get(-status)
-    if stop is None:
-        return 128 - status
+    if status >= 0 or stop is None:
+        return status if status >= 0 else 128 - status
     code = 128 + stop
-    known = {*signal.Signals}
-    name = signal.Signals(-status).name if -status in known else f"signal {-status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
     _say(f"stopped: asked to stop by {name} (exit code {code})")
     return code
 
@@ -244,17 +243,10 @@ def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
         ended = _reap(agent)
         if ended is not None:
             return ended
-        if code is None and (code := _read_code(code_pipe)) is not None:
-            until = time.monotonic() + times.AGENT_EXIT
-
-
-def _read_code(code_pipe: int) -> int | None:
-    """Return the exit code that the agent sent, if any."""
-    try:
-        data = os.read(code_pipe, 1)
-    except BlockingIOError:
-        return None
-    return data[0] if data else None
+        if code is None:
+            with suppress(BlockingIOError):
+                if sent := os.read(code_pipe, 1):
+                    code, until = sent[0], time.monotonic() + times.AGENT_EXIT
 
 
 def _reap(agent: int) -> int | None:
@@ -278,21 +270,15 @@ def _kill_leftovers() -> None:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
-        children = _children()
+        children = []
+        with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:  # noqa: PTH123 - pathlib costs 10 ms here
+            children = [int(pid) for pid in file.read().split()]
         if not children:
             return
         for pid in children:  # not reaped yet, so the pid is not reused
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         signal.sigtimedwait({signal.SIGCHLD}, 1.0)  # the children of each are adopted after its end
-
-
-def _children() -> list[int]:
-    try:
-        with open("/proc/self/task/%d/children" % os.getpid(), encoding="ascii") as file:  # noqa: PTH123, UP031 - pathlib costs 10 ms here
-            return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
 
 
 def become_subreaper() -> None:

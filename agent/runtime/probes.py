@@ -109,19 +109,11 @@ def check_reward_reply(status: int, body: bytes) -> str:
     rewards = data.get("rewards") if isinstance(data, dict) else None
     if not isinstance(rewards, list) or len(rewards) != 1:
         return f'its reply has no "rewards" list of one number: {excerpt}'
-    value = rewards[0]
-    if not _is_finite(value):
-        return f"its reward is not a finite number: {excerpt}"
-    return ""
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer larger than any float
-        return False
+        is_finite = not isinstance(rewards[0], bool) and math.isfinite(rewards[0])
+    except (TypeError, OverflowError):  # no number, or an integer larger than any float
+        is_finite = False
+    return "" if is_finite else f"its reward is not a finite number: {excerpt}"
 
 
 async def reward_answers(url: str, limit: float = 10.0, token: str | None = None) -> str:
@@ -135,13 +127,10 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
     reply = await _send_request(url, body, limit)
     if isinstance(reply, str):
         return reply
-    status, text = reply
-    excerpt = text[:120].decode(errors="replace").strip()
+    status, text = reply[0], reply[1].decode(errors="replace")
     if not 200 <= status < 300:
-        return f"it answered {status}: {excerpt}"
-    if expect and expect not in text.decode(errors="replace"):
-        return f"its reply lacks {expect!r}: {excerpt}"
-    return ""
+        return f"it answered {status}: {text[:120].strip()}"
+    return "" if expect in text else f"its reply lacks {expect!r}: {text[:120].strip()}"
 
 
 async def _send_request(
@@ -182,44 +171,36 @@ def names_an_address(url: str) -> bool:
 
 
 class ReadinessProbe:
-    """Probes whether one service is ready."""
+    """Probes whether one service is ready; `token` is sent to a reward server."""
 
     def __init__(
         self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
     ) -> None:
-        """Send `token` to a reward server."""
         self._ready = ready
         self._token = token
         self._placeholders = place
-        self._log = _LogSearch(log)
+        self._log = log
+        self._offset = log.stat().st_size if log.exists() else 0
+        self._rest = ""
+        """The start of a line of the log whose end was not written yet."""
 
     async def ask(self, limit: float = 10.0) -> str:
         """Return '' if it is ready, else why not."""
+        place = self._placeholders
         match self._ready:
             case ScoringProbe(url):
-                return await reward_answers(self._placeholders.fill(url), limit, self._token)
+                return await reward_answers(place.fill(url), limit, self._token)
             case HttpProbe(url, body, expect):
-                return await reply_evidence(self._placeholders.fill(url), body, expect, limit)
+                return await reply_evidence(place.fill(url), body, expect, limit)
             case TcpProbe(port):
-                return await port_answers(
-                    self._placeholders.node_ip, port, min(limit, times.LOCAL_CONNECT)
-                )
+                return await port_answers(place.node_ip, port, min(limit, times.LOCAL_CONNECT))
             case LogPattern(pattern):
-                return self._log.evidence(pattern)
+                return self._search_log(pattern)
 
-
-class _LogSearch:
-    """Searches a growing log for a line, from its end at creation on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = ""
-
-    def evidence(self, pattern: str) -> str:
-        """Return '' once a line matches, else why not."""
+    def _search_log(self, pattern: str) -> str:
+        """Return '' once a new line of the log matches, else why not."""
         try:
-            with self._path.open("rb") as file:
+            with self._log.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read(_CHUNK)
         except OSError as error:
@@ -271,8 +252,9 @@ class MissCounter:
 
     def count(self, evidence: str, *, has_worked: bool) -> str:
         """Count one probe ('' for a success); return why the service is dead, or ''."""
+        if not evidence:
+            self._misses = 0
         if not evidence or (evidence.startswith(_BUSY) and has_worked):
-            self._misses = 0 if not evidence else self._misses
             return ""
         if _REFUSED in evidence:
             return evidence
@@ -292,8 +274,7 @@ async def until_dead(
     async def probe() -> str | NotYet:
         before, began = cpu(), anyio.current_time()
         evidence = await ask(alive.within)
-        elapsed = anyio.current_time() - began
-        has_worked = cpu() - before > _BUSY_SHARE * elapsed
+        has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
         return misses.count(evidence, has_worked=has_worked) or NotYet()
 
     return await until(probe, None, step=alive.every, longest=alive.every)

@@ -16,7 +16,7 @@ import subprocess
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import psutil
@@ -65,13 +65,14 @@ _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
 class ChildLog:
     """Reads a child's output and writes it to a log, without blocking the event loop."""
 
-    def __init__(self, log: Callable[[], Path]) -> None:
+    def __init__(self, log: Callable[[], Path], fd: int = -1) -> None:
+        """Write to the file at `log()`; `fd` is the pipe of a child that runs already."""
         self.path = log
         name = log().name
         trouble = partial(disk_alarm.report, name)
         self._writer = Writer(name, appending(log), most=_QUEUE_BYTES, trouble=trouble)
         disk_alarm.watch(name, self._writer.busy_since)
-        self._fd = -1
+        self._fd = fd
         self._is_over = False
         """True once nothing waits for the file any more."""
         self.end = b""
@@ -98,10 +99,6 @@ class ChildLog:
             raise
         finally:
             os.close(both)
-
-    def reopen(self, pid: int) -> None:
-        """Open the pipe of a child that a killed agent started."""
-        self._fd = _open_pipe_of(pid)
 
     def start_reading(self) -> None:
         """Start reading the output."""
@@ -144,20 +141,18 @@ class ChildLog:
 
     def _read_chunk(self) -> bool:
         """Read one chunk; return whether there was one."""
-        if self._fd < 0:
-            return False
         try:
-            data = os.read(self._fd, _CHUNK)
+            data = os.read(self._fd, _CHUNK) if self._fd >= 0 else None
         except BlockingIOError:
             return False
-        if not data:  # no writer is left
+        if data:
+            self.end = (self.end + data)[-_TAIL_BYTES:]
+            self._writer.put_bytes(data)
+        elif data is not None:  # no writer is left
             self.close()
             if self._is_over:
                 self._writer.close()
-            return False
-        self.end = (self.end + data)[-_TAIL_BYTES:]
-        self._writer.put_bytes(data)
-        return True
+        return bool(data)
 
 
 def _open_pipe_of(leader: int) -> int:
@@ -165,23 +160,21 @@ def _open_pipe_of(leader: int) -> int:
 
     Only such a pipe is open for reading and writing at one descriptor.
     """
-    for pid in (leader, *_session(leader)):
-        for number in (1, 2):
-            place = f"/proc/{pid}/fd/{number}"
-            with suppress(OSError, ValueError, IndexError):
-                info = Path(f"/proc/{pid}/fdinfo/{number}").read_text(encoding="ascii")
-                flags = int(info.partition("flags:")[2].split()[0], 8)
-                is_ours = Path(place).readlink().name.startswith("pipe:")
-                if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
-                    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    return -1
-
-
-def _session(leader: int) -> Iterator[int]:
+    session = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             if os.getsid(int(entry.name)) == leader:
-                yield int(entry.name)
+                session.append(entry)
+    for process in (Path(f"/proc/{leader}"), *session):
+        for number in (1, 2):
+            place = process / f"fd/{number}"
+            with suppress(OSError, ValueError, IndexError):
+                info = (process / f"fdinfo/{number}").read_text(encoding="ascii")
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                is_ours = place.readlink().name.startswith("pipe:")
+                if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
+                    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return -1
 
 
 class Child:
@@ -219,7 +212,12 @@ class Child:
         with suppress(OSError):
             self._pidfd = descendants.open_pidfd(pid)
         self._output.start_reading()
-        self._watch()
+        # No task and no thread: its end is also detected while no thread can be started.
+        loop = asyncio.get_running_loop()
+        if self._pidfd >= 0:
+            loop.add_reader(self._pidfd, self._check_end)
+        else:
+            loop.call_later(times.PROCESS_POLL, self._check_end)
 
     @classmethod
     async def start(
@@ -235,11 +233,7 @@ class Child:
 
         The rest of its group is killed when it ends, unless `keep_group`.
         """
-        output = ChildLog(log)
-        with output.open_pipe() as end, starting(name):
-            process = _spawn(
-                argv, env, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.STDOUT
-            )
+        process, output = _spawn(name, argv, env, log, piped=False)
         return cls(process.pid, name, output, keep_group=keep_group, popen=process)
 
     @classmethod
@@ -247,28 +241,23 @@ class Child:
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command with pipes for stdin and stdout."""
-        output = ChildLog(log)
-        with output.open_pipe() as end, starting(name):
-            process = _spawn(argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=end)
+        process, output = _spawn(name, argv, env, log, piped=True)
         child = cls(process.pid, name, output, keep_group=False, popen=process)
+        assert process.stdin is not None  # noqa: S101 - started with pipes
+        assert process.stdout is not None  # noqa: S101 - same
+        loop = asyncio.get_running_loop()
         try:
-            await child._connect(process)
+            unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
+            protocol = asyncio.StreamReaderProtocol(unfed)
+            writing, _ = await loop.connect_write_pipe(lambda: protocol, process.stdin)
+            child.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
+            reading = asyncio.StreamReaderProtocol(child.stdout)
+            child._reading, _ = await loop.connect_read_pipe(lambda: reading, process.stdout)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await child.stop(0.0)
             raise
         return child
-
-    async def _connect(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None  # noqa: S101 - started with pipes
-        assert process.stdout is not None  # noqa: S101 - same
-        loop = asyncio.get_running_loop()
-        unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
-        protocol = asyncio.StreamReaderProtocol(unfed)
-        writing, _ = await loop.connect_write_pipe(lambda: protocol, process.stdin)
-        self.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
-        reading = asyncio.StreamReaderProtocol(self.stdout)
-        self._reading, _ = await loop.connect_read_pipe(lambda: reading, process.stdout)
 
     @property
     def running(self) -> bool:
@@ -311,17 +300,6 @@ class Child:
             return informative_lines(self._output.end, lines, longest)
         return await in_thread(lambda: tail_of(self._output.path(), lines, longest)) or ""
 
-    def _watch(self) -> None:
-        """Detect its end from the event loop, by its pidfd or else by polling.
-
-        This needs no task and no thread, so it also works while no thread can be started.
-        """
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.add_reader(self._pidfd, self._check_end)
-        else:
-            loop.call_later(times.PROCESS_POLL, self._check_end)
-
     def _check_end(self) -> None:
         """If the leader has ended, kill the rest of its group, then reap it."""
         try:
@@ -357,13 +335,14 @@ class Child:
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()
-        self._output.when_written(partial(self._end, code))
 
-    def _end(self, code: int) -> None:
-        self._code = code
-        if self.stdin is not None:
-            self.stdin.close()  # stdout may still have data; it closes at its end
-        self._ended.set()
+        def end() -> None:
+            self._code = code
+            if self.stdin is not None:
+                self.stdin.close()  # stdout may still have data; it closes at its end
+            self._ended.set()
+
+        self._output.when_written(end)
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
         """Signal the leader or its group, unless the pid may be reused."""
@@ -372,14 +351,23 @@ class Child:
                 send(self.pid, signum)
 
 
-def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - Popen's own, by name
+def _spawn(
+    name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path], *, piped: bool
+) -> tuple[subprocess.Popen[bytes], ChildLog]:
     """Start a process in its own session; `reap` does not touch it."""
-    with descendants.spawning() as managed:
+    output = ChildLog(log)
+    with output.open_pipe() as end, starting(name), descendants.spawning() as managed:
         process = subprocess.Popen(
-            list(argv), env=dict(env), bufsize=0, start_new_session=True, **streams
+            list(argv),
+            env=dict(env),
+            bufsize=0,
+            start_new_session=True,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else end,
+            stderr=end,
         )
         managed.add(process.pid)
-    return process
+    return process, output
 
 
 def start_time(pid: int) -> int:
@@ -393,15 +381,15 @@ def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
     return informative_lines(read_end(path, 16_384) or b"", lines, longest)
 
 
-def informative_lines(end: bytes, lines: int = 3, longest: int = 300) -> str:
+def informative_lines(end: bytes, lines: int, longest: int) -> str:
     """Return the last informative lines of a text, joined and cut."""
-    text = end.decode(errors="replace")
-    every = [line.rstrip() for line in without_controls(text).splitlines() if line.strip()]
+    text = without_controls(end.decode(errors="replace"))
+    every = [line.rstrip() for line in text.splitlines() if line.strip()]
     informative = [line for line in every if not _BOILERPLATE.search(line)] or every
     last = informative[-lines:]
-    ended = next((line for line in reversed(informative) if _EXITED_SUBPROCESS.search(line)), None)
-    if ended is not None and ended not in last:
-        last = [ended, *last[1:]]  # names the process of Ray that ended
+    ended = [line for line in informative if _EXITED_SUBPROCESS.search(line)]
+    if ended and ended[-1] not in last:
+        last = [ended[-1], *last[1:]]  # names the process of Ray that ended
     return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
 
 
@@ -410,9 +398,7 @@ class AdoptedChild(Child):
 
     def __init__(self, pid: int, name: str, log: Callable[[], Path], *, keep_group: bool) -> None:
         self._process = psutil.Process(pid)
-        output = ChildLog(log)
-        output.reopen(pid)
-        super().__init__(pid, name, output, keep_group=keep_group)
+        super().__init__(pid, name, ChildLog(log, _open_pipe_of(pid)), keep_group=keep_group)
 
     def _check_end(self) -> None:
         """If it has ended, kill the rest of its session."""

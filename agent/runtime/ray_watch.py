@@ -156,37 +156,28 @@ class RayHelpers:
 
     def stopped(self) -> str:
         """Return which helper is stopped; '' for none."""
-        states = {pid: _state_of(pid) for pid in self._known}
-        if self._checks % _SEARCH_EVERY == 0 or not all(states.values()):
+        stats = {pid: read_stat(pid) for pid in self._known}
+        if self._checks % _SEARCH_EVERY == 0 or None in stats.values():
             self._known = dict(_found_below(self._pid))
-            states = {pid: _state_of(pid) for pid in self._known}
+            stats = {pid: read_stat(pid) for pid in self._known}
         self._checks += 1
-        pid = next((pid for pid, state in states.items() if state in STOPPED_STATES), None)
-        return "" if pid is None else f"its {self._known[pid]} (pid {pid}) is stopped"
+        for pid, stat in stats.items():
+            if stat is not None and stat.state in STOPPED_STATES:
+                return f"its {self._known[pid]} (pid {pid}) is stopped"
+        return ""
 
 
 def _found_below(pid: int) -> Iterator[tuple[int, str]]:
     """Yield pids and names of the helpers, at any depth."""
     for child in children_of(pid):
-        line = _command_line(child)
+        line = ""
+        with suppress(OSError), Path(f"/proc/{child}/cmdline").open("rb") as file:
+            line = file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
         name = next((name for mark, name in _NAMES.items() if mark in line), None)
         if name is not None:
             yield child, name
         if any(mark in line for mark in (_RAYLET, _FORKSERVER, _DASHBOARD)):
             yield from _found_below(child)
-
-
-def _state_of(pid: int) -> str:
-    """Return a process's state letter; '' if it is gone."""
-    stat = read_stat(pid)
-    return "" if stat is None else stat.state
-
-
-def _command_line(pid: int) -> str:
-    """Return the start of a process's command line."""
-    with suppress(OSError), Path(f"/proc/{pid}/cmdline").open("rb") as file:
-        return file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
-    return ""
 
 
 class MemoryWatch:
@@ -216,13 +207,8 @@ class MemoryWatch:
     def recent(self) -> str:
         """Return that sentence for a minute, unless another container's process may be meant."""
         self.poll()
-        if (
-            self._grew_at is None
-            or not self.kills.of_container
-            or self._clock() - self._grew_at > times.OOM_RECENT
-        ):
-            return ""
-        return self._last_sentence
+        is_recent = self._grew_at is not None and self._clock() - self._grew_at <= times.OOM_RECENT
+        return self._last_sentence if is_recent and self.kills.of_container else ""
 
 
 def oom_sentence(kills: limits.OomKills, more: int) -> str:

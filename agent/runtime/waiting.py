@@ -139,7 +139,16 @@ class BestEffort:
         try:
             return await do(*arguments)
         except Exception as error:  # noqa: BLE001 - no error may end a healthy job
-            reason = _reason(what, innermost(error))
+            failure = innermost(error)
+            limit = process_limit_error(what, failure)
+            if isinstance(failure, AgentError):
+                reason = failure.sentence()
+            elif limit is not None:
+                reason = f"{limit.why}. {limit.remedy}"
+            elif isinstance(failure, OSError):
+                reason = error_text(failure)
+            else:
+                reason = f"{type(failure).__name__}: {failure}"
         if what not in self._logged:
             self._logged.add(what)
             self._log(f"{what} failed, the run continues without it: {reason}", "warning")
@@ -153,15 +162,3 @@ class BestEffort:
             return NotYet()
 
         await until(turn, None, step=pause, longest=pause)
-
-
-def _reason(what: str, failure: BaseException) -> str:
-    """Return the reason in one line."""
-    if isinstance(failure, AgentError):
-        return failure.sentence()
-    error = process_limit_error(what, failure)
-    if error is not None:
-        return f"{error.why}. {error.remedy}"
-    if isinstance(failure, OSError):
-        return error_text(failure)
-    return f"{type(failure).__name__}: {failure}"

@@ -32,11 +32,11 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.control.client import HeadLink
-from agent.control.metrics import metrics
 from agent.control.protocol import VERSION, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
+from agent.control.status import metrics
 from agent.decisions.head import state as h
 from agent.decisions.values import SAMPLE, OrderKind
 from agent.decisions.worker import state as w

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.base.ends import Kind, Outcome
-from agent.control.metrics import metrics
+from agent.control.status import metrics
 from browsing.runs import status as run_of
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
