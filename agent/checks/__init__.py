@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agent.checks import machine, network, ray, recipe
 from agent.checks.finding import CheckedNode, Finding, Level
@@ -23,49 +23,41 @@ TEMP_DIR = "temp dir"
 _OWN, _GIVEN, _TORCHRUN = "Ray of the agent", "Ray of the platform", "torchrun"
 
 
-class Check(NamedTuple):
-    """A row of the table of checks."""
-
-    name: str
-    """`{temp}` stands for the folder that contains Ray's sessions."""
-    run: Callable[[CheckedNode], Result | None]
-    """The check; None means that there is nothing to check."""
-    applies_to: tuple[str, ...]
-    """What runs the job on the nodes that it applies to."""
-
-
-CHECKS: tuple[Check, ...] = (
-    Check("nodes", network.expected_nodes, (_OWN, _TORCHRUN)),
-    Check("ray", ray.ray_installed, (_OWN, _GIVEN)),
-    Check("torch", ray.torch_installed, (_TORCHRUN,)),
-    Check("ray's path", ray.plain_path, (_OWN,)),
-    Check("token", ray.ray_token, (_OWN, _GIVEN)),
-    Check("token", ray.torchrun_token, (_TORCHRUN,)),
-    Check("addresses", ray.ray_bind, (_OWN, _GIVEN)),
-    Check("addresses", ray.torchrun_bind, (_TORCHRUN,)),
-    Check("node address", ray.node_address, (_OWN, _GIVEN, _TORCHRUN)),
-    Check("debugger", ray.debugger, (_OWN,)),
-    Check("open files", machine.open_files, (_OWN, _TORCHRUN)),
-    Check("/dev/shm", machine.shared_memory, (_OWN, _TORCHRUN)),
-    Check("{temp}", machine.disk, (_OWN, _TORCHRUN)),
-    Check(TEMP_DIR, machine.temp_dir, (_OWN,)),
-    Check("cores", machine.cores, (_OWN,)),
-    Check("processes", machine.processes, (_OWN, _TORCHRUN)),
-    Check("GPUs", machine.gpus, (_OWN, _TORCHRUN)),
-    Check("GPU driver", machine.driver_access, (_OWN, _TORCHRUN)),
-    Check("visible GPUs", machine.visible_devices, (_OWN, _TORCHRUN)),
-    Check("chosen GPUs", machine.chosen_gpus, (_OWN, _TORCHRUN)),
-    Check("GPU health", machine.gpu_health, (_OWN, _TORCHRUN)),
-    Check("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
-    Check("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
-    Check("proxies", network.proxies, (_OWN, _GIVEN, _TORCHRUN)),
-    Check("leftovers", network.leftovers, (_OWN, _GIVEN)),
-    Check("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
-    Check("port range", network.ephemeral_ports, (_OWN,)),
-    Check(PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
-    Check("AGENT_PREFLIGHT", ray.preflight_torch, (_OWN, _GIVEN)),
+CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]], ...] = (
+    ("nodes", network.expected_nodes, (_OWN, _TORCHRUN)),
+    ("ray", ray.ray_installed, (_OWN, _GIVEN)),
+    ("torch", ray.torch_installed, (_TORCHRUN,)),
+    ("ray's path", ray.plain_path, (_OWN,)),
+    ("token", ray.ray_token, (_OWN, _GIVEN)),
+    ("token", ray.torchrun_token, (_TORCHRUN,)),
+    ("addresses", ray.ray_bind, (_OWN, _GIVEN)),
+    ("addresses", ray.torchrun_bind, (_TORCHRUN,)),
+    ("node address", ray.node_address, (_OWN, _GIVEN, _TORCHRUN)),
+    ("debugger", ray.debugger, (_OWN,)),
+    ("open files", machine.open_files, (_OWN, _TORCHRUN)),
+    ("/dev/shm", machine.shared_memory, (_OWN, _TORCHRUN)),
+    ("{temp}", machine.disk, (_OWN, _TORCHRUN)),
+    (TEMP_DIR, machine.temp_dir, (_OWN,)),
+    ("cores", machine.cores, (_OWN,)),
+    ("processes", machine.processes, (_OWN, _TORCHRUN)),
+    ("GPUs", machine.gpus, (_OWN, _TORCHRUN)),
+    ("GPU driver", machine.driver_access, (_OWN, _TORCHRUN)),
+    ("visible GPUs", machine.visible_devices, (_OWN, _TORCHRUN)),
+    ("chosen GPUs", machine.chosen_gpus, (_OWN, _TORCHRUN)),
+    ("GPU health", machine.gpu_health, (_OWN, _TORCHRUN)),
+    ("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
+    ("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
+    ("proxies", network.proxies, (_OWN, _GIVEN, _TORCHRUN)),
+    ("leftovers", network.leftovers, (_OWN, _GIVEN)),
+    ("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
+    ("port range", network.ephemeral_ports, (_OWN,)),
+    (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
+    ("AGENT_PREFLIGHT", ray.preflight_torch, (_OWN, _GIVEN)),
 )
-"""Every check, in the order of `pod-agent doctor -v`. To add one, add a row and its function."""
+"""Every check, in the order of `pod-agent doctor -v`: name, function, what runs the job where it
+applies. `{temp}` is the folder of Ray's sessions. To add a check, add a row and its function, which
+returns None if there is nothing to check.
+"""
 
 
 def run_checks(
@@ -77,8 +69,11 @@ def run_checks(
     by_torchrun = launcher(settings, None) == TORCHRUN
     kind = _TORCHRUN if by_torchrun else _OWN if topology.given_ray is None else _GIVEN
     node = CheckedNode(facts, settings, topology)
-    chosen = [row for row in CHECKS if kind in row.applies_to and only in {None, row.name}]
-    results = [(row.name.format(temp=facts.temp), row.run(node)) for row in chosen]
+    results = [
+        (name.format(temp=facts.temp), check(node))
+        for name, check, applies_to in CHECKS
+        if kind in applies_to and only in {None, name}
+    ]
     return tuple(Finding(name, *result) for name, result in results if result is not None)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
+from itertools import chain
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -136,14 +137,12 @@ class RayPython(Value):
 
 
 class Framework(Value):
-    """A recipe's framework, as the job's Python finds it."""
+    """A recipe's framework, as the job's Python finds it; '' for what is not known."""
 
     name: str
-    """Its name in the recipe's row."""
     folder: str = ""
-    """The folder that contains its package, or ''."""
+    """The folder that contains its package."""
     version: str = ""
-    """Its version, or '' if unknown."""
 
 
 class Mount(Value):
@@ -188,14 +187,12 @@ class Room(Value):
 
     left: Surplus
     limit: str
-    """That limit and its value."""
 
 
 class NodeVersions(Value):
     """Versions that should be equal on all nodes, besides Python, Ray and libraries."""
 
     agent: str = ""
-    """The agent's own version."""
     gpu_models: Items[str] = ()
     """The distinct models of its GPUs, as the driver names them."""
     clock_ahead: Difference | None = None
@@ -233,7 +230,6 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     reserved_ports: Items[tuple[Port, Port]] = ()
     """Ranges of these that the kernel does not use."""
     clock: Timestamp | None = None
-    """This machine's time in seconds since 1970; None if not read."""
     variables: Variables = field(default_factory=dict)
     """Environment variables that checks read and nodes compare, without secrets."""
     gpus: Gpus = 0
@@ -264,23 +260,19 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     known_names: Addresses = field(default_factory=dict)
     """Names resolved for the role or the address, with their addresses."""
     framework: Framework | None = None
-    """The framework of the recipe, if it has one."""
     checkpoints: Mount | None = None
     """The mount of the checkpoint folder, if the job has one."""
     checkpoints_free: Bytes | None = None
-    """Free bytes there; None if not read."""
     missing_inputs: ByName[str] = field(default_factory=dict)
     """Absolute paths of model and data that do not exist here, by their variables."""
     data_columns: ByName[bool] | None = None
     """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
     rdma: Items[RdmaDevice] = ()
-    """The InfiniBand and RoCE devices of the machine."""
     rdma_is_open: bool = False
     """Whether processes here can open one of them, which a container may not allow."""
     model_bytes: Bytes = 0
     """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
     node_versions: NodeVersions = field(default_factory=NodeVersions)
-    """Versions that the nodes of a run compare."""
 
     @property
     def gpu_memory(self) -> int | None:
@@ -298,8 +290,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
 
     def addresses(self) -> tuple[str, ...]:
         """Return this node's addresses except loopback."""
-        everything = (a for found in self.interfaces.values() for a in found)
-        return tuple(a for a in everything if not ipaddress.ip_address(a).is_loopback)
+        return tuple(a for a in chain(*self.interfaces.values()) if not ip_address(a).is_loopback)
 
     def can_resolve(self, host: str) -> bool:
         """Return whether the addresses of a host are known."""
@@ -309,7 +300,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
         """Return whether a name or address is this node's own."""
         if host in {self.hostname, "localhost"} or self.own_address_of(host) is not None:
             return True
-        return any(ipaddress.ip_address(a).is_loopback for a in self._addresses_of(host))
+        return any(ip_address(address).is_loopback for address in self._addresses_of(host))
 
     def is_own_name(self, host: str) -> bool:
         """Return whether it is this node's host name, in full or short."""
@@ -352,14 +343,12 @@ class DriverGpu(Value):
 
 
 class Driver(Value):
-    """The report of the GPU driver's tool."""
+    """The report of the GPU driver's tool, or why there is none; '' for what is not known."""
 
     tool: str
     gpus: Items[DriverGpu] = ()
     fault: str = ""
-    """Why there is no report, or ''."""
     version: str = ""
-    """The version of the kernel's driver, or ''."""
 
 
 class RdmaDevice(Value):
@@ -369,7 +358,6 @@ class RdmaDevice(Value):
     link: str = ""
     """`InfiniBand`, or `Ethernet` for RoCE; '' if unknown."""
     is_active: bool = False
-    """Whether one of its ports is active."""
 
     def sentence(self) -> str:
         """Return the device in words: mlx5_0 (InfiniBand, active)."""

@@ -12,6 +12,7 @@ import socket
 import stat
 import time
 from contextlib import suppress
+from io import BytesIO
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,7 @@ from agent.node.facts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.node.facts import RayPython
 
@@ -379,10 +380,14 @@ def mount_of(folder: str) -> Mount | None:
 
 _LONGEST_LINE = 1 << 24
 _LONGEST_FOOTER = 1 << 26
-_MAGIC = b"PAR1"
 _COLUMNS, _NAME, _CHILDREN, _CONVERTED = 2, 4, 5, 6
 """Ids of fields in parquet's FileMetaData and SchemaElement."""
 _LIST_TYPE = 3
+_OTHER_CONTENT = (
+    *(ValueError, TypeError, AttributeError, LookupError),
+    *(OverflowError, RecursionError),
+)
+"""Raised for a file whose content does not match its suffix."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
@@ -393,8 +398,7 @@ def columns_of(data: str) -> Mapping[str, bool] | None:
     a framework fails on a missing one only once all models are loaded.
     """
     path = Path(data)
-    # all but OSError: the content does not match the suffix, which the framework reports
-    with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    with suppress(OSError, *_OTHER_CONTENT):  # the framework reports them
         if path.is_dir():
             path = min(one for one in path.iterdir() if one.suffix in _SUFFIXES)
         if not path.is_file() or path.suffix not in _SUFFIXES:
@@ -412,13 +416,12 @@ def columns_of(data: str) -> Mapping[str, bool] | None:
 def _parquet_columns(path: Path) -> Mapping[str, bool] | None:
     """Decode the footer of a file, since the agent's Python need not have pyarrow."""
     with path.open("rb") as file:
-        end = file.seek(-8, 2)
-        tail = file.read(8)
+        end, tail = file.seek(-8, 2), file.read(8)
         size = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _MAGIC or size > min(end, _LONGEST_FOOTER):
+        if tail[4:] != b"PAR1" or size > min(end, _LONGEST_FOOTER):
             return None
         file.seek(end - size)
-        footer = _Thrift(file.read(size)).struct(until=_COLUMNS)
+        footer = _thrift_struct(BytesIO(file.read(size)).read, until=_COLUMNS)
     _, *elements = footer[_COLUMNS]
     found: dict[str, bool] = {}
     inside = 0  # elements left that belong to a column, depth first
@@ -429,56 +432,39 @@ def _parquet_columns(path: Path) -> Mapping[str, bool] | None:
     return found
 
 
-class _Thrift:
-    """A reader of Thrift's compact protocol."""
+def _thrift_struct(read: Callable[[int], bytes], until: int = 0) -> dict[int, Any]:
+    """Read a struct of Thrift's compact protocol by its fields' ids; only to `until`, if given."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while (head := read(1)[0]) != 0:
+        number = number + (head >> 4) if head >> 4 else _thrift_value(read, 5)
+        kind = head & 15
+        fields[number] = kind == 1 if kind <= 2 else _thrift_value(read, kind)
+        if number == until:
+            break
+    return fields
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
 
-    def struct(self, until: int = 0) -> dict[int, Any]:
-        """Read the fields of a struct, by their ids; with `until`, only to that field."""
-        fields: dict[int, Any] = {}
-        number = 0
-        while (head := self._byte()) != 0:
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            kind = head & 15
-            fields[number] = kind == 1 if kind <= 2 else self._value(kind)
-            if number == until:
-                break
-        return fields
-
-    def _value(self, kind: int) -> Any:  # noqa: ANN401 - as the file has it
-        if kind <= 3:
-            return self._byte()
-        if kind <= 6:
-            return self._integer()
-        if kind == 7:
-            return self._bytes(8)
-        if kind == 8:
-            return self._bytes(self._varint())
-        if kind <= 10:
-            head = self._byte()
-            count = self._varint() if head >> 4 == 15 else head >> 4
-            return [self._value(head & 15) for _ in range(count)]
-        if kind == 12:
-            return self.struct()
-        raise ValueError(f"no field of parquet's schema has the type {kind}")
-
-    def _byte(self) -> int:
-        return self._bytes(1)[0]
-
-    def _bytes(self, count: int) -> bytes:
-        self._at += count
-        return self._data[self._at - count : self._at]
-
-    def _varint(self) -> int:
-        number, shift = 0, 0
-        while (byte := self._byte()) & 128:
-            number |= (byte & 127) << shift
-            shift += 7
-        return number | byte << shift
-
-    def _integer(self) -> int:
-        number = self._varint()
+def _thrift_value(read: Callable[[int], bytes], kind: int) -> Any:  # noqa: ANN401 - as the file has it
+    if kind <= 3:
+        return read(1)[0]
+    if kind <= 6:
+        number = _varint(read)
         return (number >> 1) ^ -(number & 1)
+    if kind <= 8:
+        return read(8 if kind == 7 else _varint(read))
+    if kind <= 10:
+        head = read(1)[0]
+        count = _varint(read) if head >> 4 == 15 else head >> 4
+        return [_thrift_value(read, head & 15) for _ in range(count)]
+    if kind == 12:
+        return _thrift_struct(read)
+    raise ValueError(f"no field of parquet's schema has the type {kind}")
+
+
+def _varint(read: Callable[[int], bytes]) -> int:
+    number, shift = 0, 0
+    while (byte := read(1)[0]) & 128:
+        number |= (byte & 127) << shift
+        shift += 7
+    return number | byte << shift

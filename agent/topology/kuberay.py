@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-NAME = "kuberay"
-OWNER = "KubeRay"
+NAME, OWNER = "kuberay", "KubeRay"
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 """The command that the operator runs in a Ray container (since KubeRay 1.0)."""
 WORKER_HEAD = "FQ_RAY_IP"
@@ -40,7 +39,6 @@ ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
 """Set where Ray accepts Kubernetes tokens, which Ray's client finds by itself."""
 GCS_PORT, DASHBOARD_PORT = 6379, 8265
-SESSIONS = "/tmp/ray"
 
 
 def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
@@ -109,7 +107,7 @@ def _of_head(settings: Settings, start: list[str]) -> GivenRay:
         gcs_host="127.0.0.1",
         gcs_port=settings.ray_port or _port(start, "--port", GCS_PORT),
         dashboard=f"http://{in_url(reached_at(listens))}:{port}",
-        session=_flag(start, "--temp-dir") or SESSIONS,
+        session=_flag(start, "--temp-dir") or "/tmp/ray",
     )
 
 
@@ -118,12 +116,10 @@ def _worker(environ: Mapping[str, str]) -> PlatformInfo:
     head = require(read_host(environ, WORKER_HEAD), WORKER_HEAD, "the name of the head's service")
     evidence = (*_cluster(environ), f"{WORKER_HEAD}={head}")
     if ENTRYPOINT_MARKER in environ:
-        raise platform_error(
-            "entrypointNumCpus + entrypointNumGpus + entrypointResources",
-            f"the agent as a RayJob's entrypoint on a worker ({', '.join(evidence)})",
-            "none of them, so that Ray runs the entrypoint on the head; or the agent in "
-            "submitterPodTemplate",
-        )
+        names = "entrypointNumCpus + entrypointNumGpus + entrypointResources"
+        got = f"the agent as a RayJob's entrypoint on a worker ({', '.join(evidence)})"
+        on_head = "none of them, so that Ray runs the entrypoint on the head"
+        raise platform_error(names, got, f"{on_head}; or the agent in submitterPodTemplate")
     return PlatformInfo(
         name=NAME,
         is_head=False,
@@ -136,11 +132,8 @@ def _worker(environ: Mapping[str, str]) -> PlatformInfo:
 
 
 def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        f"{name}={environ[name]}"
-        for name in ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
-        if environ.get(name)
-    )
+    names = ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
+    return tuple(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 
 def _words(command: str) -> list[str]:

@@ -34,19 +34,15 @@ _PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
-class NodelistError(ValueError):
-    """An invalid list of hosts."""
-
-
 def expand(text: str) -> tuple[str, ...]:
-    """Return the hosts of a list such as `gpu-[01-03,07],b2`, in order."""
+    """Return the hosts of a list such as `gpu-[01-03,07],b2`, in order; raises ValueError."""
     hosts: list[str] = []
     for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
         if not _ENTRY.fullmatch(entry):
-            raise NodelistError(f"{entry!r}, which is no host name with ranges")
+            raise ValueError(f"{entry!r}, which is no host name with ranges")
         parts = [_numbers(m[1], entry) if m[1] else [m[0]] for m in _PART.finditer(entry)]
         if len(hosts) + prod(map(len, parts)) > LARGEST:
-            raise NodelistError(f"{text!r}, which is more than {LARGEST} hosts")
+            raise ValueError(f"{text!r}, which is more than {LARGEST} hosts")
         hosts += map("".join, product(*parts))
     return tuple(hosts)
 
@@ -58,9 +54,9 @@ def _numbers(ranges: str, entry: str) -> list[str]:
         low, _, high = word.partition("-")
         span = range(int(low), int(high or low) + 1)
         if not span:
-            raise NodelistError(f"{entry!r}, in which a range runs backwards")
+            raise ValueError(f"{entry!r}, in which a range runs backwards")
         if len(numbers) + len(span) > LARGEST:
-            raise NodelistError(f"{entry!r}, which is more than {LARGEST} hosts")
+            raise ValueError(f"{entry!r}, which is more than {LARGEST} hosts")
         numbers += [f"{number:0{len(low)}d}" for number in span]
     return numbers
 
@@ -167,7 +163,7 @@ def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     text = require(environ.get(variable, "").strip() or None, variable, "the job's nodes")
     try:
         return expand(text)
-    except NodelistError as error:
+    except ValueError as error:
         raise platform_error(variable, str(error), "hosts such as gpu-[01-03],b2") from None
 
 

@@ -292,7 +292,7 @@ def test_every_check_is_run_and_tested() -> None:
     elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
     of_some = {"nodes", "RDMA"}
     assert {*names, *elsewhere, *of_some} == {
-        check.name.format(temp=MACHINE.temp) for check in CHECKS
+        name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
     from unit.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
 

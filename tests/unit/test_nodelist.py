@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from itertools import product
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as search
 from hypothesis import strategies as st
 
-from agent.topology.slurm import LARGEST, NodelistError, expand
+from agent.topology.slurm import LARGEST, expand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,9 +62,8 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN)
 def test_an_invalid_list_is_refused(text: str) -> None:
     """The error names the invalid entry, and is raised before anything large is built."""
-    with pytest.raises(NodelistError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(BROKEN[text])}$"):
         expand(text)
-    assert str(caught.value) == BROKEN[text]
 
 
 NAME = st.text("abcxyz", min_size=1, max_size=4)
@@ -116,7 +116,7 @@ def test_any_text_gives_hosts_or_a_nodelist_error(text: str) -> None:
     """There is no other exception, and no host with a bracket or a comma in it."""
     try:
         hosts = expand(text)
-    except NodelistError:
+    except ValueError:
         return
     assert 1 <= len(hosts) <= LARGEST
     assert not any(set(host) & set("[], ") for host in hosts)
