@@ -15,10 +15,8 @@ from msgspec.structs import asdict
 
 from agent.base.value import ExitCode, Value
 
-STARTING = "starting"
-"""The phase of a run that failed before its first phase."""
-HIGHEST_CODE = 255
-"""The largest exit code: the kernel keeps 8 bits, so 1792 would become 0."""
+STARTING = "starting"  # the phase of a run that failed before its first phase
+HIGHEST_CODE = 255  # the largest exit code: the kernel keeps 8 bits, so 1792 would become 0
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -43,12 +41,9 @@ class Outcome(Value):
     phase: str = ""
     culprit: str = ""
     remedy: str = ""
-    is_jobs_verdict: bool = False
-    """True if the job itself ended."""
-    attempts_are_used_up: bool = False
-    """True if no attempt may follow: every allowed one was lost, or AGENT_MAX_HOURS is over."""
-    is_superseded: bool = False
-    """True if a later head continues the run: then this outcome is of this node alone."""
+    is_jobs_verdict: bool = False  # the job itself ended
+    attempts_are_used_up: bool = False  # no attempt may follow, or AGENT_MAX_HOURS is over
+    is_superseded: bool = False  # a later head continues the run: this is of this node alone
 
     @property
     def holds_pod(self) -> bool:
@@ -95,8 +90,7 @@ class End(Value):
     reason: str
     culprit: str = ""
     remedy: str = ""
-    phase: str = ""
-    """The phase of the outcome; '' for the phase in which the node is."""
+    phase: str = ""  # the phase of the outcome; '' for the phase in which the node is
     is_jobs_verdict: bool = False
     attempts_are_used_up: bool = False
     is_superseded: bool = False
@@ -281,8 +275,7 @@ SUPERSEDED = _lost(
     "Nothing, if that one was meant; else give only one node the head's name",
     is_superseded=True,
 )
-HEAD_LOST = _lost("its head was lost")
-"""The end of an attempt in run.json whose head left no other."""
+HEAD_LOST = _lost("its head was lost")  # the end of an attempt in run.json whose head left no other
 HEAD_SILENT = _lost("the head {head} has been silent for {seconds} s ({evidence})", "head")
 HEAD_NOT_BACK = _lost("waited too long for {what}: {evidence}", "head")
 OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "head")

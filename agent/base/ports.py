@@ -45,36 +45,21 @@ class Ports(Value):
     last_worker: int
 
 
+_INNER = (
+    *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
+    *("runtime_env_agent", "metrics"),
+)
+"""Ray's internal ports, which follow the agent's: one number moves them all."""
+
+
 def port_map(
     gcs: int | None, dashboard: int | None, agent: int | None, base: PortBase = DEFAULTS
 ) -> Ports:
-    """Return the ports; Ray's internal ones follow the agent's, so one number moves them all."""
+    """Return the ports of a node, with those that are set."""
     own = agent or base.agent
-    return Ports(
-        gcs=gcs or base.gcs,
-        dashboard=dashboard or base.dashboard,
-        agent=own,
-        **_inner(own),
-        client=base.client,
-        first_worker=base.first_worker,
-        last_worker=base.last_worker,
-    )
-
-
-def _inner(agent: int) -> dict[str, int]:
-    names = (
-        *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
-        *("runtime_env_agent", "metrics"),
-    )
-    return {name: agent + step for step, name in enumerate(names, start=1)}
-
-
-_BLOCK = 10
-_BLOCKS = 1000
-_FIRST_BLOCK = 20_000
-_WORKER_BLOCK = 1000
-_WORKER_BLOCKS = 10
-_FIRST_WORKER_BLOCK = 10_000
+    inner = {name: own + step for step, name in enumerate(_INNER, start=1)}
+    chosen = {"gcs": gcs or base.gcs, "dashboard": dashboard or base.dashboard, "agent": own}
+    return Ports(**{**asdict(base), **chosen, **inner})
 
 
 def ports_for_job(job_id: int) -> PortBase:
@@ -84,15 +69,15 @@ def ports_for_job(job_id: int) -> PortBase:
     three, share only the range of Ray's workers, where Ray skips ports in use. Two jobs whose ids
     differ by a multiple of 1000 conflict: the check of free ports refuses the second.
     """
-    block = _FIRST_BLOCK + job_id % _BLOCKS * _BLOCK
-    workers = _FIRST_WORKER_BLOCK + job_id % _WORKER_BLOCKS * _WORKER_BLOCK
+    block = 20_000 + job_id % 1000 * 10
+    workers = 10_000 + job_id % 10 * 1000
     return PortBase(
         gcs=block,
         dashboard=block + 1,
         client=block + 2,
         agent=block + 3,  # Ray's internal ports follow, up to the end of the block
         first_worker=workers,
-        last_worker=workers + _WORKER_BLOCK - 1,
+        last_worker=workers + 999,
     )
 
 
@@ -132,9 +117,7 @@ def ports_from_settings(
     gcs: int | None, dashboard: int | None, agent: int | None
 ) -> dict[str, int]:
     """Return the ports that follow from these settings, whatever the platform."""
-    found = {} if gcs is None else {"gcs": gcs}
-    if dashboard is not None:
-        found["dashboard"] = dashboard
-    if agent is not None:
-        found |= {"agent": agent, **_inner(agent)}
-    return {name.replace("_", " "): number for name, number in found.items()}
+    names = ("gcs",) * (gcs is not None) + ("dashboard",) * (dashboard is not None)
+    names += () if agent is None else ("agent", *_INNER)
+    ports = port_map(gcs, dashboard, agent)
+    return {name.replace("_", " "): getattr(ports, name) for name in names}

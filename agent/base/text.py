@@ -163,8 +163,7 @@ def needs_shell_quoting(path: str) -> bool:
 
 Tone = Literal["", "title", "good", "busy", "bad", "dim"]
 _CODES: Mapping[Tone, str] = {"title": "1", "good": "32", "busy": "33", "bad": "1;31", "dim": "2"}
-_LEAST_WIDTH = 40
-"""A narrower terminal folds lines by itself."""
+_LEAST_WIDTH = 40  # a narrower terminal folds lines by itself
 
 
 class Line(NamedTuple):
@@ -172,15 +171,13 @@ class Line(NamedTuple):
 
     label: str
     text: str = ""
-    tone: Tone = ""
-    """The color of the label."""
+    tone: Tone = ""  # the color of the label
 
 
 class Terminal(NamedTuple):
     """Where lines are printed."""
 
-    width: int | None = None
-    """Its columns; None if it is no terminal, where lines are not folded."""
+    width: int | None = None  # its columns; None if it is no terminal, where lines are not folded
     has_colors: bool = False
 
     @classmethod
@@ -214,8 +211,7 @@ class Terminal(NamedTuple):
         return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
 
 
-NO_TERMINAL = Terminal()
-"""A file or a pipe: lines as they are."""
+NO_TERMINAL = Terminal()  # a file or a pipe: lines as they are
 
 
 def error_text(error: OSError) -> str:

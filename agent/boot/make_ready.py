@@ -31,11 +31,11 @@ from agent.checks.machine import WANTED_FILES
 from agent.control.sockets import bind
 from agent.decisions.values import Wait
 from agent.node.read import read_folder, source_towards, taken_ports
-from agent.plan.listeners import may_listen_on
 from agent.record.log import say
 from agent.runtime.network import resolve
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.settings.rules import may_listen_on
 from agent.work.services import Placeholders
 
 if TYPE_CHECKING:

@@ -31,16 +31,22 @@ from agent.node.read import (
     weights_in,
 )
 from agent.node.upload import LIMIT, measure
-from agent.plan.listeners import port_clashes
-from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
+from agent.plan.make import (
+    checkpoint_folder,
+    make_plan,
+    port_clashes,
+    private_folder,
+    service_problems,
+)
 from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
 from agent.runtime import parent
 from agent.runtime.network import lookup_briefly
-from agent.settings import load, ray_args
+from agent.settings import load
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
+from agent.settings.rules import TEMP_DIR, flags_of
 from agent.topology.resolve import Topology, detect_platform, resolve
 from agent.work.checkpoints import kept_settings, why_not_resumable, why_unusable
 from agent.work.job import checkpoint_owner, world_size
@@ -86,18 +92,17 @@ _DEFAULT_TEMP = "/tmp"
 
 def temp_root(settings: Settings) -> tuple[str, list[Problem]]:
     """Return the folder for Ray's sessions, and what is wrong with it."""
-    asked = ray_args.value_of(settings.ray_args, ray_args.TEMP_DIR)
+    asked = dict(flags_of(settings.ray_args)).get(TEMP_DIR)
     if asked is None:
         return _DEFAULT_TEMP, []
-    given = f"{ray_args.TEMP_DIR}={asked}"
+    given = f"{TEMP_DIR}={asked}"
     if not Path(asked).is_dir():
         expected = "a folder that is there: mount its disk, or make it"
-        return _DEFAULT_TEMP, [
-            Problem(ray_args.VARIABLE, f"{given}, which is no folder here", expected)
-        ]
+        got = f"{given}, which is no folder here"
+        return _DEFAULT_TEMP, [Problem("AGENT_RAY_ARGS", got, expected)]
     if needs_shell_quoting(asked):
         expected = "a path of letters, digits, dots, dashes and underscores (a shell reads it)"
-        return asked, [Problem(ray_args.VARIABLE, given, expected)]
+        return asked, [Problem("AGENT_RAY_ARGS", given, expected)]
     return asked, []
 
 

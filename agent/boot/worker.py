@@ -32,7 +32,6 @@ from agent.decisions.values import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import SurvivingRay, WorkerPhase
 from agent.node.read import source_towards
-from agent.plan.listeners import may_listen_on
 from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
 from agent.record.log import say
@@ -41,6 +40,7 @@ from agent.runtime import driver, signals
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import Inbox, NotYet, until
 from agent.settings.jobs import NO_JOB, TORCHRUN
+from agent.settings.rules import may_listen_on
 from agent.work.job import job_identity
 from agent.work.services import Placeholders, digest
 

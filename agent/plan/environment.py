@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.node.facts import MIB, PROXIES, visible_devices
+from agent.node.facts import PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE
 from agent.settings.redact import SHORTEST, secrets_in
 
@@ -23,8 +23,7 @@ _NEVER_INHERITED = (
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
-_CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)
-"""The token, and the mode that makes Ray require it."""
+_CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)  # the token, and the mode that makes Ray require it
 _SEARCH_PATHS = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"),
 )
@@ -58,25 +57,15 @@ def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, st
     return {**inherited, **_secrets(settings), **chosen}
 
 
-def for_head(
-    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, job_grace: float
-) -> dict[str, str]:
-    """Return the environment of the head's Ray, with the time that a stopped job gets."""
-    found = for_node(environ, settings, facts, node_ip, node_ip)
-    found.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(job_grace))}")
-    return found
-
-
 def for_torchrun(
-    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
+    environ: Mapping[str, str], settings: Settings, of_node: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a job that torchrun starts: as with Ray, without Ray's variables.
+    """Return the environment of a job that torchrun starts: a node's, without Ray's variables.
 
     It lacks the token, which then guards only the agent's port.
     """
-    found = for_node(environ, settings, facts, node_ip, head_ip)
     of_ray = {*_CLUSTER_AUTH, *(_OWN_RAY.keys() - environ.keys())}
-    return _without(of_ray, found, settings.ray_auth_token)
+    return _without(of_ray, of_node, settings.ray_auth_token)
 
 
 def for_given_ray(
@@ -173,15 +162,3 @@ def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) ->
     own = ["localhost", "127.0.0.1", node_ip, head_ip]
     entries = list(dict.fromkeys([*filter(None, given.split(",")), *own]))
     return {"no_proxy": ",".join(entries), "NO_PROXY": ",".join(entries)}
-
-
-def object_store(facts: Facts, allotted: int | None = None) -> int | None:
-    """Return the object store's size, or None where Ray's default fits.
-
-    Ray takes 30 % of the machine's memory, even where a job has only a share of it. If that is
-    more than /dev/shm, it silently puts objects under /tmp.
-    """
-    wanted = int(0.3 * (facts.memory if allotted is None else allotted))
-    if facts.shm != 0 and facts.shm_free < wanted:
-        return max(80 * MIB, int(facts.shm_free * 0.9))
-    return None if allotted is None else max(80 * MIB, wanted)

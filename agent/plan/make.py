@@ -12,19 +12,19 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import Problem, SettingsError
-from agent.base.ports import Ports, conflicts_of, port_map
+from agent.base.ports import conflicts_of, port_conflicts, port_map, single_ports
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode, Finding
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
 from agent.node.facts import supports_token_auth, visible_devices
-from agent.plan.listeners import listeners, port_clashes, ports_here
 from agent.plan.plan import (
     ALL_REDUCE,
     BRIDGE,
     PREFLIGHT_LOG,
     RAY,
     RAY_LOG,
+    Listener,
     Plan,
     PlannedProcess,
     address_of,
@@ -33,7 +33,7 @@ from agent.plan.plan import (
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits, stop_budget
 from agent.settings.jobs import TORCHRUN, known_job, launcher
-from agent.settings.ray_args import TEMP_DIR, VARIABLE
+from agent.settings.rules import TEMP_DIR, port_problems, reward_port
 from agent.topology.platforms import GivenRay
 from agent.work.checkpoints import folder_of
 from agent.work.job import (
@@ -50,6 +50,7 @@ from agent.work.services import (
     HEAD_IP,
     MODEL,
     NO_FILE,
+    NODE_IP,
     NODE_PLACEHOLDERS,
     REWARD,
     fetch_note,
@@ -62,10 +63,10 @@ from agent.work.torchrun import Torchrun, gpus_of, processes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.base.ports import PortBase
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
-    from agent.settings.jobs import KnownJob
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
@@ -74,14 +75,92 @@ if TYPE_CHECKING:
 
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
 PREFLIGHT_RESULT = "preflight.json"
-GPUS = "{gpus}"
-"""Placeholder for the GPUs of every node, known once all have joined."""
+GPUS = "{gpus}"  # placeholder for the GPUs of every node, known once all have joined
 
 
-def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
-    gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
-    cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
-    return NodeSize(gpus, cpus, topology.platform.memory or facts.memory, facts.gpu_memory)
+def new_run_id() -> str:
+    """Return an id for a run without one from the platform."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
+
+def make_plan(  # noqa: PLR0913 - all inputs of a plan
+    loaded: Loaded,
+    topology: Topology,
+    facts: Facts,
+    environ: Mapping[str, str],
+    runtime_env: dict[str, object],
+    file: ServicesFile = NO_FILE,
+    upload: UploadSize | None = None,
+    basis: JobBasis = JobBasis(),  # noqa: B008 - a value
+) -> Plan:
+    """Make the plan of this node; `basis` is what its recipe is sized by."""
+    settings, platform = loaded.settings, topology.platform
+    services = () if topology.is_idle else all_services(settings, loaded.command, file)
+    if settings.expected_workers is None:  # nodes that only run a service are no workers
+        workers = topology.expected_workers - len(service_only_ranks(services))
+        topology = replace(topology, expected_workers=max(0, workers))
+    is_head, rank = topology.is_head, topology.own_rank
+    here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
+    alone = tuple(spec for spec in here if spec.alone)
+    all_steps = _steps(settings, topology, file, facts, alone)
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
+    is_guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
+    ray = OwnRay(
+        settings,
+        replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus)),
+        ports,
+        temp_dir(facts, platform.job_id),
+        settings.dashboard_host or ("0.0.0.0" if is_guarded else "127.0.0.1"),  # noqa: S104 - guarded
+        platform.memory,
+    )
+    budget = stop_budget(settings.stop_grace)
+    launch: Launch = topology.given_ray or ray
+    if topology.given_ray is None and launcher(settings, None) == TORCHRUN:
+        count = processes(gpus_of(settings, facts.gpus, environ), settings)
+        launch = Torchrun(facts.job_python, ports.gcs, count, budget.job - 1.0)
+    effective = replace(loaded, settings=with_reward(settings, file))
+    recipe = _planned_recipe(effective, topology, facts, basis)
+    job = _planned_job(effective, topology, recipe, runtime_env, upload)
+    node = CheckedNode(facts, settings, topology)
+    for_recipe: tuple[Finding, ...] = ()
+    if job is not None and job.recipe is not None:
+        its_node = replace(node, settings=effective.settings)
+        for_recipe = recipe_findings(job.recipe.known, its_node, job.checkpoints)
+    is_restarted = platform.restarts_containers and facts.is_first_process
+    return Plan(
+        settings=settings,
+        topology=topology,
+        facts=facts,
+        environ=environ,
+        command=loaded.command,
+        address=address_of(topology, settings, facts),
+        ports=ports,
+        launch=launch,
+        job=job,
+        recipe_env={} if recipe is None else recipe.env,
+        steps=tuple(s for s in all_steps if s.where.includes(rank, is_head=is_head)),
+        all_steps=all_steps,
+        services=here,
+        possible_services=tuple(s for s in services if s.where.may_include(rank, is_head=is_head)),
+        all_services=services,
+        processes=tuple(_processes(launch, topology, ray, job, has_ray=not alone)),
+        budget=budget,
+        waits=tuple(planned_waits(settings, topology, all_steps, services, job)),
+        listeners=tuple(_listeners(topology, here, ray, is_guarded=is_guarded, has_ray=not alone)),
+        findings=(
+            *misspelling_findings(loaded.misspelled),
+            *run_checks(facts, settings, topology),
+            *job_program(node),
+            *placeholder_slips(_texts_with_placeholders(effective, all_steps, services)),
+            *for_recipe,
+        ),
+        notes=(
+            *loaded.ignored,
+            *platform.notes,
+            *filter(None, _notes(effective.settings, topology, facts, environ, job)),
+        ),
+        on_done=settings.on_done or ("hold" if is_restarted else "exit"),
+    )
 
 
 def _planned_recipe(
@@ -98,8 +177,11 @@ def _planned_recipe(
         version = version_of(known, facts.framework).version
     except UnknownVersionError:  # a check reports it and refuses the run
         version = version_of(known, None).version
+    gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
+    cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
+    memory = topology.platform.memory or facts.memory
+    nodes = (NodeSize(gpus, cpus, memory, facts.gpu_memory),) * (topology.expected_workers + 1)
     folder = checkpoint_folder(settings, loaded.command)
-    nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
     seen = replace(given, columns=facts.data_columns, infiniband=bool(facts.rdma), basis=basis)
     return plan_recipe(known, seen)
@@ -125,15 +207,6 @@ def _planned_job(
     return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
 
 
-def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> Iterator[str]:
-    given = topology.given_ray
-    if known.reward == "unused" and settings.reward not in {None, "off"}:
-        yield f"{known.name} calls no reward server; yours runs beside it"
-    if given is not None and known.framework:
-        whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
-        yield f"{whose}: the job names its Python and the agent's files by their paths"
-
-
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
     """Return the absolute folder for the job's checkpoints, or '' without a job."""
     known = known_job(settings, command)
@@ -142,98 +215,6 @@ def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> st
     name = COMMAND if known is None else known.name
     logs = str(log_root(settings).absolute())
     return str(Path(folder_of(settings, logs, name, command)).expanduser())
-
-
-_LONGEST_TEMP_DIR = 107 - 62
-
-
-def new_run_id() -> str:
-    """Return an id for a run without one from the platform."""
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
-
-
-def make_plan(  # noqa: PLR0913 - all inputs of a plan
-    loaded: Loaded,
-    topology: Topology,
-    facts: Facts,
-    environ: Mapping[str, str],
-    runtime_env: dict[str, object],
-    file: ServicesFile = NO_FILE,
-    upload: UploadSize | None = None,
-    basis: JobBasis = JobBasis(),  # noqa: B008 - a value
-) -> Plan:
-    """Make the plan of this node; `basis` is what its recipe is sized by."""
-    settings, platform = loaded.settings, topology.platform
-    services = () if topology.is_idle else all_services(settings, loaded.command, file)
-    topology = without_service_nodes(topology, settings, services)
-    is_head, rank = topology.is_head, topology.own_rank
-    here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
-    alone = tuple(spec for spec in here if spec.alone)
-    all_steps = _steps(settings, topology, file, facts, alone)
-    steps = tuple(s for s in all_steps if s.where.includes(rank, is_head=is_head))
-    has_ray = not alone
-    ports = _ports(settings, topology, loaded.command)
-    guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
-    ray = OwnRay(
-        settings,
-        replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus)),
-        ports,
-        temp_dir(facts, platform.job_id),
-        settings.dashboard_host or ("0.0.0.0" if guarded else "127.0.0.1"),  # noqa: S104 - guarded
-        platform.memory,
-    )
-    torchrun = _torchrun(settings, facts, ports, environ)
-    launch: Launch = topology.given_ray or torchrun or ray
-    effective = replace(loaded, settings=with_reward(settings, file))
-    is_restarted = platform.restarts_containers and facts.is_first_process
-    recipe = _planned_recipe(effective, topology, facts, basis)
-    job = _planned_job(effective, topology, recipe, runtime_env, upload)
-    for_recipe: tuple[Finding, ...] = ()
-    recipe_notes: list[str] = []
-    if job is not None and job.recipe is not None:
-        known = job.recipe.known
-        for_recipe = recipe_findings(
-            known, CheckedNode(facts, effective.settings, topology), job.checkpoints
-        )
-        recipe_notes = [*_recipe_notes(known, effective.settings, topology)]
-    return Plan(
-        settings=settings,
-        topology=topology,
-        facts=facts,
-        environ=environ,
-        command=loaded.command,
-        address=address_of(topology, settings, facts),
-        ports=ports,
-        launch=launch,
-        job=job,
-        recipe_env={} if recipe is None else recipe.env,
-        steps=steps,
-        all_steps=all_steps,
-        services=here,
-        possible_services=tuple(s for s in services if s.where.may_include(rank, is_head=is_head)),
-        all_services=services,
-        processes=(
-            *_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
-            *_preflight(settings, topology, facts, ports),
-        ),
-        budget=stop_budget(settings.stop_grace),
-        waits=tuple(planned_waits(settings, topology, all_steps, services, job)),
-        listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
-        findings=(
-            *misspelling_findings(loaded.misspelled),
-            *run_checks(facts, settings, topology),
-            *job_program(CheckedNode(facts, settings, topology)),
-            *placeholder_slips(_texts_with_placeholders(effective, all_steps, services)),
-            *for_recipe,
-        ),
-        notes=(
-            *loaded.ignored,
-            *platform.notes,
-            *filter(None, _notes(settings, topology, facts, environ)),
-            *recipe_notes,
-        ),
-        on_done=settings.on_done or ("hold" if is_restarted else "exit"),
-    )
 
 
 def _texts_with_placeholders(
@@ -250,26 +231,14 @@ def _texts_with_placeholders(
         yield f"the command of {spec.name}", spec.asked, NODE_PLACEHOLDERS
 
 
-def _torchrun(
-    settings: Settings, facts: Facts, ports: Ports, environ: Mapping[str, str]
-) -> Torchrun | None:
-    if launcher(settings, None) != TORCHRUN:
-        return None
-    count = processes(gpus_of(settings, facts.gpus, environ), settings)
-    return Torchrun(facts.job_python, ports.gcs, count, stop_budget(settings.stop_grace).job - 1.0)
-
-
 def temp_dir(facts: Facts, job_id: str | None = None) -> str:
-    """Return Ray's temp dir, which only this user, and on a shared host only this job, uses.
-
-    Socket paths have at most 107 bytes, 62 of which Ray's session needs.
-    """
+    """Return Ray's temp dir, which only this user, and on a shared host only this job, uses."""
     path = f"{private_folder(facts, job_id)}/ray"
-    if len(os.fsencode(path)) > _LONGEST_TEMP_DIR:
-        expected = f"a path shorter by {len(os.fsencode(path)) - _LONGEST_TEMP_DIR}: Ray's sockets "
+    too_long = len(os.fsencode(path)) + 62 - 107  # a session needs 62 of a socket path's 107 bytes
+    if too_long > 0:
+        expected = f"a path shorter by {too_long}: Ray's sockets lie below it, and their paths end "
         given = f"{TEMP_DIR}={facts.temp}, below which Ray's sessions would be in {path}"
-        expected += "lie below it, and their paths end at 107 bytes"
-        raise SettingsError((Problem(VARIABLE, given, expected),))
+        raise SettingsError((Problem("AGENT_RAY_ARGS", given, f"{expected}at 107 bytes"),))
     return path
 
 
@@ -299,82 +268,154 @@ def _steps(
         return ()
     fetch: tuple[PrepareStep, ...] = ()
     named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
-    wanted = not alone or any(MODEL in word for word in named)
-    its_disk = topology.given_ray is None or topology.given_ray.session is not None
-    if wanted and its_disk:
+    is_wanted = not alone or any(MODEL in word for word in named)
+    if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
         fetch = fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
     return prepare_steps(settings, (*fetch, *file.steps))
 
 
-def _preflight(
-    settings: Settings, topology: Topology, facts: Facts, ports: Ports
-) -> tuple[PlannedProcess, ...]:
-    """Return the process of the all-reduce before the job, if AGENT_PREFLIGHT is set."""
-    if settings.preflight is None or topology.given_ray is not None:
-        return ()
-    argv = (
-        *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
-        *("--address", HEAD_IP, "--port", str(ports.last_worker)),
-        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{times.ALL_REDUCE:g}"),
-        *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
-        *(("--host",) if topology.is_head else ()),
-    )
-    return (PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG),)
-
-
 def _processes(
-    launch: Launch, topology: Topology, facts: Facts, *, has_job: bool, has_ray: bool
-) -> tuple[PlannedProcess, ...]:
-    """Return the agent's own processes here: Ray, and on the head the bridge to Ray.
+    launch: Launch, topology: Topology, ray: OwnRay, job: Job | None, *, has_ray: bool
+) -> Iterator[PlannedProcess]:
+    """Yield the agent's own processes here: Ray, on the head the bridge to it, the all-reduce.
 
     torchrun is not among them: the head orders it once all nodes have joined.
     """
-    if topology.is_idle or not has_ray or not isinstance(launch, OwnRay | GivenRay):
-        return ()
-    ray: tuple[PlannedProcess, ...] = ()
-    if isinstance(launch, OwnRay):
-        argv = launch.command(is_head=topology.is_head)
-        ray = (PlannedProcess(RAY, "ray", argv, RAY_LOG),)
-    if not topology.is_head:
-        return ray
-    bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
-    label = "submit" if has_job else "watch"
-    return (*ray, PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log"))
-
-
-def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | None) -> Ports:
-    """Return the ports of this node; raises SettingsError where they conflict."""
-    base = topology.platform.ports
-    problems = port_clashes(settings, command, base, topology.given_ray)
-    if problems:
-        raise SettingsError(problems)
-    return port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
+    settings, facts = ray.settings, ray.facts
+    if has_ray and not topology.is_idle and isinstance(launch, OwnRay | GivenRay):
+        if isinstance(launch, OwnRay):
+            yield PlannedProcess(RAY, "ray", launch.command(is_head=topology.is_head), RAY_LOG)
+        if topology.is_head:
+            bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
+            label = "watch" if job is None else "submit"
+            yield PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log")
+    if settings.preflight is not None and topology.given_ray is None:
+        argv = (
+            *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
+            *("--address", HEAD_IP, "--port", str(ray.ports.last_worker)),
+            *("--node", "{rank}", "--gpus", GPUS, "--within", f"{times.ALL_REDUCE:g}"),
+            *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
+            *(("--host",) if topology.is_head else ()),
+        )
+        yield PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG)
 
 
 def _notes(
-    settings: Settings, topology: Topology, facts: Facts, environ: Mapping[str, str]
+    settings: Settings,
+    topology: Topology,
+    facts: Facts,
+    environ: Mapping[str, str],
+    job: Job | None,
 ) -> Iterator[str]:
-    given = topology.given_ray
-    if topology.is_idle:
-        return
-    if given is not None:
+    given, most, price = topology.given_ray, settings.max_hours, settings.price_per_hour
+    if given is not None and topology.is_head:
         whose = f"the job's environment is that of {given.owner}'s pods"
         there = "WANDB_API_KEY and NCCL_* belong there"
         grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
         yield f"{whose}: {there}, {grace}"
         if settings.prepare and given.session is None:
             yield "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
+    elif given is None:
+        if settings.wandb_api_key is None:
+            what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
+            yield f"WANDB_API_KEY is not set: W&B {what}"
+        yield visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
+        yield fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+        if most is not None and topology.is_head:
+            nodes = topology.expected_workers + 1
+            total = 0.0 if price is None else most * price * nodes
+            cost = f", at most ${total:.2f} for {nodes} node(s)" if price is not None else ""
+            yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
+    known = None if job is None or job.recipe is None else job.recipe.known
+    if known is not None and known.reward == "unused" and settings.reward not in {None, "off"}:
+        yield f"{known.name} calls no reward server; yours runs beside it"
+    if known is not None and known.framework and given is not None:
+        whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
+        yield f"{whose}: the job names its Python and the agent's files by their paths"
+
+
+_EVERYWHERE = "every interface (Ray's choice)"
+_NEAR = f"{NODE_IP}, 127.0.0.1"
+_RAY_ON_EVERY_NODE = (
+    ("node_manager", "Ray node manager", _EVERYWHERE),
+    ("object_manager", "Ray object manager", _EVERYWHERE),
+    ("dashboard_agent", "Ray dashboard agent", _NEAR),
+    ("dashboard_agent_grpc", "Ray dashboard agent (gRPC)", _EVERYWHERE),
+    ("runtime_env_agent", "Ray runtime_env agent", NODE_IP),
+)
+"""Ray's listeners on every node: the name of the port, process and address."""
+
+
+def _listeners(
+    topology: Topology,
+    services: tuple[ServiceSpec, ...],
+    ray: OwnRay,
+    *,
+    is_guarded: bool,
+    has_ray: bool,
+) -> Iterator[Listener]:
+    """Yield the ports that this run opens, without those of a platform's Ray."""
+    settings, ports, guard = ray.settings, ray.ports, "token" if is_guarded else "none"
+    if topology.is_idle:
         return
-    if settings.wandb_api_key is None:
-        what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
-        yield f"WANDB_API_KEY is not set: W&B {what}"
-    yield visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
-    yield fetch_note(settings, facts.ray, is_here=facts.model_is_here)
-    most, price = settings.max_hours, settings.price_per_hour
-    if most is not None and topology.is_head:
-        nodes = topology.expected_workers + 1
-        cost = "" if price is None else f", at most ${most * price * nodes:.2f} for {nodes} node(s)"
-        yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
+    is_ours = has_ray and topology.given_ray is None  # whether the agent starts Ray, or torchrun
+    if is_ours and launcher(settings, None) == TORCHRUN:
+        everywhere, ranks = "every interface (torch's)", "(NCCL, gloo)"
+        yield from _of_ranks(topology, ports.gcs, "torchrun's rendezvous", everywhere, ranks)
+    elif is_ours:
+        of_head = (
+            ("gcs", "Ray GCS", _EVERYWHERE),
+            ("dashboard", "Ray dashboard", ray.dashboard_host),
+            ("client", "Ray client", _NEAR),
+        )
+        for port, who, bind in (*(of_head if topology.is_head else ()), *_RAY_ON_EVERY_NODE):
+            yield Listener(str(getattr(ports, port)), who, bind, guard)
+        yield Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)")
+        workers = f"{ports.first_worker}-{ports.last_worker}"
+        yield Listener(workers, "Ray workers", _EVERYWHERE, guard)
+    for spec in services:
+        if spec.port is not None:
+            its_guard = "none (scores only)" if spec.url else "as its command has it"
+            yield Listener(str(spec.port), spec.name, spec.bind, its_guard)
+    if is_ours and settings.preflight is not None:
+        name = "AGENT_PREFLIGHT"  # its store has the last port, which Ray uses last
+        store = f"store of {name}"
+        yield from _of_ranks(topology, ports.last_worker, store, NODE_IP, f"of {name}")
+    own_guard = "none" if settings.ray_auth_token is None else "token"
+    yield Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", own_guard)
+
+
+def _of_ranks(
+    topology: Topology, port: int, store: str, store_bind: str, ranks: str
+) -> Iterator[Listener]:
+    """Yield the listeners of torch's ranks, and on the head of their store, without tokens."""
+    if topology.is_head:
+        yield Listener(str(port), store, store_bind, "none")
+    yield Listener("any", f"ranks {ranks}", f"{NODE_IP}'s interface", "none")
+
+
+def port_clashes(
+    settings: Settings, command: tuple[str, ...] | None, base: PortBase, given: GivenRay | None
+) -> tuple[Problem, ...]:
+    """Find port conflicts of this run."""
+    single, workers = _ports_here(settings, base, given)
+    return port_problems(port_conflicts({**single, **reward_port(settings, command)}, workers))
+
+
+def _ports_here(
+    settings: Settings, base: PortBase, given: GivenRay | None, *, joins_ray: bool = True
+) -> tuple[dict[str, int], tuple[int, int] | None]:
+    """Return the ports that a node listens on besides its services, and those of Ray's workers.
+
+    Beside a Ray on another machine only the agent listens here; without Ray, torchrun uses the
+    port of GCS.
+    """
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
+    if launcher(settings, None) == TORCHRUN:
+        return {"rendezvous": ports.gcs, "agent": ports.agent}, None
+    if not joins_ray or (given is not None and given.session is None):
+        return {"agent": ports.agent}, None
+    return single_ports(ports), (ports.first_worker, ports.last_worker)
 
 
 def all_services(
@@ -400,50 +441,41 @@ def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
     )
 
 
-def without_service_nodes(
-    topology: Topology, settings: Settings, services: tuple[ServiceSpec, ...]
-) -> Topology:
-    """Subtract nodes that do not join Ray from the workers, unless EXPECTED_WORKERS is set."""
-    if settings.expected_workers is not None:
-        return topology
-    left = max(0, topology.expected_workers - len(service_only_ranks(services)))
-    return replace(topology, expected_workers=left)
-
-
 def service_problems(
-    settings: Settings,
-    command: tuple[str, ...] | None,
-    topology: Topology,
-    file: ServicesFile,
+    settings: Settings, command: tuple[str, ...] | None, topology: Topology, file: ServicesFile
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
-    services = all_services(settings, command, file)
-    most = _most_nodes(settings, topology, services)
+    services, given = all_services(settings, command, file), topology.given_ray
+    table = f"AGENT_SERVICES={settings.services}"
     for at, spec in enumerate(services):
         if spec.name == REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
-        where = _label(settings, spec)
-        yield from _place_problems(where, spec, topology, most)
-        yield from _port_problems(settings, where, spec, topology, services[:at])
-    given = topology.given_ray
-    if given is not None:
-        for step in file.steps:
-            if step.where.kind != "head":
-                label = f"AGENT_SERVICES={settings.services} [prepare.{step.name}] where"
-                expected = f"head: no agent runs on {given.owner}'s nodes"
-                yield Problem(label, step.where.kind, expected)
-
-
-def _most_nodes(settings: Settings, topology: Topology, services: tuple[ServiceSpec, ...]) -> int:
-    """Return how many nodes this run expects, including those that do not join Ray."""
-    alone, workers = len(service_only_ranks(services)), topology.expected_workers
-    return 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
+        where = f"{table} [services.{'reward' if spec.name == REWARD else spec.name}]"
+        yield from _place_problems(where, spec, settings, topology, services)
+        if spec.port is not None:
+            base = topology.platform.ports
+            others, workers = _ports_here(settings, base, given, joins_ray=not spec.alone)
+            met = (one for one in services[:at] if one.where.meets(spec.where))
+            others |= {f"service {one.name}": one.port for one in met if one.port}
+            for got in conflicts_of(spec.name, spec.port, others, workers):
+                yield Problem(f"{where} ready", got, "a free port")
+    for step in file.steps:
+        if given is not None and step.where.kind != "head":
+            expected = f"head: no agent runs on {given.owner}'s nodes"
+            yield Problem(f"{table} [prepare.{step.name}] where", step.where.kind, expected)
 
 
 def _place_problems(
-    where: str, spec: ServiceSpec, topology: Topology, most: int
+    where: str,
+    spec: ServiceSpec,
+    settings: Settings,
+    topology: Topology,
+    services: tuple[ServiceSpec, ...],
 ) -> Iterator[Problem]:
     given, nodes, rank = topology.given_ray, topology.platform.nodes, spec.where.rank
+    alone, workers = len(service_only_ranks(services)), topology.expected_workers
+    # with the nodes that do not join Ray
+    most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
     if given is not None and spec.where.kind != "head":
         expected = f"head: no agent runs on {given.owner}'s nodes"
         yield Problem(f"{where} where", spec.where.sentence(), expected)
@@ -456,26 +488,3 @@ def _place_problems(
     if spec.alone and topology.is_head and topology.own_rank == rank:
         expected = "the rank of another node: the head runs Ray"
         yield Problem(f"{where} alone", "true on the head's own rank", expected)
-
-
-def _port_problems(
-    settings: Settings,
-    where: str,
-    spec: ServiceSpec,
-    topology: Topology,
-    earlier: tuple[ServiceSpec, ...],
-) -> Iterator[Problem]:
-    """Compare a service's port with those of its node and of the services before it."""
-    if spec.port is None:
-        return
-    base, given = topology.platform.ports, topology.given_ray
-    others, workers = ports_here(settings, base, given, joins_ray=not spec.alone)
-    met = (one for one in earlier if one.where.meets(spec.where))
-    others |= {f"service {one.name}": one.port for one in met if one.port}
-    for got in conflicts_of(spec.name, spec.port, others, workers):
-        yield Problem(f"{where} ready", got, "a free port")
-
-
-def _label(settings: Settings, spec: ServiceSpec) -> str:
-    name = "reward" if spec.name == REWARD else spec.name
-    return f"AGENT_SERVICES={settings.services} [services.{name}]"

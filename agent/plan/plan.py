@@ -12,7 +12,6 @@ from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.node.facts import Facts
 from agent.plan import environment
-from agent.plan.listeners import Listener
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import PlannedWait, StopBudget
 from agent.settings.model import Settings
@@ -34,12 +33,9 @@ class Address(Value):
 
     ip: str | None
     how: str
-    names: tuple[str, ...] = ()
-    """Names to resolve until one yields an address of this node."""
-    must_be_own: bool = False
-    """True if this node is not the head when a name resolves to another node."""
-    route_to: str | None = None
-    """The host whose route has the address as its source."""
+    names: tuple[str, ...] = ()  # names to resolve until one yields an address of this node
+    must_be_own: bool = False  # whether a name that resolves to another node ends the run
+    route_to: str | None = None  # the host whose route has the address as its source
 
 
 def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
@@ -82,15 +78,22 @@ class PlannedProcess(Value):
     """A process of the agent's own on this node: Ray, the bridge, the all-reduce."""
 
     name: str
-    label: str
-    """Its purpose in a word, as `plan` shows it."""
-    argv: tuple[str, ...]
-    """Its command, with placeholders for values that only the run knows."""
+    label: str  # its purpose in a word, as `plan` shows it
+    argv: tuple[str, ...]  # its command, with placeholders for values that only the run knows
     log: str
 
     def command(self, place: Placeholders) -> list[str]:
         """Return the argv with placeholders filled in."""
         return [place.fill(word) for word in self.argv]
+
+
+class Listener(Value):
+    """A port of this node: the process that listens, the address, and what guards it."""
+
+    port: str
+    who: str
+    bind: str
+    guard: str
 
 
 class Plan(Value):
@@ -104,20 +107,13 @@ class Plan(Value):
     address: Address
     ports: Ports
     launch: Launch
-    job: Job | None
-    """On the head; with torchrun on every node."""
-    recipe_env: Mapping[str, str]
-    """Environment variables of a recipe, for every node."""
-    steps: tuple[PrepareStep, ...]
-    """The prepare steps of this node."""
-    all_steps: tuple[PrepareStep, ...]
-    """The prepare steps of the whole run, with this node's fetch of the model."""
-    services: tuple[ServiceSpec, ...]
-    """The services of this node."""
-    possible_services: tuple[ServiceSpec, ...]
-    """These, and those that this node may run once the head has assigned its rank."""
-    all_services: tuple[ServiceSpec, ...]
-    """The services of the whole run."""
+    job: Job | None  # on the head; with torchrun on every node
+    recipe_env: Mapping[str, str]  # environment variables of a recipe, for every node
+    steps: tuple[PrepareStep, ...]  # the prepare steps of this node
+    all_steps: tuple[PrepareStep, ...]  # those of the run, with this node's fetch of the model
+    services: tuple[ServiceSpec, ...]  # the services of this node
+    possible_services: tuple[ServiceSpec, ...]  # with those that its rank may add
+    all_services: tuple[ServiceSpec, ...]  # the services of the whole run
     processes: tuple[PlannedProcess, ...]
     budget: StopBudget
     waits: tuple[PlannedWait, ...]
@@ -156,17 +152,16 @@ class Plan(Value):
 
     def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         """Return the environment of the processes that this node starts."""
-        return {**self.recipe_env, **self._environment(node_ip, head_ip)}
-
-    def _environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         environ, settings, given = self.environ, self.settings, self.topology.given_ray
         if given is not None:
-            return environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
-        if self.torchrun is not None:
-            return environment.for_torchrun(environ, settings, self.facts, node_ip, head_ip)
-        if self.topology.is_head:
-            return environment.for_head(environ, settings, self.facts, node_ip, self.budget.job)
-        return environment.for_node(environ, settings, self.facts, node_ip, head_ip)
+            own = environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
+        else:
+            own = environment.for_node(environ, settings, self.facts, node_ip, head_ip)
+            if self.torchrun is not None:
+                own = environment.for_torchrun(environ, settings, own)
+            elif self.topology.is_head:  # the time that a stopped job gets
+                own.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(self.budget.job))}")
+        return {**self.recipe_env, **own}
 
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:

@@ -10,17 +10,8 @@ from agent.base.ports import Ports
 from agent.base.text import in_url, reached_at
 from agent.base.value import Value
 from agent.node.facts import MIB, Facts
-from agent.plan.environment import object_store
 from agent.settings.model import Settings
-from agent.settings.ray_args import (
-    MEMORY,
-    OBJECT_STORE,
-    PLASMA,
-    TEMP_DIR,
-    flags_for_node,
-    flags_of,
-    value_of,
-)
+from agent.settings.rules import TEMP_DIR, flags_for_node, flags_of
 from agent.work.services import HEAD_IP, NODE_IP
 
 
@@ -30,11 +21,9 @@ class OwnRay(Value):
     settings: Settings
     facts: Facts
     ports: Ports
-    session: str
-    """Ray's temp dir, which contains its sessions."""
+    session: str  # Ray's temp dir, which contains its sessions
     dashboard_host: str
-    allotted_memory: int | None = None
-    """Bytes allotted to the job on a shared node, which Ray does not detect."""
+    allotted_memory: int | None = None  # bytes of a job on a shared node, unknown to Ray
 
     @property
     def gcs(self) -> str:
@@ -48,29 +37,7 @@ class OwnRay(Value):
 
     def command(self, *, is_head: bool) -> tuple[str, ...]:
         """Return the argv of `ray start`, with placeholders for the addresses."""
-        own = self._of_head() if is_head else self._of_worker()
-        return (*self._common(), *own, *flags_for_node(self.settings.ray_args, is_head=is_head))
-
-    def _of_head(self) -> list[str]:
-        ports = self.ports
-        return [
-            "--head",
-            f"--port={ports.gcs}",
-            f"--dashboard-host={self.dashboard_host}",
-            f"--dashboard-port={ports.dashboard}",
-            f"--ray-client-server-port={ports.client}",
-            f"--temp-dir={self.session}",
-            "--disable-usage-stats",
-        ]
-
-    def _of_worker(self) -> list[str]:
-        """Return a worker's flags; without --temp-dir Ray uses the head's path."""
-        address = f"--address={HEAD_IP}:{self.ports.gcs}"
-        is_given = value_of(self.settings.ray_args, TEMP_DIR) is not None
-        return [address, f"--temp-dir={self.session}"] if is_given else [address]
-
-    def _common(self) -> list[str]:
-        ports, settings = self.ports, self.settings
+        ports, settings, given = self.ports, self.settings, dict(flags_of(self.settings.ray_args))
         argv = [
             *self.facts.ray.command,
             "start",
@@ -90,19 +57,39 @@ class OwnRay(Value):
             argv.append(f"--num-gpus={settings.num_gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
-        argv += self._memory()
+        # memory limits where Ray's defaults are too large and the user set none
+        facts = replace(self.facts, shm=0) if "--plasma-directory" in given else self.facts
+        size = object_store(facts, self.allotted_memory)
+        if size is not None and self.allotted_memory is not None and "--memory" not in given:
+            argv.append(f"--memory={max(MIB, self.allotted_memory - size)}")
+        if size is not None and "--object-store-memory" not in given:
+            argv.append(f"--object-store-memory={size}")
         if settings.debug_ray == "1":
             argv.append("--ray-debugger-external")
-        return argv
+        if is_head:
+            argv += [
+                "--head",
+                f"--port={ports.gcs}",
+                f"--dashboard-host={self.dashboard_host}",
+                f"--dashboard-port={ports.dashboard}",
+                f"--ray-client-server-port={ports.client}",
+                f"{TEMP_DIR}={self.session}",
+                "--disable-usage-stats",
+            ]
+        else:
+            argv.append(f"--address={HEAD_IP}:{ports.gcs}")
+            if TEMP_DIR in given:  # without it a worker's Ray uses the head's path
+                argv.append(f"{TEMP_DIR}={self.session}")
+        return (*argv, *flags_for_node(settings.ray_args, is_head=is_head))
 
-    def _memory(self) -> list[str]:
-        """Return memory limits where Ray's defaults are too large and the user set none."""
-        given = {flag.name for flag in flags_of(self.settings.ray_args)}
-        facts = replace(self.facts, shm=0) if PLASMA in given else self.facts
-        size = object_store(facts, self.allotted_memory)
-        if size is None:
-            return []
-        chosen = {OBJECT_STORE: size}
-        if self.allotted_memory is not None:
-            chosen = {MEMORY: max(MIB, self.allotted_memory - size), **chosen}
-        return [f"{name}={amount}" for name, amount in chosen.items() if name not in given]
+
+def object_store(facts: Facts, allotted: int | None = None) -> int | None:
+    """Return the object store's size, or None where Ray's default fits.
+
+    Ray takes 30 % of the machine's memory, even where a job has only a share of it. If that is
+    more than /dev/shm, it silently puts objects under /tmp.
+    """
+    wanted = int(0.3 * (facts.memory if allotted is None else allotted))
+    if facts.shm != 0 and facts.shm_free < wanted:
+        return max(80 * MIB, int(facts.shm_free * 0.9))
+    return None if allotted is None else max(80 * MIB, wanted)

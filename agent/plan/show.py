@@ -25,30 +25,32 @@ if TYPE_CHECKING:
     from agent.settings.redact import Redactor
     from agent.work.job import Job, RecipeJob
     from agent.work.services import PrepareStep, Readiness, ServiceSpec
-    from agent.work.torchrun import Torchrun
 
 
 def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
+    given, lines = plan.topology.given_ray, []
     names = [finding for finding in plan.findings if finding.check == NAMES]
     others = [finding for finding in plan.findings if finding.check != NAMES]
-    variables = (f"{name}={text}" for name, text in environment_of(plan).items())
-    lines = [
-        *map(finding_line, names),
-        *_who(plan),
-        *_section("commands", commands_of(plan)),
-        *_section(_whose_environment(plan), variables),
-        *_section(
-            "ports", (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners)
+    whose = "that Ray and the job get"
+    if plan.torchrun is not None:
+        whose = "that torchrun and the job get"
+    elif given is not None:
+        whose = f"of what starts here (Ray's and the job's is {given.owner}'s)"
+    sections: dict[str, Iterable[str]] = {
+        "commands": commands_of(plan),
+        f"environment {whose}": (f"{name}={text}" for name, text in environment_of(plan).items()),
+        "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
+        "waits, from the start": (
+            f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits
         ),
-        *_section(
-            "waits, from the start",
-            (f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits),
-        ),
-        *_section("checks of this machine", map(finding_line, others)),
-        *_section("notes", plan.notes),
-    ]
-    return redactor.clean("\n".join(lines))
+        "checks of this machine": map(finding_line, others),
+        "notes": plan.notes,
+    }
+    for title, section in sections.items():
+        body = [f"  {line}" for line in section]
+        lines += [f"\n{title}:", *body] if body else []
+    return redactor.clean("\n".join([*map(finding_line, names), *_who(plan), *lines]))
 
 
 def duration(seconds: float) -> str:
@@ -86,22 +88,14 @@ def held_sentence(seconds: float, price: float | None, command: str) -> str:
     return f"{held}{each}{spent if held else ''}; to end it: {command}"
 
 
-def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    body = list(lines)
-    if body:
-        yield f"\n{title}:"
-        yield from (f"  {line}" for line in body)
-
-
 def head_of(plan: Plan) -> str | None:
     """Return the head's address or name as far as it is known before the run."""
-    topology = plan.topology
+    topology, own = plan.topology, plan.address.ip
     host = topology.head_host
-    if host is None or (topology.is_head and plan.address.ip is not None):
-        host = plan.address.ip
-    if host is None and topology.given_ray is not None:
-        host = topology.given_ray.gcs_host
-    return host
+    if host is None or (topology.is_head and own is not None):
+        host = own
+    given = topology.given_ray
+    return given.gcs_host if host is None and given is not None else host
 
 
 def _who(plan: Plan) -> Iterator[str]:
@@ -124,15 +118,15 @@ def _who(plan: Plan) -> Iterator[str]:
 
 def commands_of(plan: Plan) -> Iterator[str]:
     """Yield every command of this node, what it waits for, and why it has its arguments."""
-    place = Placeholders(node_ip=plan.address.ip or NODE_IP)
-    if plan.topology.is_idle:
-        owner = owner_of_ray(plan)
+    topology, launch, ray = plan.topology, plan.launch, plan.own_ray
+    place, workers = Placeholders(node_ip=plan.address.ip or NODE_IP), topology.expected_workers
+    if topology.given_ray is not None and topology.is_idle:
+        owner = topology.given_ray.owner
         yield f"none: {owner} starts Ray here, and the agent at the head submits the job"
         return
-    if plan.own_ray is not None:
-        owns_machine = plan.topology.owns_machine
-        own = f"a stale Ray of the agent is stopped (one with {plan.own_ray.session})"
-        yield f"first:  {'a stale Ray on this pod is stopped' if owns_machine else own}"
+    if ray is not None:
+        own = f"a stale Ray of the agent is stopped (one with {ray.session})"
+        yield f"first:  {'a stale Ray on this pod is stopped' if topology.owns_machine else own}"
     for step in plan.steps:
         each = " (each)" if step.where.kind == "every" else ""
         name = "" if step.name.startswith("AGENT_") else f" {step.name}"
@@ -140,20 +134,28 @@ def commands_of(plan: Plan) -> Iterator[str]:
         if step.once is not None:
             yield f"  once: skipped where {step.once} is found, which is written after success"
         yield from _waits_for(plan, step.after)
-    if isinstance(plan.launch, GivenRay):
-        where = f"at {plan.launch.gcs} and {plan.launch.dashboard}"
-        yield f"ray:    {owner_of_ray(plan)}'s, {where}: neither started nor stopped here"
+    if isinstance(launch, GivenRay):
+        where = f"at {launch.gcs} and {launch.dashboard}"
+        yield f"ray:    {launch.owner}'s, {where}: neither started nor stopped here"
     for process in plan.processes:
         if process.name == BRIDGE:
             yield from _services(plan, place)
         yield f"{process.label + ':':<8}{shell_line(process.command(place))}"
-    if plan.torchrun is not None:
+    if plan.torchrun is not None or not topology.is_head:
         yield from _services(plan, place)
-        yield from _by_torchrun(plan, plan.torchrun)
-    elif not plan.topology.is_head:
-        yield from _services(plan, place)
-    else:
-        yield from _job(plan.job, plan.topology.expected_workers)
+    job = plan.job
+    if plan.torchrun is not None and job is not None and job.argv:
+        # on this node, if all expected nodes join
+        own_rank = topology.platform.rank
+        rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
+        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
+        nodes, attempt = str(workers + 1), "{run id}-{attempt}"
+        argv = plan.torchrun.command(job.argv, rank, nodes, attempt, head_ip)
+        job = replace(job, argv=tuple(argv))
+    if job is not None:
+        yield from _job(job, workers)
+    elif topology.is_head and plan.torchrun is None:
+        yield f"job:    {_NO_JOB}"
 
 
 def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
@@ -187,38 +189,16 @@ def _ready_when(ready: Readiness, place: Placeholders) -> str:
     return f"ready when {method} {url} answers 2xx{what}"
 
 
-def names_in_order(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each step or service that starts after others, with their names."""
-    rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
-    for row in rows:
-        names = plan.names_in_this_run(row.after)
-        if names:
-            yield row.name, names
-
-
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
     names = plan.names_in_this_run(after)
     if names:
         yield f"  starts after {listed(names)}"
 
 
-def _by_torchrun(plan: Plan, torchrun: Torchrun) -> Iterator[str]:
-    """Show torchrun's command on this node, if all expected nodes join."""
-    job, topology = plan.job, plan.topology
-    if job is not None and job.argv:
-        nodes, own_rank = str(topology.expected_workers + 1), topology.platform.rank
-        rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
-        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
-        argv = torchrun.command(job.argv, rank, nodes, "{run id}-{attempt}", head_ip)
-        job = replace(job, argv=tuple(argv))
-    if job is not None:
-        yield from _job(job, topology.expected_workers)
+_NO_JOB = "none: the cluster stays until it is stopped"
 
 
-def _job(job: Job | None, workers: int) -> Iterator[str]:
-    if job is None:
-        yield "job:    none: the cluster stays until it is stopped"
-        return
+def _job(job: Job, workers: int) -> Iterator[str]:
     recipe = job.recipe
     made = None if recipe is None else recipe.expected_command
     if recipe is not None and made is None:
@@ -227,8 +207,8 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield f"job:    {shell_line(job.argv)}"
     if recipe is not None and recipe.known.framework:
         if made is not None:
-            measured = workers > 0 and is_sized_by_links(job)
-            links = " and the measured bandwidth between them" * measured
+            is_measured = workers > 0 and is_sized_by_links(job)
+            links = " and the measured bandwidth between them" if is_measured else ""
             again = f"sized again for the nodes that join{links}"
             yield f"  sized for {nodes_like_this(workers)}; {again}"
             yield from (f"  {key}: {reason}" for key, reason in made.why.items())
@@ -250,20 +230,6 @@ def nodes_like_this(workers: int) -> str:
     return f"{workers + 1} nodes like this one" if workers else "this one node"
 
 
-def owner_of_ray(plan: Plan) -> str:
-    """Return who starts Ray: the agent, or the platform."""
-    given = plan.topology.given_ray
-    return "the agent" if given is None else given.owner
-
-
-def _whose_environment(plan: Plan) -> str:
-    if plan.torchrun is not None:
-        return "environment that torchrun and the job get"
-    if plan.topology.given_ray is None:
-        return "environment that Ray and the job get"
-    return f"environment of what starts here (Ray's and the job's is {owner_of_ray(plan)}'s)"
-
-
 def environment_of(plan: Plan) -> dict[str, str]:
     """Return the variables that the agent sets or changes for what it starts here."""
     if plan.topology.is_idle:
@@ -279,8 +245,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
 
 
 MOST_LINES = 12
-_LONGEST_JOB = 100
-"""Characters of a job's command; `-v` shows all."""
+_LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
 
 
 def summary(plan: Plan) -> list[Line]:
@@ -301,31 +266,24 @@ def summary(plan: Plan) -> list[Line]:
 
 
 def _rows(plan: Plan) -> Iterator[Line]:
-    topology = plan.topology
+    topology, own = plan.topology, plan.address.ip
     yield Line("role:      ", topology.sentence())
     yield Line("platform:  ", topology.platform.name)
-    own = plan.address.ip
     here = f", this node {own}" if own is not None and own != head_of(plan) else ""
     yield Line("head:      ", f"{head_of(plan)}{here}")
-    if topology.is_idle:
-        owner = owner_of_ray(plan)
-        yield Line(
-            "job:       ", f"none here: {owner} starts Ray, the head's agent submits the job"
-        )
+    if topology.given_ray is not None and topology.is_idle:
+        starts = f"none here: {topology.given_ray.owner} starts Ray"
+        yield Line("job:       ", f"{starts}, the head's agent submits the job")
         return
     yield Line("nodes:     ", _nodes(plan))
     if plan.job is not None or topology.is_head:
         yield Line("job:       ", _job_line(plan))
     yield Line("waits:     ", _waits(plan))
-    logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    yield Line("when done: ", f"{plan.on_done}{_price(plan)}; logs in {logs}")
-
-
-def _price(plan: Plan) -> str:
-    if plan.on_done != "hold":
-        return ""
     price = plan.settings.price_per_hour
-    return f" (the pod bills {price_text(price)}/h)" if price is not None else " (the pod bills on)"
+    bills = "the pod bills on" if price is None else f"the pod bills {price_text(price)}/h"
+    done = f"{plan.on_done} ({bills})" if plan.on_done == "hold" else plan.on_done
+    logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
+    yield Line("when done: ", f"{done}; logs in {logs}")
 
 
 def _nodes(plan: Plan) -> str:
@@ -341,10 +299,9 @@ def _nodes(plan: Plan) -> str:
     workers = topology.expected_workers
     if not workers:
         return f"1 node{size}: this one alone"
+    source = f"by {topology.platform.name}" if is_known else "by default"
     if settings.expected_workers is not None:
         source = "by EXPECTED_WORKERS"
-    else:
-        source = f"by {topology.platform.name}" if is_known else "by default"
     of_the_head = "this one and " if topology.is_head else "the head and "
     count = f"{workers} worker{'' if workers == 1 else 's'}"
     like = ", if all are like this one" if gpus else ""
@@ -352,42 +309,42 @@ def _nodes(plan: Plan) -> str:
 
 
 def _job_line(plan: Plan) -> str:
-    job, starter = plan.job, ""
+    job, workers, starter = plan.job, plan.topology.expected_workers, ""
     if job is None:
-        return "none: the cluster stays until it is stopped"
+        return _NO_JOB
     if plan.torchrun is not None:
         starter = ", by torchrun on every node"
     elif isinstance(plan.launch, GivenRay):
-        starter = f", on the Ray of {owner_of_ray(plan)}"
-    return f"{_command(job, plan.topology.expected_workers)}{starter}"
-
-
-def _command(job: Job, workers: int) -> str:
+        starter = f", on the Ray of {plan.launch.owner}"
     recipe = job.recipe
     if recipe is None:
         text = shell_line(job.argv)
-        return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
-    if recipe.expected_command is None:
-        return _misfit(job.name, recipe, workers)
-    if job.name == DEFAULT:
-        return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
-    model = f" of {recipe.input.model}" if recipe.input.model else ""
-    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
+        text = text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
+    elif recipe.expected_command is None:
+        text = _misfit(job.name, recipe, workers)
+    elif job.name == DEFAULT:
+        text = f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
+    else:
+        model = f" of {recipe.input.model}" if recipe.input.model else ""
+        text = f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
+    return f"{text}{starter}"
 
 
 def _waits(plan: Plan) -> str:
     """Return what the job, or this worker, waits for, and what starts after what."""
-    services = {spec.name for spec in plan.all_services}
-    keys = (HEAD, PREPARE, WORKERS, PREFLIGHT) if plan.topology.is_head else (HEAD, PREPARE, JOIN)
+    is_head, services = plan.topology.is_head, {spec.name for spec in plan.all_services}
+    keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *services} if is_head else {HEAD, PREPARE, JOIN}
     before = [
         f"{wait.what.partition(',')[0]} ({duration(wait.seconds)})"
         for wait in plan.waits
-        if wait.key in keys or (plan.topology.is_head and wait.key in services)
+        if wait.key in keys
     ]
     waiting = "readiness" if plan.job is None else "the job"
-    who = f"{waiting if plan.topology.is_head else 'this worker'} for"
-    chains = [f"{name} after {listed(after)}" for name, after in names_in_order(plan)]
-    return "; ".join([f"{who} {listed(before)}", *filter(None, [first_names(chains, 3)])])
+    rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
+    after = {row.name: plan.names_in_this_run(row.after) for row in rows}
+    chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
+    who = f"{waiting if is_head else 'this worker'} for {listed(before)}"
+    return "; ".join([who, *filter(None, [first_names(chains, 3)])])
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
-from agent.settings.jobs import launcher, notice_signal
+from agent.settings.jobs import TORCHRUN, launcher, notice_signal
 from agent.work.job import is_sized_by_links
 from agent.work.services import ON_EVERY, longest_waits
 
@@ -18,60 +18,42 @@ if TYPE_CHECKING:
     from agent.work.job import Job
     from agent.work.services import PrepareStep, ServiceSpec
 
-HEAD = "head"
-"""On the head its Ray, on a worker the head."""
+HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"
 PREPARE = "prepare"
-BEFORE = "before"
-"""Everything that a service or step waits for before it starts."""
+BEFORE = "before"  # everything that a service or step waits for before it starts
 SUBMIT = "submit"
 JOB = "word of the job"
-STALL = "stall"
-"""A job without progress: its stacks are logged; after a lost node it is ended."""
+STALL = "stall"  # a job without progress: its stacks are logged; after a lost node it is ended
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
-FENCE = "fence"
-"""Neither the head's agent nor GCS is reachable: the worker stops its processes."""
+FENCE = "fence"  # neither the head's agent nor GCS is reachable: the worker stops its processes
 STOP = "stop"
-SAVE = "save"
-"""For a new checkpoint before a stop; on a worker for the head to release it."""
-PAUSE = "pause"
-"""Between two attempts; not shown in the plan."""
-FAILURE_REPORTS = "ask"
-"""For every node's report after a job has failed."""
-
-CLEAR = "clear"
-"""For all reachable nodes to end an attempt before the next; not shown in the plan."""
-UNREACHABLE = "away"
-"""For an unreachable node to end it by itself; not shown in the plan."""
-PROBE = "probe"
-"""For each node's probe of the reward server."""
-PREFLIGHT = "preflight"
-"""For the all-reduce before the job."""
-LINKS = "links"
-"""For the bandwidth between nodes, by which a recipe is sized."""
-HANG = "hang"
-"""For a stopped process of Ray to continue; not shown in the plan."""
-NEVER_LATE = {PAUSE, PROBE, LINKS}
-"""Waits after which the run continues."""
-UPLOAD_RATE = 512 << 10
-"""Bytes a second of the slowest upload for which a submission waits."""
+SAVE = "save"  # for a new checkpoint before a stop; on a worker for the head to release it
+FAILURE_REPORTS = "ask"  # for every node's report after a job has failed
+PROBE = "probe"  # for each node's probe of the reward server
+PREFLIGHT = "preflight"  # for the all-reduce before the job
+LINKS = "links"  # for the bandwidth between nodes, by which a recipe is sized
+# These four are not shown in the plan:
+PAUSE = "pause"  # between two attempts
+CLEAR = "clear"  # for all reachable nodes to end an attempt before the next
+UNREACHABLE = "away"  # for an unreachable node to end it by itself
+HANG = "hang"  # for a stopped process of Ray to continue
+NEVER_LATE = {PAUSE, PROBE, LINKS}  # waits after which the run continues
+_UPLOAD_RATE = 512 << 10  # bytes a second of the slowest upload for which a submission waits
 
 
 class StopBudget(Value):
     """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
 
     job: float
-    final_replies: float
-    """For workers to receive the verdict before the head's port closes."""
+    final_replies: float  # for workers to receive the verdict before the head's port closes
     services: float
     ray: float
     leftovers: float
-    output: float
-    """For the rest of the job's output to be copied."""
-    bundle: float
-    """For the diagnostics bundle after a failure, out of the time for KILL and exit."""
+    output: float  # for the rest of the job's output to be copied
+    bundle: float  # for the diagnostics bundle after a failure, out of the time for KILL and exit
 
 
 def stop_budget(grace: float) -> StopBudget:
@@ -91,8 +73,7 @@ def stop_budget(grace: float) -> StopBudget:
 class PlannedWait(Value):
     """A wait and its limit."""
 
-    key: str
-    """The key for the decisions; for a service its name."""
+    key: str  # the key for the decisions; for a service its name
     what: str
     seconds: float
     variable: str = "fixed"
@@ -127,36 +108,34 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
     job: Job | None,
     before: Mapping[str, float],
 ) -> Iterator[PlannedWait]:
-    given = topology.given_ray
-    by_torchrun = launcher(settings, None) == "torchrun"
-    owner = "the head's" if given is None else f"{given.owner}'s"
+    given, workers = topology.given_ray, topology.expected_workers
+    by_torchrun = launcher(settings, None) == TORCHRUN
     if not by_torchrun:
-        yield PlannedWait(HEAD, f"{owner} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
+        whose = "the head's Ray" if given is None else f"{given.owner}'s Ray"
+        yield PlannedWait(HEAD, whose, settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(settings, steps, before)
     for spec in services:
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
         own = ", from its own start" if before.get(spec.name) else ""
         what = f"the {spec.name}{where}{own}"
         yield PlannedWait(spec.name, what, spec.within, spec.deadline_variable)
-    if topology.expected_workers or any(spec.where.kind == "rank" for spec in services):
-        workers = f"{topology.expected_workers} worker(s)"
-        yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
-    if topology.expected_workers and given is None and any(spec.url for spec in services):
+    if workers or any(spec.where.kind == "rank" for spec in services):
+        count = f"{workers} worker(s)"
+        yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
+    if workers and given is None and any(spec.url for spec in services):
         yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE)
     if settings.preflight is not None and given is None:
         yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", times.ALL_REDUCE)
-    if topology.expected_workers and given is None and is_sized_by_links(job):
+    if workers and given is None and is_sized_by_links(job):
         links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
         yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
     if job is not None and by_torchrun:
-        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION)
         reports = "every node's report after the job failed on one"
+        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION)
         yield PlannedWait(JOB, reports, times.SHARE_REPORTS)
     elif job is not None:
-        accepted = "Ray to accept the job, from the first try"
-        size = 0 if job.upload is None else job.upload.size
-        limit = times.SUBMISSION + size / UPLOAD_RATE
-        yield PlannedWait(SUBMIT, accepted, limit)
+        limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
+        yield PlannedWait(SUBMIT, "Ray to accept the job, from the first try", limit)
         yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS)
     if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
@@ -170,21 +149,22 @@ def _on_a_worker(
     steps: tuple[PrepareStep, ...],
     before: Mapping[str, float],
 ) -> Iterator[PlannedWait]:
-    here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
     head = f"the head {topology.head_host}"
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
+    here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
     yield from _of_steps(settings, here, before)
-    if launcher(settings, None) != "torchrun":
+    if launcher(settings, None) != TORCHRUN:
         yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
-    out_of_reach = "head and GCS out of reach, until all here is stopped"
-    yield PlannedWait(
-        FENCE, out_of_reach, times.FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE"
-    )
+    fence = "head and GCS out of reach, until all here is stopped"
+    limit = times.FENCE_SHARE * settings.node_grace
+    yield PlannedWait(FENCE, fence, limit, "AGENT_NODE_GRACE")
     if notice_signal(settings):
-        saved, limit = "the job to save before this node leaves", stop_budget(settings.stop_grace)
-        yield PlannedWait(SAVE, saved, limit.job, "AGENT_STOP_GRACE")
-    grace = settings.head_grace
-    yield PlannedWait(SILENT_HEAD, "a silent head", grace, "AGENT_HEAD_GRACE")
+        saved, limit = (
+            "the job to save before this node leaves",
+            stop_budget(settings.stop_grace).job,
+        )
+        yield PlannedWait(SAVE, saved, limit, "AGENT_STOP_GRACE")
+    yield PlannedWait(SILENT_HEAD, "a silent head", settings.head_grace, "AGENT_HEAD_GRACE")
 
 
 def _of_steps(
@@ -194,8 +174,8 @@ def _of_steps(
 
     The latter may run on nodes that start later than this one.
     """
-    own = ", each from its own start" if any(before.get(step.name) for step in steps) else ""
     if steps:
+        own = ", each from its own start" if any(before.get(step.name) for step in steps) else ""
         longest = max(step.within for step in steps)
         yield PlannedWait(PREPARE, f"prepare steps{own}", longest, steps[0].deadline_variable)
     if any(before.values()):

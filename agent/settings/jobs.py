@@ -30,23 +30,15 @@ class KnownJob(Value):
     """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str
-    module: str = ""
-    """The module in agent/work/recipes; '' for the rehearsal."""
-    framework: str = ""
-    """The distribution whose version decides the flags, or ''."""
-    reward: Literal["needed", "possible", "unused"] = "unused"
-    """Whether the job calls a reward server."""
+    module: str = ""  # the module in agent/work/recipes; '' for the rehearsal
+    framework: str = ""  # the distribution whose version decides the flags, or ''
+    reward: Literal["needed", "possible", "unused"] = "unused"  # whether it calls a reward server
     launcher: Literal["ray", "torchrun"] = "ray"
-    needs: tuple[str, ...] = _MODEL_AND_DATA
-    """Variables that must be set."""
-    dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT
-    """The reply format that its reward client reads."""
-    sends_token: bool = False
-    """Whether its reward client sends AGENT_REWARD_TOKEN."""
-    loads_reward_model: bool = False
-    """Whether its framework can load AGENT_REWARD_MODEL on the training GPUs."""
-    notice_signal: str = ""
-    """The signal on which its program saves and goes on, if it was seen to."""
+    needs: tuple[str, ...] = _MODEL_AND_DATA  # variables that must be set
+    dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # what its reward client reads
+    sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
+    loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
+    notice_signal: str = ""  # the signal on which its program saves and goes on, if it was seen to
 
 
 JOBS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,22 +33,17 @@ _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _LARGEST_SECRET_FILE = 65_536
 _PREFIX = "AGENT_"
 _MOST_NAMED = 8
-_SHORTEST_WORD = 3
-"""A shorter word, such as IP, is part of too many others."""
+_SHORTEST_WORD = 3  # a shorter word, such as IP, is part of too many others
 
 
 class Loaded(Value):
     """Settings, the origin of each value, and warnings about variables."""
 
     settings: Settings
-    command: tuple[str, ...] | None
-    """The job given after `--`, as argv."""
-    origins: Mapping[str, str]
-    """By variable: `environment`, the file it was read from, or `default`."""
-    ignored: tuple[str, ...] = ()
-    """A sentence for each variable that is ignored."""
-    misspelled: tuple[str, ...] = ()
-    """A sentence for each variable whose name is probably misspelled, and one for unknown ones."""
+    command: tuple[str, ...] | None  # the job given after `--`, as argv
+    origins: Mapping[str, str]  # by variable: `environment`, the file it was read from, `default`
+    ignored: tuple[str, ...] = ()  # a sentence for each variable that is ignored
+    misspelled: tuple[str, ...] = ()  # one for each misspelled name, and one for unknown names
 
 
 def read_secret_file(path: str) -> str:
@@ -64,7 +60,7 @@ def load(
     """Return validated settings; raise one SettingsError with every problem."""
     problems: list[Problem] = []
     raw, origins = _collect(environ, read_file, problems)
-    unknown = _unknown_names(environ, problems)
+    misspelled = _unknown_names(environ, problems)
     ignored = []
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
         ignored.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
@@ -77,7 +73,6 @@ def load(
         for problem in contradictions(settings, argv)
         if not bad & set(problem.variable.split(" + "))
     ]
-    misspelled = (*unknown, *misspelled_names(environ))
     if problems:
         raise SettingsError(tuple(problems), misspelled)
     return Loaded(settings, argv, origins, tuple(ignored), misspelled)
@@ -130,48 +125,41 @@ def _collect(
 
 
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
-    """Add a problem for each misspelled AGENT_* name; return one sentence on all unknown ones."""
-    foreign = []
-    for name in sorted(n for n in environ if n.startswith(_PREFIX) and n not in KNOWN_NAMES):
-        meant = next((k for k in KNOWN_NAMES if nearly_equal(name, k)), None)
-        if meant is not None:
-            problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
-            continue
-        related = name_with_shared_words(name)
-        hint = f" (did you mean {related}?)" if related else ""
-        foreign.append(f"{escaped(name)}{hint}")
-    return (f"unknown and ignored: {first_names(foreign, _MOST_NAMED)}",) if foreign else ()
-
-
-def name_with_shared_words(name: str) -> str:
-    """Return the known name that shares most words with an unknown one, or ''."""
-    words = name.removeprefix(_PREFIX).split("_")
-
-    def share(known: str) -> float:
-        """Return how many of all words both names have; DATASET shares DATA."""
-        others = known.removeprefix(_PREFIX).split("_")
-        shared = sum(any(_same_word(word, other) for other in others) for word in words)
-        return shared / (len(words) + len(others) - shared)
-
-    best = max(VARIABLES, key=share)
-    return best if share(best) else ""
-
-
-def _same_word(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    return len(short) >= _SHORTEST_WORD and long.startswith(short)
-
-
-def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Find misspelled names without the prefix AGENT_, which other tools may use."""
+    """Add a problem for each misspelled AGENT_* name; return sentences on other unknown names."""
     ours = [name for name in KNOWN_NAMES if not name.startswith(_PREFIX)]
-    found = []
-    for name in sorted(n for n in environ if not n.startswith(_PREFIX) and n not in FOREIGN_NAMES):
-        upper = name.upper()
-        meant = next((k for k in ours if nearly_equal(upper, k)), None)
-        if meant is not None and not {name, meant} & ({*ours} & {*environ}):
-            found.append(f"{name} is no known variable (did you mean {meant}?)")
-    return tuple(found)
+    foreign, misspelled = [], []
+    for name in sorted(environ.keys() - {*KNOWN_NAMES, *FOREIGN_NAMES}):
+        is_prefixed = name.startswith(_PREFIX)
+        # other tools may use a name without the prefix, in any case
+        near = partial(nearly_equal, name if is_prefixed else name.upper())
+        meant = next(filter(near, KNOWN_NAMES if is_prefixed else ours), None)
+        if is_prefixed and meant is not None:
+            problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
+        elif is_prefixed:
+            related = _name_with_shared_words(name)
+            hint = f" (did you mean {related}?)" if related else ""
+            foreign.append(f"{escaped(name)}{hint}")
+        elif meant is not None and meant not in environ:
+            misspelled.append(f"{name} is no known variable (did you mean {meant}?)")
+    named = [f"unknown and ignored: {first_names(foreign, _MOST_NAMED)}"] if foreign else []
+    return (*named, *misspelled)
+
+
+def _name_with_shared_words(name: str) -> str:
+    """Return the known name that shares most words with an unknown one, or ''.
+
+    DATASET shares DATA.
+    """
+    words, best, most = name.removeprefix(_PREFIX).split("_"), "", 0.0
+    long = [word for word in words if len(word) >= _SHORTEST_WORD]
+    for known in VARIABLES:
+        theirs = known.removeprefix(_PREFIX).split("_")
+        others = [word for word in theirs if len(word) >= _SHORTEST_WORD]
+        shared = sum(any(a.startswith(b) or b.startswith(a) for b in others) for a in long)
+        share = shared / (len(words) + len(theirs) - shared)
+        if share > most:
+            best, most = known, share
+    return best
 
 
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
@@ -193,12 +181,11 @@ def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, s
     for name, about in VARIABLES.items():
         group = GROUPS.get(name, group)
         origin = loaded.origins.get(name, "default")
-        is_default = origin.startswith("default")
         value = "********" if name in SECRETS else environ.get(name, "")
         yield {
             "group": group,
             "name": name,
-            "value": "" if is_default else value,
+            "value": "" if origin.startswith("default") else value,
             "origin": origin,
             "meaning": about.meaning,
             "default": about.default_text,
@@ -210,8 +197,8 @@ def env_lines(rows: Iterable[Mapping[str, str]]) -> Iterator[Line]:
     group = ""
     for row in rows:
         if row["group"] != group:
-            yield Line(f"{row['group']}:", tone="title")
             group = row["group"]
+            yield Line(f"{group}:", tone="title")
         now = f"{row['name']}={row['value']}" if row["value"] else row["name"]
         tone: Tone = "" if row["origin"].startswith("default") else "good"
         yield Line(now, f"  [{row['origin']}]", tone)

@@ -14,11 +14,9 @@ T = TypeVar("T")
 class Variable(Value):
     """The declaration of one variable."""
 
-    read: Callable[[str], object]
-    """Converts the text; raises ValueError with what it expects."""
+    read: Callable[[str], object]  # converts the text; raises ValueError with what it expects
     meaning: str
-    default_text: str
-    """The default as the tables show it."""
+    default_text: str  # the default as the tables show it
 
 
 _VARIABLES: list[Variable] = []
@@ -217,11 +215,8 @@ SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TO
 SET_BY_PLATFORM = ("RUNPOD_API_KEY",)
 """Secrets that a platform sets on every pod: a file that the user names precedes them."""
 
-TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
-"""Ray's variable that turns token authentication on."""
-
-TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
-"""Ray's variable for a file that holds the token."""
+TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - Ray's variable that turns token authentication on
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - Ray's variable for a file with the token
 
 _WITHOUT_PREFIX = {
     *("ray_worker", "head_pod_id", "expected_workers", "debug_ray"),
@@ -249,14 +244,10 @@ GROUPS = {
 }
 """Headings for the table of variables, each with the first variable below it."""
 
-SECRET_FILE_VARIABLES = {
-    **{f"{name}_FILE": name for name in SECRETS},
-    TOKEN_PATH: "RAY_AUTH_TOKEN",
-}
+SECRET_FILE_VARIABLES = {f"{name}_FILE": name for name in SECRETS} | {TOKEN_PATH: "RAY_AUTH_TOKEN"}
 """Variables that name a file, and the secret that the file holds."""
 
-KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)
-"""Every name that is read."""
+KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
 
-FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_API_KEY_FILE", "WANDB_MODE")
+FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""

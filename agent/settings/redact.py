@@ -47,8 +47,7 @@ _KNOWN_SECRETS = {
 }
 """Names that hold a secret, though the pattern does not match."""
 
-_NO_SECRETS = {"GOOGLE_APPLICATION_CREDENTIALS"}
-"""Names that hold none, though the pattern matches."""
+_NO_SECRETS = {"GOOGLE_APPLICATION_CREDENTIALS"}  # names that hold none, though the pattern matches
 
 _SECRET = re.compile(
     r"""(?:^|_)(?:
@@ -73,8 +72,7 @@ _NAMES_NO_SECRET = re.compile(
 )
 _WEBHOOK = re.compile(r"(?:^|_)WEBHOOK(?:_URL)?$")  # its URL is the secret
 
-SHORTEST = 6
-"""Shorter values are not masked: they also occur in ordinary text."""
+SHORTEST = 6  # shorter values are not masked: they also occur in ordinary text
 _SHORTEST_LINE = 8
 _ORDINARY = {
     *("always", "default", "disabled", "enabled", "inherit", "localhost", "message", "never"),

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, ports_from_settings
-from agent.base.text import nearly_equal
-from agent.settings import ray_args
+from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import (
     BY_NAME,
     NO_JOB,
@@ -21,7 +20,7 @@ from agent.settings.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.settings.model import Settings
 
@@ -39,12 +38,11 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     return [
         *_check_job(settings, command),
         *_check_recipe(settings, command),
-        *_check_revision(settings),
         *_check_reward(settings, command),
         *_check_token(settings),
         *_check_ports(settings, command),
         *_check_workers(settings),
-        *ray_args.ray_args_problems(settings.ray_args),
+        *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
         *_check_on_done(settings),
     ]
@@ -72,26 +70,23 @@ def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> boo
 
 
 def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    if command is not None and not any(word.strip() for word in command):
-        yield Problem("--", "nothing after it", "the job's command, such as -- python train.py")
-    if command is not None and not all(_is_text(word) for word in command):
-        yield Problem("--", "a word that is not text", "words in UTF-8, without NUL bytes")
-    if command is not None and settings.job is not None:
-        yield Problem(
-            "AGENT_JOB", f"{settings.job!r} beside a command after --", "one of the two: unset it"
-        )
+    if command is not None:
+        if not any(word.strip() for word in command):
+            yield Problem("--", "nothing after it", "the job's command, such as -- python train.py")
+        if any("\0" in word or word.encode(errors="ignore").decode() != word for word in command):
+            yield Problem("--", "a word that is not text", "words in UTF-8, without NUL bytes")
+        if settings.job is not None:
+            got = f"{settings.job!r} beside a command after --"
+            yield Problem("AGENT_JOB", got, "one of the two: unset it")
     if settings.job_args and (command is not None or settings.job == NO_JOB):
-        yield Problem(
-            "AGENT_JOB_ARGS", "arguments without a recipe", "a recipe in AGENT_JOB, or unset"
-        )
+        expected = "a recipe in AGENT_JOB, or unset"
+        yield Problem("AGENT_JOB_ARGS", "arguments without a recipe", expected)
     if settings.job is not None and settings.job not in (*BY_NAME, NO_JOB):
         meant = next((name for name in BY_NAME if nearly_equal(settings.job, name)), "")
         hint = f"{meant} (did you mean that?), or one of " if meant else ""
+        own = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
         yield Problem(
-            "AGENT_JOB",
-            repr(settings.job),
-            f"{hint}{', '.join((*BY_NAME, NO_JOB))} (a command of your own goes after --: "
-            "pod-agent run -- CMD ARG…)",
+            "AGENT_JOB", repr(settings.job), f"{hint}{', '.join((*BY_NAME, NO_JOB))} {own}"
         )
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
         try:
@@ -103,19 +98,14 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
 _REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
 
 
-def _check_revision(settings: Settings) -> Iterator[Problem]:
+def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     revision = settings.model_revision
-    if revision is None:
-        return
-    if not _REVISION.fullmatch(revision):
+    if revision is not None and not _REVISION.fullmatch(revision):
         expected = "a branch, a tag or a commit of the model on the hub"
         yield Problem("AGENT_MODEL_REVISION", repr(revision), expected)
-    if settings.model is None or not is_hub_id(settings.model):
+    if revision is not None and (settings.model is None or not is_hub_id(settings.model)):
         got = f"{revision} of {settings.model or 'no model'}"
         yield Problem("AGENT_MODEL_REVISION", got, "a model on the hub in AGENT_MODEL, or unset")
-
-
-def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     known = known_job(settings, command)
     if known is None:
         return
@@ -134,70 +124,49 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
         yield Problem("AGENT_LAUNCHER", got, f"{known.launcher}, or unset")
 
 
-def _is_text(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in word
-
-
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    reward = settings.reward
+    reward, job, named_by = settings.reward, known_job(settings, command), reward_model(settings)
     if reward == "off" and needs_reward_url(settings, command):
-        job = known_job(settings, command)
         who = "a command with {reward_url}" if job is None else job.name
         model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""
         yield Problem("AGENT_REWARD", f"'off' beside {who}", f"builtin, a URL or a command{model}")
-    yield from _check_reward_model(settings, command)
-    yield from _check_reward_token(settings, command)
+    if job is not None and named_by and not job.loads_reward_model:
+        yield Problem(named_by, "a reward model", f"unset: {job.name} loads no reward model")
+    elif job is not None and named_by and reward not in {None, "off"}:
+        # OpenRLHF would silently use the server alone
+        expected = "one of them: AGENT_REWARD=off for the model, or no model for the server"
+        yield Problem(named_by, f"a reward model beside AGENT_REWARD={reward}", expected)
+    is_off = job is None or job.reward == "unused" or reward_choice(settings, command) == "off"
+    if settings.reward_token is not None and job is not None and not (job.sends_token or is_off):
+        # without the token no request would be scored
+        expected = f"unset: the reward client of {job.framework} sends no token"
+        yield Problem("AGENT_REWARD_TOKEN", f"a token beside {job.name}", expected)
     if reward is not None and is_url(reward):
         try:
             parts = urlsplit(reward)
-            fine = bool(parts.hostname) and parts.port != 0
+            is_fine = bool(parts.hostname) and parts.port != 0
         except ValueError:
-            fine = False
-        if not fine or any(c.isspace() for c in reward):
+            is_fine = False
+        if not is_fine or any(c.isspace() for c in reward):
             yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
 
 
-def _check_reward_model(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Refuse two sources of rewards: OpenRLHF would silently use the server alone."""
-    job, named_by = known_job(settings, command), reward_model(settings)
-    if job is None or not named_by:
-        return
-    if not job.loads_reward_model:
-        expected = f"unset: {job.name} loads no reward model"
-        yield Problem(named_by, "a reward model", expected)
-    elif settings.reward not in {None, "off"}:
-        got = f"a reward model beside AGENT_REWARD={settings.reward}"
-        expected = "one of them: AGENT_REWARD=off for the model, or no model for the server"
-        yield Problem(named_by, got, expected)
-
-
 def _check_token(settings: Settings) -> Iterator[Problem]:
-    tokens = {
-        "RAY_AUTH_TOKEN": settings.ray_auth_token,
-        "AGENT_REWARD_TOKEN": settings.reward_token,
-    }
-    for name, secret in tokens.items():
+    tokens = (
+        ("RAY_AUTH_TOKEN", settings.ray_auth_token),
+        ("AGENT_REWARD_TOKEN", settings.reward_token),
+    )
+    for name, secret in tokens:
         token = "" if secret is None else secret.reveal()
         if not token.isascii() or not token.isprintable() or " " in token:
-            yield Problem(
-                name,
-                "a secret that cannot travel in an HTTP header",
-                "printable ASCII without spaces, for example from `openssl rand -hex 32`",
-            )
+            expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
+            yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
 
 
-def _check_reward_token(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Refuse a token that the job's reward client does not send: no request would be scored."""
-    job = known_job(settings, command)
-    if settings.reward_token is None or job is None or job.reward == "unused" or job.sends_token:
-        return
-    if reward_choice(settings, command) != "off":
-        expected = f"unset: the reward client of {job.framework} sends no token"
-        yield Problem("AGENT_REWARD_TOKEN", f"a token beside {job.name}", expected)
+def may_listen_on(address: str, settings: Settings) -> bool:
+    """Return whether the agent's port may be open on an address: public only with a token."""
+    is_allowed = settings.ray_auth_token is not None or settings.allow_insecure
+    return is_allowed or not is_public(address)
 
 
 def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:
@@ -227,29 +196,18 @@ def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterato
 
 
 def _check_workers(settings: Settings) -> Iterator[Problem]:
-    if settings.partial == "proceed" and settings.min_workers is None:
+    expected, least, head = settings.expected_workers, settings.min_workers, settings.head or ""
+    if settings.partial == "proceed" and least is None:
         yield Problem("AGENT_MIN_WORKERS", "nothing", "a number, as AGENT_PARTIAL=proceed is set")
-    if settings.partial == "fail" and settings.min_workers is not None:
-        yield Problem(
-            "AGENT_MIN_WORKERS",
-            str(settings.min_workers),
-            "AGENT_PARTIAL=proceed beside it, or neither",
-        )
-    head = settings.head or ""
-    loops = head.startswith("127.") or head in {"localhost", "::1"}
-    if loops and settings.expected_workers != 0:
-        yield Problem(
-            "AGENT_HEAD",
-            f"{head}, which on every node is that node itself",
-            "the address of the head that other nodes can reach",
-        )
-    expected, least = settings.expected_workers, settings.min_workers
+    if settings.partial == "fail" and least is not None:
+        beside = "AGENT_PARTIAL=proceed beside it, or neither"
+        yield Problem("AGENT_MIN_WORKERS", str(least), beside)
+    if expected != 0 and (head.startswith("127.") or head in {"localhost", "::1"}):
+        got = f"{head}, which on every node is that node itself"
+        yield Problem("AGENT_HEAD", got, "the address of the head that other nodes can reach")
     if expected is not None and least is not None and least > expected:
-        yield Problem(
-            "AGENT_MIN_WORKERS + EXPECTED_WORKERS",
-            f"{least} of {expected}",
-            "a minimum no larger than EXPECTED_WORKERS",
-        )
+        limit = "a minimum no larger than EXPECTED_WORKERS"
+        yield Problem("AGENT_MIN_WORKERS + EXPECTED_WORKERS", f"{least} of {expected}", limit)
 
 
 def _check_launcher(settings: Settings) -> Iterator[Problem]:
@@ -275,3 +233,82 @@ def _check_on_done(settings: Settings) -> Iterator[Problem]:
     if settings.on_done in POD_ACTIONS and settings.runpod_api_key is None:
         expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
         yield Problem("RUNPOD_API_KEY", "nothing", expected)
+
+
+TEMP_DIR = "--temp-dir"
+"""Not passed on as given: the plan puts Ray's sessions into its own folder below it."""
+_ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which choose the head"
+_PORT = "AGENT_PORT, which Ray's inner ports follow"
+_ARGV = "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray"
+_ALWAYS = "nothing: the agent always sets it"
+SET_BY_AGENT: Mapping[str, str] = {
+    "--head": _ROLE,
+    "--address": _ROLE,
+    "--node-ip-address": "AGENT_NODE_IP",
+    "--port": "AGENT_RAY_PORT",
+    "--gcs-server-port": "AGENT_RAY_PORT",
+    "--include-dashboard": "nothing: jobs are submitted through the dashboard",
+    "--dashboard-host": "AGENT_DASHBOARD_HOST",
+    "--dashboard-port": "AGENT_DASHBOARD_PORT",
+    **dict.fromkeys(
+        (
+            *("--ray-client-server-port", "--node-manager-port", "--object-manager-port"),
+            *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port"),
+            *("--dashboard-grpc-port", "--runtime-env-agent-port", "--metrics-export-port"),
+            *("--min-worker-port", "--max-worker-port", "--worker-port-list"),
+        ),
+        _PORT,
+    ),
+    "--num-cpus": "AGENT_NUM_CPUS",
+    "--num-gpus": "AGENT_NUM_GPUS",
+    "--resources": "AGENT_RESOURCES",
+    "--ray-debugger-external": "DEBUG_RAY=1",
+    "--redis-password": _ARGV,
+    "--redis-username": _ARGV,
+    "--autoscaling-config": "nothing: EXPECTED_WORKERS sets the number of nodes",
+    "--block": _ALWAYS,
+    "--disable-usage-stats": _ALWAYS,
+    "--help": "nothing: run `ray start --help` yourself",
+}
+"""Flags that the agent sets or that would break the run, with what to use instead."""
+
+_HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
+"""Ray refuses these on a worker. All pods share one environment, so workers drop them."""
+
+
+def flags_of(words: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    """Parse `--a=b`, `--a b` and `--a`; a word that follows no flag gets an empty name."""
+    found: list[tuple[str, str | None]] = []
+    for word in words:
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            found.append((name, value if equals else None))
+        elif found and found[-1][0] and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
+        else:
+            found.append(("", word))
+    return found
+
+
+def flags_for_node(words: tuple[str, ...], *, is_head: bool) -> list[str]:
+    """Return the flags that this node passes to `ray start`."""
+    left_out = {TEMP_DIR} if is_head else {TEMP_DIR, *_HEAD_ONLY}
+    return [
+        name if value is None else f"{name}={value}"
+        for name, value in flags_of(words)
+        if name not in left_out
+    ]
+
+
+def _check_ray_args(words: tuple[str, ...]) -> Iterator[Problem]:
+    """Find flags that the agent sets, and words that are no flags."""
+    variable = "AGENT_RAY_ARGS"
+    for name, value in flags_of(words):
+        if not name:
+            expected = "flags of `ray start`, as --object-store-memory=N or --object-store-memory N"
+            yield Problem(variable, f"{value!r} without a flag before it", expected)
+        elif name in SET_BY_AGENT:
+            yield Problem(variable, name, SET_BY_AGENT[name])
+        elif name == TEMP_DIR and not (value or "").startswith("/"):
+            given = f"{TEMP_DIR}={value}" if value else f"{TEMP_DIR} without a folder"
+            yield Problem(variable, given, "an absolute path, such as --temp-dir=/mnt/nvme")

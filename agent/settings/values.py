@@ -160,8 +160,7 @@ def whole(low: int, high: int, what: str = "a whole number") -> Callable[[str], 
     return read
 
 
-port = whole(1024, 65_535, "a port")
-"""Reads a port that needs no privileges."""
+port = whole(1024, 65_535, "a port")  # reads a port that needs no privileges
 
 
 def host(text: str) -> str:

@@ -14,8 +14,8 @@ from agent.plan.environment import (
     for_node,
     for_prepare,
     for_service,
-    object_store,
 )
+from agent.plan.ray_start import object_store
 from agent.settings.redact import MASK
 from unit.worlds import MACHINE, POD, SECRET, settings_of
 

@@ -18,7 +18,7 @@ from agent.control.reports import Expected, Reports
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
-from agent.plan.listeners import may_listen_on
+from agent.settings.rules import may_listen_on
 from unit.free_ports import free_port
 from unit.worlds import SECRET, plan_of, settings_of
 

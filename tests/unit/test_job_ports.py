@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from agent.base.errors import SettingsError
 from agent.base.ports import DEFAULTS, Ports, port_map, ports_for_job
-from agent.plan.make import temp_dir
+from agent.plan.make import port_clashes, temp_dir
 from agent.settings import load
 from agent.topology import platforms
 from agent.topology.resolve import port_base
@@ -75,11 +74,11 @@ def test_what_is_set_by_hand_wins() -> None:
 
 def test_a_port_by_hand_that_meets_the_jobs_own_is_refused() -> None:
     """A conflict with a shifted port is reported as any other."""
-    environ, facts = read("slurm-head")
+    environ, _ = read("slurm-head")
     taken = ports_of(4711).agent
-    with pytest.raises(SettingsError) as caught:
-        plan_of({**environ, "AGENT_RAY_PORT": str(taken)}, facts)
-    assert f"gcs and agent on {taken}" in caught.value.problems[0].sentence()
+    settings = load({**environ, "AGENT_RAY_PORT": str(taken)}).settings
+    (problem,) = port_clashes(settings, None, ports_for_job(4711), None)
+    assert f"gcs and agent on {taken}" in problem.sentence()
 
 
 @pytest.mark.parametrize("platform", ["slurm", "skypilot"])

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from agent.base.errors import SettingsError
 from agent.base.ports import port_map
 from agent.boot import plan_input
-from agent.plan.listeners import port_clashes
+from agent.plan.make import port_clashes
 from agent.topology.resolve import detect_platform
 from unit.captured import changed, plan_of, read
 from unit.free_ports import conflicts_in
@@ -89,15 +89,17 @@ def test_under_slurm_the_default_ports_are_free(name: str) -> None:
     environ, facts = read("slurm-head")
     plan = plan_of({**environ, name: "6379"}, facts)
     assert 6379 in (plan.settings.reward_port, plan.settings.dashboard_port)
+    assert port_clashes(plan.settings, None, plan.topology.platform.ports, None) == ()
 
 
 def test_beside_a_ray_elsewhere_its_ports_are_free() -> None:
     """In a RayJob's submitter only agent and reward server listen: those two must differ."""
     environ, facts = read("kuberay-submitter-head")
     given = detect_platform(environ, settings_of(environ)).given_ray
-    plan_of({**environ, "AGENT_REWARD_PORT": "6379"}, facts)
-    met = {**environ, "AGENT_REWARD_PORT": "8266"}
     base = plan_of(environ, facts).topology.platform.ports
+    free = {**environ, "AGENT_REWARD_PORT": "6379"}
+    assert port_clashes(settings_of(free), None, base, given) == ()
+    met = {**environ, "AGENT_REWARD_PORT": "8266"}
     (problem,) = port_clashes(settings_of(met), None, base, given)
     assert problem.got == "agent and reward server on 8266"
 
