@@ -17,7 +17,7 @@ from agent.bridge.ray_calls import Gcs, Jobs, dead_actors, import_ray, is_final,
 from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class Bridge:
@@ -42,30 +42,31 @@ class Bridge:
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
         self._start(self._watch_nodes)
+        work = {
+            "submit": self._run_job,
+            "follow": self._run_job,
+            "stop": self._stop_job,
+            "tasks": self._send_last_finished,
+            "actors": self._send_dead_actors,
+        }
         for line in sys.stdin:
             command = json.loads(line)
-            if command["do"] in {"submit", "follow"}:
-                self._start(self._run_job, command)
-            elif command["do"] == "stop":
-                self._start(self._stop_job, command)
-            elif command["do"] == "tasks":
-                self._start(self._send_last_finished)
-            elif command["do"] == "actors":
-                self._start(self._send_dead_actors, command["ids"])
+            self._start(work[command["do"]], command)
         self._stop.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=self._run_thread, args=(work, *arguments), daemon=True)
+        """Start a thread; a failure in it is sent and exits the bridge, which is restarted."""
+
+        def run() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:  # noqa: BLE001 - sent, then fatal
+                self._send(event="silent", evidence=f"the bridge failed: {_first_line(error)}")
+                os._exit(1)
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         return thread
-
-    def _run_thread(self, work: Callable[..., None], *arguments: object) -> None:
-        """Run a thread's work; a failure is sent and exits the bridge, which is restarted."""
-        try:
-            work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - sent, then fatal
-            self._send(event="silent", evidence=f"the bridge failed: {_first_line(error)}")
-            os._exit(1)
 
     def _send(self, **event: object) -> None:
         with self._write:
@@ -89,8 +90,10 @@ class Bridge:
     def _watch_nodes(self) -> None:
         with suppress(ImportError):  # the first call that needs Ray reports it
             import_ray()  # while Ray still starts
+        host, _, port = self._gcs.rpartition(":")
         for _ in repeat(self._stop, 0.05):
-            if _is_open(self._gcs):
+            with suppress(OSError):
+                socket.create_connection((host.strip("[]"), int(port)), 0.5).close()
                 break
         gcs = Gcs(self._gcs)
         known: list[dict[str, object]] | None = None
@@ -128,10 +131,8 @@ class Bridge:
         self._submitted.add(job_id)
         self._send(event="submitted", id=job_id)
         if job_id in self._cancelled:  # requested during the submission
-            self._start(self._stop_submitted, job_id)
-        copying = None
-        if command.get("mirror"):
-            copying = self._start(self._copy_output, command)
+            self._start(self._stop_job, command)
+        copying = self._start(self._copy_output, command) if command.get("mirror") else None
         if not follows:
             self._watch_in_gcs(job_id)
         self._follow(job_id, copying)
@@ -149,27 +150,25 @@ class Bridge:
                 if not follows and job_id not in self._cancelled:
                     self._jobs.submit_once(command)
                 elif not self._jobs.has_job(job_id):
-                    self._send_unknown(job_id, follows=follows)
+                    if job_id in self._cancelled:  # a stop of it is then complete
+                        self._send(event="stop-taken", id=job_id)
+                    if follows:
+                        self._send(event="never-submitted", id=job_id)
+                    else:
+                        why, how = "stopped before Ray took it", {"final": False, "cancelled": True}
+                        self._send(event="submit-failed", id=job_id, evidence=why, **how)
                     return False
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                why = _first_line(error)
                 if follows:  # the job may run though the dashboard does not answer
-                    self._send(event="silent", evidence=_first_line(error))
+                    self._send(event="silent", evidence=why)
                     continue
-                final = is_final(error)
-                self._send_submit_failed(job_id, _first_line(error), final=final)
-                if final:
+                how = {"final": is_final(error), "cancelled": False}
+                self._send(event="submit-failed", id=job_id, evidence=why, **how)
+                if how["final"]:
                     return False
         return not self._stop.is_set()
-
-    def _send_unknown(self, job_id: str, *, follows: bool) -> None:
-        """Send that Ray has no such job; a stop of it is then complete."""
-        if job_id in self._cancelled:
-            self._send(event="stop-taken", id=job_id)
-        if follows:
-            self._send(event="never-submitted", id=job_id)
-        else:
-            self._send_submit_failed(job_id, "stopped before Ray took it", cancelled=True)
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Copy the driver's log to a file until the job's end; if that fails the job goes on."""
@@ -222,41 +221,36 @@ class Bridge:
 
         self._until_done(times.GCS_POLL, send_state)
 
-    def _send_last_finished(self) -> None:
+    def _send_last_finished(self, _command: Mapping[str, Any]) -> None:
         """Send when a task finished last; None where the dashboard does not answer."""
+        finished = None
         try:
-            self._send(event="tasks", finished=last_finished(self._dashboard))
+            finished = last_finished(self._dashboard)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
             print(f"no word of finished tasks: {_first_line(error)}", file=sys.stderr)
-            self._send(event="tasks", finished=None)
+        self._send(event="tasks", finished=finished)
 
-    def _send_dead_actors(self, ids: Sequence[str]) -> None:
+    def _send_dead_actors(self, command: Mapping[str, Any]) -> None:
         """Send why actors died, as far as Ray answers."""
+        actors: list[dict[str, str]] = []
         try:
-            self._send(event="actors", actors=dead_actors(self._gcs, self._dashboard, ids))
+            actors = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
             print(f"no word of dead actors: {_first_line(error)}", file=sys.stderr)
-            self._send(event="actors", actors=[])
-
-    def _send_submit_failed(
-        self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False
-    ) -> None:
-        self._send(event="submit-failed", id=job_id, evidence=why, final=final, cancelled=cancelled)
+        self._send(event="actors", actors=actors)
 
     def _stop_job(self, command: Mapping[str, Any]) -> None:
         """Stop a job; one that is not submitted yet is stopped by the submitting thread."""
         job_id = str(command["id"])
         self._cancelled.add(job_id)
-        if job_id in self._submitted:
-            self._stop_submitted(job_id)
 
-    def _stop_submitted(self, job_id: str) -> None:
         def stop() -> bool:
             (self._jobs or Jobs(self._dashboard)).stop(job_id)
             self._send(event="stop-taken", id=job_id)
             return True
 
-        self._until_done(0.2, stop)
+        if job_id in self._submitted:
+            self._until_done(0.2, stop)
 
 
 class ResumableCopy:
@@ -285,15 +279,6 @@ def repeat(stop: threading.Event, step: float) -> Iterator[None]:
     while not stop.is_set():
         yield
         stop.wait(step)
-
-
-def _is_open(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), 0.5).close()
-    except OSError:
-        return False
-    return True
 
 
 def _first_line(error: BaseException) -> str:

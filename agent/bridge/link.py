@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from msgspec import convert
@@ -43,11 +43,8 @@ class RayLink:
         emit: Callable[[h.HeadEvent], None],
         on_child: Callable[[Child], None] = lambda _child: None,
     ) -> None:
-        self._on_child = on_child
-        self._argv = argv
-        self._env = env
-        self._log = log
-        self._emit = emit
+        self._argv, self._env, self._log = argv, env, log
+        self._emit, self._on_child = emit, on_child
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
@@ -55,10 +52,9 @@ class RayLink:
         """By job id: set once Ray has accepted the stop."""
         self._uploads: dict[str, tuple[str, float]] = {}
         """By job id: the upload under way for the log, and when it began."""
-        self._last_finished: float | None = None
-        self._dead_actors: list[dict[str, str]] = []
-        self._actors_received = anyio.Event()
-        self._tasks_received = anyio.Event()
+        self._answers: dict[str, dict[str, Any]] = {}
+        """The last answer of the bridge to each kind of question."""
+        self._answered = anyio.Event()
 
     async def run(self) -> None:
         """Keep a bridge running until cancelled; a new one is sent all commands again."""
@@ -117,19 +113,12 @@ class RayLink:
             say(f"uploading {upload}")
             self._uploads[job_id] = upload, time.monotonic()
         self.forget(job_id)  # an earlier `follow` may not have found it
-        await self._add_command(
-            do="submit",
-            id=job_id,
-            entrypoint=entrypoint,
-            runtime_env=runtime_env,
-            mirror=None if mirror is None else str(mirror),
-        )
+        job = {"entrypoint": entrypoint, "runtime_env": runtime_env}
+        await self._add_command(do="submit", id=job_id, mirror=mirror and str(mirror), **job)
 
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
         """Follow a submitted job; write its output to `mirror` if given."""
-        await self._add_command(
-            do="follow", id=job_id, mirror=None if mirror is None else str(mirror)
-        )
+        await self._add_command(do="follow", id=job_id, mirror=mirror and str(mirror))
 
     async def stop_job(self, job_id: str) -> None:
         """Stop a job; return when Ray has accepted the stop."""
@@ -145,19 +134,23 @@ class RayLink:
 
     async def last_finished(self, limit: float) -> float | None:
         """Return when a task finished last, in seconds since 1970; None if unknown."""
-        self._last_finished, self._tasks_received = None, anyio.Event()
-        await self._send({"do": "tasks"})
-        with anyio.move_on_after(limit):
-            await self._tasks_received.wait()
-        return self._last_finished
+        answer = await self._ask(limit, do="tasks")
+        return answer.get("finished")
 
     async def dead_actors(self, ids: Sequence[str], limit: float) -> list[dict[str, str]]:
         """Return why Ray believes that actors died, with the ends of their logs: id, ip, text."""
-        self._dead_actors, self._actors_received = [], anyio.Event()
-        await self._send({"do": "actors", "ids": [*ids]})
+        answer = await self._ask(limit, do="actors", ids=[*ids])
+        return list(answer.get("actors", ()))
+
+    async def _ask(self, limit: float, **question: object) -> dict[str, Any]:
+        """Return the bridge's answer; {} if it takes longer than `limit`."""
+        kind = str(question["do"])
+        self._answers.pop(kind, None)
+        await self._send(question)
         with anyio.move_on_after(limit):
-            await self._actors_received.wait()
-        return self._dead_actors
+            while kind not in self._answers:
+                await self._answered.wait()
+        return self._answers.get(kind, {})
 
     def forget(self, job_id: str) -> None:
         """Drop the commands of a job that is over."""
@@ -182,12 +175,10 @@ class RayLink:
             data = json.loads(line)
             if data["event"] == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
-            elif data["event"] == "actors":
-                self._dead_actors = data["actors"]
-                self._actors_received.set()
-            elif data["event"] == "tasks":
-                self._last_finished = data["finished"]
-                self._tasks_received.set()
+            elif data["event"] in {"actors", "tasks"}:
+                self._answers[data["event"]] = data
+                self._answered.set()
+                self._answered = anyio.Event()
             else:
                 if data["event"] == "submitted" and data["id"] in self._uploads:
                     upload, began = self._uploads.pop(data["id"])

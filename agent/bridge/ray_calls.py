@@ -59,14 +59,7 @@ class Gcs:
         found = self._call("internal_kv_get", f"_ray_internal_job_info_{job_id}".encode(), b"job")
         if not found:
             return None
-        info = json.loads(found)
-        return {
-            "status": str(info["status"]),
-            "message": _shorten(info.get("message") or ""),
-            "driver_exit_code": info.get("driver_exit_code"),
-            "error_type": str(info.get("error_type") or ""),
-            "ended": str(info["status"]) in _TERMINAL,
-        }
+        return _report(json.loads(found))
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
         client = self._client or import_ray()[0](address=self._address)
@@ -110,13 +103,7 @@ class Jobs:
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
         info = self._client.get_job_info(job_id)
-        return {
-            "status": str(info.status.value),
-            "message": _shorten(info.message or ""),
-            "driver_exit_code": info.driver_exit_code,
-            "error_type": str(info.error_type or ""),
-            "ended": info.status.is_terminal(),
-        }
+        return _report({**vars(info), "status": info.status.value})
 
     def follow_output(self, job_id: str, take: Callable[[str], None]) -> None:
         """Pass the driver's output to `take`, from its beginning until the job is over."""
@@ -132,13 +119,18 @@ class Jobs:
         self._client.stop_job(job_id)
 
 
-def _shorten(message: str) -> str:
-    """Keep a message's start and its end, which has the error of a failed job."""
-    return (
-        message
-        if len(message) <= _MAX_MESSAGE
-        else f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"
-    )
+def _report(job: Mapping[str, Any]) -> dict[str, object]:
+    """Return a job's state, of a long message the start and the end, which has the error."""
+    status, message = str(job["status"]), str(job.get("message") or "")
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"
+    return {
+        "status": status,
+        "message": message,
+        "driver_exit_code": job.get("driver_exit_code"),
+        "error_type": str(job.get("error_type") or ""),
+        "ended": status in _TERMINAL,
+    }
 
 
 def last_finished(dashboard: str) -> float | None:

@@ -38,17 +38,22 @@ _BEGAN = time.monotonic()
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     made = argparse.ArgumentParser(prog="all_reduce", description=__doc__, allow_abbrev=False)
-    made.add_argument("--address", required=True, help="address of the store")
-    made.add_argument("--port", type=int, required=True)
-    made.add_argument("--node", type=int, required=True, help="index of this node, from 0")
-    made.add_argument(
-        "--gpus", required=True, help="GPUs of each node, such as 8,8,4; 0,0: use CPUs"
-    )
-    made.add_argument("--within", type=float, required=True, help="seconds in total")
-    made.add_argument("--out", required=True, help="JSON file for the result")
-    made.add_argument("--host", action="store_true", help="serve the store")
-    made.add_argument("--local-rank", type=int, help=argparse.SUPPRESS)
+    add = made.add_argument
+    add("--address", required=True, help="address of the store")
+    add("--port", type=int, required=True)
+    add("--node", type=int, required=True, help="index of this node, from 0")
+    gpus = "GPUs of each node, such as 8,8,4; 0,0: use CPUs"
+    add("--gpus", type=numbers_in, required=True, help=gpus)
+    add("--within", type=float, required=True, help="seconds in total")
+    add("--out", required=True, help="JSON file for the result")
+    add("--host", action="store_true", help="serve the store")
+    add("--local-rank", type=int, help=argparse.SUPPRESS)
     return made.parse_args(argv)
+
+
+def numbers_in(text: str) -> list[int]:
+    """Parse a list of numbers: 8,8,4."""
+    return [int(word) for word in text.split(",")]
 
 
 def processes(gpus: Sequence[int]) -> list[int]:
@@ -65,9 +70,8 @@ class Rank:
     def __init__(self, options: argparse.Namespace) -> None:
         self._torch: Any = importlib.import_module("torch")
         self._dist: Any = importlib.import_module("torch.distributed")
-        gpus = numbers_in(options.gpus)
-        counts = processes(gpus)
-        self._by_gpu, self._local = any(gpus), options.local_rank
+        counts = processes(options.gpus)
+        self._by_gpu, self._local = any(options.gpus), options.local_rank
         self._rank = sum(counts[: options.node]) + self._local
         self._world = sum(counts)
         self._limit = timedelta(seconds=options.within)
@@ -82,7 +86,7 @@ class Rank:
     def end(self, failure: str = "") -> None:
         """Write that this rank has ended; the last one, or a failed one, ends all."""
         if failure:
-            self.store.set(f"failed/{self._rank}", failure[:_LONGEST_ERROR])
+            self.store.set(f"failed/{self._rank}", failure)
         if self.store.add(_ENDED, 1) == self._world or failure:
             self.store.set(_OVER, "1")
 
@@ -90,10 +94,8 @@ class Rank:
         """Connect all ranks, then run and time the all-reduce."""
         torch, dist = self._torch, self._dist
         self.report("connecting to the other ranks")
-        device = "cpu"
         if self._by_gpu:
             torch.cuda.set_device(self._local)
-            device = f"cuda:{self._local}"
         dist.init_process_group(
             "nccl" if self._by_gpu else "gloo",
             store=dist.PrefixStore("group", self.store),
@@ -102,6 +104,7 @@ class Rank:
             timeout=self._limit,
         )
         size = _GPU_BYTES if self._by_gpu else _CPU_BYTES
+        device = f"cuda:{self._local}" if self._by_gpu else "cpu"
         numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
         self.report("the first all-reduce")
         dist.all_reduce(numbers)  # which connects
@@ -124,25 +127,13 @@ class Rank:
             self._torch.cuda.synchronize()
 
 
-def as_rank(options: argparse.Namespace) -> int:
-    """Run one rank."""
-    rank = Rank(options)
-    try:
-        rank.run()
-    except Exception as error:
-        rank.end(" ".join(f"{type(error).__name__}: {error}".split()))
-        raise
-    rank.end()
-    return 0
-
-
 # --- a node ---------------------------------------------------------------------------------------
 
 
 def start_ranks(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
     """Start the ranks of this node."""
     argv = [sys.executable, str(Path(__file__).absolute()), *sys.argv[1:]]
-    count = processes(numbers_in(options.gpus))[options.node]
+    count = processes(options.gpus)[options.node]
     return [subprocess.Popen([*argv, "--local-rank", str(local)]) for local in range(count)]
 
 
@@ -177,7 +168,7 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     store = serve_store(dist, options.address, options.port, limit)
     ranks = start_ranks(options)
     in_time = ended_in_time(ranks, options.within, lambda: bool(_read(store, _OVER)))
-    world = range(sum(processes(numbers_in(options.gpus))))
+    world = range(sum(processes(options.gpus)))
     result: dict[str, object] = {
         "in_time": in_time,
         "at": [] if in_time else [_read(store, f"at/{rank}") for rank in world],
@@ -196,7 +187,7 @@ def serve_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  #
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     handle = socket.create_server((address, port), family=family).detach()
     more: dict[str, object] = {"is_master": True, "timeout": limit, "wait_for_workers": False}
-    more["master_listen_fd"] = handle
+    more |= {"master_listen_fd": handle}
     try:
         return dist.TCPStore(address, port, None, **more)
     except NotImplementedError:
@@ -215,20 +206,27 @@ def as_node(options: argparse.Namespace) -> dict[str, object]:
     return {"in_time": in_time, "codes": codes_of(ranks, _EXIT_SECONDS if in_time else 0.0)}
 
 
-def numbers_in(text: str) -> list[int]:
-    """Parse a list of numbers: 8,8,4."""
-    return [int(word) for word in text.split(",")]
+def sentence(error: Exception) -> str:
+    """Return an error on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
 
 
 def main(argv: Sequence[str]) -> int:
     """Run this node's part and write the result file."""
     options = parsed(argv)
     if options.local_rank is not None:
-        return as_rank(options)
+        rank = Rank(options)
+        try:
+            rank.run()
+        except Exception as error:
+            rank.end(sentence(error))
+            raise
+        rank.end()
+        return 0
     try:
         result = as_host(options) if options.host else as_node(options)
     except Exception as error:  # noqa: BLE001 - reported in the result file
-        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
+        result = {"error": sentence(error)}
     part = Path(f"{options.out}.part")
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(options.out)

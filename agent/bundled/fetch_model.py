@@ -32,21 +32,16 @@ _BUGS = (TypeError, ValueError, AttributeError, LookupError)
 def fetch(model: str, revision: str | None) -> str:
     """Download a model into the cache; return its folder, whose name is the commit."""
     hub = importlib.import_module("huggingface_hub")
-    if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
-        # The list of files is unknown offline, so missing .bin files are no error.
-        unread = [*_FOR_OTHERS, *_OTHER_WEIGHTS]
-        return str(
-            hub.snapshot_download(
-                model, revision=revision, local_files_only=True, ignore_patterns=unread
-            )
-        )
-    siblings = hub.HfApi().model_info(model, revision=revision).siblings or []
-    names = [file.rfilename for file in siblings]
-    is_safe = any(name.endswith(".safetensors") for name in names)
-    if not is_safe:
-        print(f"{model} has no safetensors: its weights run code when they are loaded", flush=True)
-    unread = [*_FOR_OTHERS, *(_OTHER_WEIGHTS if is_safe else ())]
-    return str(hub.snapshot_download(model, revision=revision, ignore_patterns=unread))
+    unread = [*_FOR_OTHERS, *_OTHER_WEIGHTS]
+    is_offline = importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE
+    options = {"local_files_only": True} if is_offline else {}
+    if not is_offline:  # offline the list of files is unknown: missing .bin files are no error
+        siblings = hub.HfApi().model_info(model, revision=revision).siblings or []
+        if not any(file.rfilename.endswith(".safetensors") for file in siblings):
+            note = "has no safetensors: its weights run code when they are loaded"
+            print(f"{model} {note}", flush=True)
+            unread = [*_FOR_OTHERS]
+    return str(hub.snapshot_download(model, revision=revision, ignore_patterns=unread, **options))
 
 
 def explain(error: Exception) -> tuple[str, bool]:
@@ -56,10 +51,10 @@ def explain(error: Exception) -> tuple[str, bool]:
     constants = importlib.import_module("huggingface_hub.constants")
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    lacks = "no such model, or HF_TOKEN is unset or lacks access"
     answers = {
         "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
-        "RepositoryNotFoundError": f"{where} has no such model, or HF_TOKEN is unset or lacks "
-        "access",
+        "RepositoryNotFoundError": f"{where} has {lacks}",
         "RevisionNotFoundError": f"{where} has no such revision of it: check AGENT_MODEL_REVISION",
     }
     for kind, answer in answers.items():

@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +55,6 @@ class NoVerdictError(Exception):
 
 class _ProcessLostError(Exception):
     """The process exited."""
-
-
-class _CpuLimitError(Exception):
-    """The pair used up its CPU time."""
 
 
 class _UnusableError(Exception):
@@ -129,17 +124,17 @@ class MathVerifyPool:
 
     def _task(self, pair: Pair) -> asyncio.Task[Verdict]:
         """Return the task of a pair, which all requests with this pair share."""
-        task = self._verdicts.get(pair)
-        if task is None:
+
+        def forget_failure(task: asyncio.Task[Verdict]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._verdicts.pop(pair, None)
+
+        if pair not in self._verdicts:
             if len(self._verdicts) >= _MOST_REMEMBERED:
                 del self._verdicts[next(iter(self._verdicts))]
-            task = self._verdicts[pair] = asyncio.create_task(self._verdict(pair))
-            task.add_done_callback(partial(self._forget_failure, pair))
-        return task
-
-    def _forget_failure(self, pair: Pair, task: asyncio.Task[Verdict]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._verdicts.pop(pair, None)
+            self._verdicts[pair] = asyncio.create_task(self._verdict(pair))
+            self._verdicts[pair].add_done_callback(forget_failure)
+        return self._verdicts[pair]
 
     async def _verdict(self, pair: Pair) -> Verdict:
         process = await self._idle.get()
@@ -149,12 +144,9 @@ class MathVerifyPool:
             if not self._usable:
                 return Verdict.UNEQUAL
             try:
-                return await process.verdict(pair)
+                verdict = await process.verdict(pair)
             except _ProcessLostError:  # it may have been killed for reasons outside the pair
-                return await process.verdict(pair)
-        except _CpuLimitError as error:
-            self._log_once(f"{error}: such a pair scores 0 and is marked as undecided")
-            return Verdict.UNDECIDED
+                verdict = await process.verdict(pair)
         except _UnusableError as error:
             self._usable = False
             self._log_once(f"math-verify cannot be used, expressions are compared as text: {error}")
@@ -162,6 +154,11 @@ class MathVerifyPool:
         except _ProcessLostError as error:
             self._log_once(f"math-verify returned no verdict, clients retry: {error}")
             raise NoVerdictError(f"math-verify's process is lost: {error}") from None
+        else:
+            if verdict is Verdict.UNDECIDED:
+                used = f"math-verify used {_CPU_SECONDS:g} s of CPU on one pair"
+                self._log_once(f"{used}: such a pair scores 0 and is marked as undecided")
+            return verdict
         finally:
             self._idle.put_nowait(process)
 
@@ -182,13 +179,12 @@ class _MathVerifyProcess:
     async def verdict(self, pair: Pair) -> Verdict:
         """Request one verdict; an interruption ends the process too."""
         try:
-            reply = await self._exchange(pair)
+            return await self._exchange(pair)
         except BaseException as problem:
             await self.close()  # a late reply would be taken for the next pair's
             if isinstance(problem, (OSError, ValueError)):
                 raise _ProcessLostError(str(problem)) from None
             raise
-        return Verdict.EQUAL if reply.get("equal") is True else Verdict.UNEQUAL
 
     async def close(self) -> None:
         """End the process and wait for its exit."""
@@ -198,18 +194,19 @@ class _MathVerifyProcess:
                 child.kill()
             await child.wait()
 
-    async def _exchange(self, pair: Pair) -> dict[str, object]:
+    async def _exchange(self, pair: Pair) -> Verdict:
         child = self._child or await self._start()
         assert child.stdin is not None  # noqa: S101 - a pipe
         child.stdin.write(json.dumps(pair).encode() + b"\n")
         await child.stdin.drain()
         reply = await _read_reply(child, _REPLY_SECONDS)
         if reply is not None:
-            return reply
+            return Verdict.EQUAL if reply.get("equal") is True else Verdict.UNEQUAL
         code = await _exit_code(child)
-        if code == -signal.SIGPROF:
-            raise _CpuLimitError(f"math-verify used {_CPU_SECONDS:g} s of CPU on one pair")
-        raise _ProcessLostError(f"it exited ({code})")
+        if code != -signal.SIGPROF:
+            raise _ProcessLostError(f"it exited ({code})")
+        await self.close()
+        return Verdict.UNDECIDED
 
     async def _start(self) -> asyncio.subprocess.Process:
         child = self._child = await asyncio.create_subprocess_exec(
@@ -278,7 +275,12 @@ def _serve() -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
     with contextlib.suppress(ImportError, AttributeError):  # another math-verify: slower
         _predict_by_sll()
-    _limit_memory()
+    # A tower of powers raises MemoryError instead of filling the memory.
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + _MEMORY
+    if most == resource.RLIM_INFINITY or wanted < most:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
@@ -313,15 +315,6 @@ def _predict_by_sll() -> None:
             return parse(parser)
 
     PSParser.math = math
-
-
-def _limit_memory() -> None:
-    """Limit memory: a tower of powers raises MemoryError instead of filling it."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + _MEMORY
-    if most == resource.RLIM_INFINITY or wanted < most:
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,14 @@ class Reading(NamedTuple):
 @lru_cache(maxsize=4096)
 def read(text: str) -> Reading:
     """Parse an answer of at most LONGEST characters."""
-    name, body = _without_name(_normal(text))
-    return Reading(name, body, _number(body))
+    body = _normal(text)
+    named = _NAMED.fullmatch(body)
+    name, body = (named[1], named[2]) if named else ("", body)
+    written = _ratio(body.removesuffix("%"))
+    if written is None:
+        return Reading(name, body, None)
+    percent = body.endswith("%")
+    return Reading(name, body, Number(written / 100 if percent else written, written, percent))
 
 
 _SIGNS = str.maketrans(
@@ -94,29 +100,17 @@ def _normal(text: str) -> str:
     text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
     if ", " in text:  # then a comma without a space is a thousands mark: (1,000, 2)
         text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
-    text = _without_unit(text.rstrip(" .,;:").lstrip(" :="))
+    text = text.rstrip(" .,;:").lstrip(" :=")
+    quantity = _WITH_UNIT.fullmatch(text)
+    if quantity:  # `42 apples` and `5 cm^2` lose the unit; `5 million` becomes `5*10^6`
+        scale = quantity["scale"]
+        text = f"{quantity[1]}*10^{_SCALES[scale]}" if scale else quantity[1]
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
     single = re.fullmatch(r"\(([^(),;]+)\)|\{([^{},;]+)\}", text)
     return (single[1] or single[2]) if single else text
 
 
-def _without_unit(text: str) -> str:
-    """Drop the words after a number: `42 apples`, `5 cm^2`; `5 million` becomes `5*10^6`."""
-    match = _WITH_UNIT.fullmatch(text)
-    if not match:
-        return text
-    scale = match["scale"]
-    return f"{match[1]}*10^{_SCALES[scale]}" if scale else match[1]
-
-
 _NAMED = re.compile(r"([a-z][a-z0-9_{}]{0,15}(?:\([a-z]\))?|\([a-z](?:,[a-z])+\))=([^=]+)")
-
-
-def _without_name(text: str) -> tuple[str, str]:
-    named = _NAMED.fullmatch(text)
-    return (named[1], named[2]) if named else ("", text)
-
-
 _MANTISSA = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _DECIMAL = re.compile(
     rf"([-+]?)(?:({_MANTISSA})(?:e([-+]?[0-9]+))?"
@@ -125,26 +119,14 @@ _DECIMAL = re.compile(
 _MIXED = re.compile(r"([-+]?)([0-9]+) ([0-9]+/[0-9]+)")
 
 
-def _number(text: str) -> Number | None:
-    percent = text.endswith("%")
-    written = _ratio(text.removesuffix("%"))
-    if written is None:
-        return None
-    return Number(written / 100 if percent else written, written, percent)
-
-
 def _ratio(text: str) -> Fraction | None:
     mixed = _MIXED.fullmatch(text)
     if mixed:
         part = _ratio(mixed[3])
-        whole = int(mixed[2])
-        return None if part is None else (whole + part) * (-1 if mixed[1] == "-" else 1)
+        return None if part is None else (int(mixed[2]) + part) * (-1 if mixed[1] == "-" else 1)
     above, slash, below = text.partition("/")
-    numerator = _decimal(above)
-    if not slash or numerator is None:
-        return None if slash else numerator
-    denominator = _decimal(below)
-    return numerator / denominator if denominator else None
+    numerator, denominator = _decimal(above), _decimal(below) if slash else Fraction(1)
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 def _decimal(text: str) -> Fraction | None:
@@ -224,8 +206,10 @@ def equal(answer: str, gold: str) -> bool:
     ours, theirs = read(answer), read(gold)
     if ours.name and theirs.name and ours.name != theirs.name:
         return False
-    if ours.number is not None and theirs.number is not None:
-        return _same_number(ours.number, theirs.number)
+    one, other = ours.number, theirs.number
+    if one is not None and other is not None:
+        is_unit = one.percent != other.percent and one.written == other.written
+        return is_unit or one.value == other.value
     return bool(ours.body) and ours.body == theirs.body
 
 
@@ -240,12 +224,6 @@ def is_open(answer: str | None, gold: str | None) -> bool:
         # math-verify ignores words: it finds `3 pm` equal to `3 am`
         return sorted(ours.body) == sorted(theirs.body)
     return not (ours.body.isalpha() and theirs.body.isalpha())
-
-
-def _same_number(ours: Number, theirs: Number) -> bool:
-    if ours.value == theirs.value:
-        return True
-    return ours.percent != theirs.percent and ours.written == theirs.written
 
 
 def _boxed(text: str) -> str | None:
@@ -281,10 +259,9 @@ def _tagged(text: str) -> str | None:
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
         return None
-    content = text[start + 8 : end].strip()
+    content = _after_the_words(text[start + 8 : end].strip())
     if len(content) > LONGEST:
         return _last_number(content)
-    content = _after_the_words(content)
     if len(_WORD.findall(content)) >= _WORDS_OF_PROSE:
         return _last_number(content) or content
     return content or None
@@ -292,8 +269,7 @@ def _tagged(text: str) -> str | None:
 
 def _after_the_words(text: str) -> str:
     """Remove the introduction of an answer: `The answer is 42.` becomes `42`."""
-    found = list(_SAYS_SO.finditer(text)) if len(text) <= LONGEST else []
-    return text[found[-1].end() :].strip() if found else text
+    return text if len(text) > LONGEST else _SAYS_SO.split(text)[-1].strip()
 
 
 def _last_number(text: str) -> str | None:

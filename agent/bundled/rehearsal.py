@@ -77,12 +77,10 @@ class RewardClient:
     """Requests rewards from one server, which may be down for some seconds."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        self._url = url
-        self._seconds = seconds
+        self._url, self._seconds = url, seconds
         token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        login = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Content-Type": "application/json", **login}
         # The server is within the cluster: an environment's proxy is not meant for it.
         proxies = urllib.request.ProxyHandler({})
         self._opener = urllib.request.build_opener(proxies, _NoRedirects)
@@ -110,31 +108,23 @@ class RewardClient:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
-        posted = urllib.request.Request(  # noqa: S310 - the reward server's own URL
-            self._url,
-            data=json.dumps(request, default=str).encode(),
-            headers=self._headers,
-        )
+        data, count = json.dumps(request, default=str).encode(), len(request["query"])
+        posted = urllib.request.Request(self._url, data, self._headers)  # noqa: S310 - as set
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
-                return self._parsed(reply.read(), len(request["query"]))
+                body = reply.read()
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
                 raise RewardError(f"{self._url} refuses to score: {text}") from error
             raise _BusyError(text, error.headers.get("Retry-After", "")) from error
-
-    def _parsed(self, body: bytes, count: int) -> list[float]:
-        try:
-            fields = json.loads(body)
-        except ValueError:
-            fields = None
-        rewards = fields.get("rewards") if isinstance(fields, dict) else None
-        if (
-            isinstance(rewards, list)
-            and len(rewards) == count
-            and all(isinstance(one, (int, float)) and math.isfinite(one) for one in rewards)
-        ):
+        rewards: Any = None
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            rewards = json.loads(body)["rewards"]
+        are_numbers = isinstance(rewards, list) and all(
+            isinstance(one, (int, float)) and math.isfinite(one) for one in rewards
+        )
+        if are_numbers and len(rewards) == count:
             return [float(one) for one in rewards]
         text = body[:200].decode(errors="replace")
         expected = f"`rewards` with {count} finite numbers"
@@ -162,7 +152,13 @@ class Node(NamedTuple):
 def connect(least: int) -> list[Node]:
     """Connect to the cluster as a driver; return its alive nodes in a fixed order."""
     address = os.environ.get("RAY_ADDRESS", "")
-    _probe(address)
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address and port.isdigit():  # Ray's own client takes a minute
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as problem:
+            why = f"no Ray cluster answers at RAY_ADDRESS={address} ({problem}): {_START_ONE}"
+            raise RehearsalError(why, SETTINGS_WRONG) from None
     import ray  # noqa: PLC0415 # a third of a second that --help need not pay
 
     with _deadline(_CONNECT_SECONDS, f"Ray at {address or 'auto'} did not answer", SETTINGS_WRONG):
@@ -170,27 +166,13 @@ def connect(least: int) -> list[Node]:
             ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
             alive = [node for node in ray.nodes() if node["Alive"]]
         except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
-            message = " ".join(str(problem).split())[:300]
-            raise RehearsalError(
-                f"no Ray cluster to join ({message}): {_START_ONE}", SETTINGS_WRONG
-            ) from None
+            why = f"no Ray cluster to join ({' '.join(str(problem).split())[:300]}): {_START_ONE}"
+            raise RehearsalError(why, SETTINGS_WRONG) from None
     nodes = sorted(Node(node["NodeManagerAddress"], node["NodeID"]) for node in alive)
     if len(nodes) < least:
         there = ", ".join(node.ip for node in nodes)
         raise RehearsalError(f"{len(nodes)} of {least} nodes are alive ({there}): see `ray status`")
     return nodes
-
-
-def _probe(address: str) -> None:
-    """Check the address within seconds; Ray's own client takes a minute."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in address or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as problem:
-        sentence = f"no Ray cluster answers at RAY_ADDRESS={address} ({problem}): {_START_ONE}"
-        raise RehearsalError(sentence, SETTINGS_WRONG) from None
 
 
 def named(ips: Sequence[str]) -> str:
@@ -219,22 +201,20 @@ class Rollout:
 
     def step(self, shares: list[tuple[str, str, list[float], list[str]]]) -> object:
         """Draw and score one step's shares; return a sentence on failure."""
-        drawn = [
-            [random.Random(seed).choices(range(len(weights)), weights)[0] for seed in seeds]  # noqa: S311 # no secret
-            for _, _, weights, seeds in shares
-        ]
-        items = [
-            (prompt, label, f"{prompt} Counting up, the answer is \\boxed{{{answer}}}.")
-            for (prompt, label, _, _), group in zip(shares, drawn, strict=True)
-            for answer in group
-        ]
-        prompts, labels, texts = ([item[part] for item in items] for part in range(3))
+        drawn: list[list[int]] = []
+        asked: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
+        for prompt, label, weights, seeds in shares:
+            everything = range(len(weights))
+            drawn.append([random.Random(seed).choices(everything, weights)[0] for seed in seeds])  # noqa: S311 # no secret
+            for answer in drawn[-1]:
+                asked["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{answer}}}.")
+                asked["prompts"].append(prompt)
+                asked["labels"].append(label)
         try:
-            rewards = self._client.rewards({"query": texts, "prompts": prompts, "labels": labels})
+            rewards = iter(self._client.rewards(asked))
         except RewardError as error:
             return str(error)
-        rest = iter(rewards)
-        return [(group, [next(rest) for _ in group]) for group in drawn]
+        return [(group, [next(rewards) for _ in group]) for group in drawn]
 
 
 class Actors:
@@ -249,14 +229,11 @@ class Actors:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         actor_class = ray.remote(Rollout)
         self._ray: Any = ray
-        self._nodes = nodes
-        self._actors = [
-            actor_class.options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-            ).remote(reward_url)
-            for node in nodes
-        ]
+        self._nodes, self._actors = nodes, []
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+            made = actor_class.options(num_cpus=0, scheduling_strategy=there).remote(reward_url)
+            self._actors.append(made)
         calls = [actor.ready.remote() for actor in self._actors]
         self._gather(calls, _ACTORS_SECONDS, "the rehearsal: its actor did not start")
 
@@ -278,10 +255,8 @@ class Actors:
             if reply is None or isinstance(reply, str):
                 reason = reply or f"no answer within {seconds:g} s"
                 reasons.setdefault(reason, []).append(node.ip)
-        if reasons:
-            failures = [
-                f"{named(ips)} took no part in {part}: {why}" for why, ips in reasons.items()
-            ]
+        failures = [f"{named(ips)} took no part in {part}: {why}" for why, ips in reasons.items()]
+        if failures:
             raise RehearsalError("; ".join(failures))
         return replies
 
@@ -319,25 +294,16 @@ _SMALLEST_DEVIATION = 1e-6
 
 
 class Exercise(NamedTuple):
-    """One addition."""
+    """One addition: its prompt and the right answer."""
 
-    left: int
-    right: int
-
-    @property
-    def prompt(self) -> str:
-        """The prompt."""
-        return f"What is {self.left}+{self.right}?"
-
-    @property
-    def label(self) -> str:
-        """The right answer."""
-        return str(self.left + self.right)
+    prompt: str
+    label: str
 
 
 def exercises(count: int, seed: int) -> list[Exercise]:
     """Draw different additions with sums of one digit; there are 55."""
-    every = [Exercise(a, b) for a in range(ANSWERS) for b in range(ANSWERS - a)]
+    pairs = [(left, right) for left in range(ANSWERS) for right in range(ANSWERS - left)]
+    every = [Exercise(f"What is {left}+{right}?", str(left + right)) for left, right in pairs]
     return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 # no secret
 
 
@@ -411,23 +377,16 @@ def shares(
 ) -> list[list[tuple[int, RolloutShare]]]:
     """Distribute a step's samples evenly; each has its own seed, whatever the number of nodes."""
     total = len(problems) * options.group
+    weights = [probabilities(logits) for logits in policy]
     dealt = []
     for rank in range(count):
-        mine: dict[int, list[str]] = {}
+        mine: dict[int, RolloutShare] = {}
         for sample in range(rank * total // count, (rank + 1) * total // count):
-            seed = f"{options.seed}:{step}:{sample}"
-            mine.setdefault(sample // options.group, []).append(seed)
-        dealt.append(
-            [
-                (
-                    at,
-                    RolloutShare(
-                        problems[at].prompt, problems[at].label, probabilities(policy[at]), seeds
-                    ),
-                )
-                for at, seeds in mine.items()
-            ]
-        )
+            at = sample // options.group
+            prompt, label = problems[at]
+            share = mine.setdefault(at, RolloutShare(prompt, label, weights[at], []))
+            share.seeds.append(f"{options.seed}:{step}:{sample}")
+        dealt.append([*mine.items()])
     return dealt
 
 
@@ -452,31 +411,27 @@ def rehearse(options: argparse.Namespace) -> str:
             write_curve(options, nodes, history)
     # Ray merges stderr and stdout of a job into one file: this must not look like a step line
     measured = f"{history.last():.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
-    if history.last() < options.target:
-        raise RehearsalError(f"the mean was {measured}: {_where_to_look(options, history)}")
-    spent = f"{sum(history.samples)} samples on {where} in {time.monotonic() - begun:.1f} s"
-    return f"the mean is {measured}; {spent}; see {options.out / 'curve.json'}"
-
-
-def _where_to_look(options: argparse.Namespace, history: History) -> str:
+    curve = options.out / "curve.json"
+    if history.last() >= options.target:
+        spent = f"{sum(history.samples)} samples on {where} in {time.monotonic() - begun:.1f} s"
+        return f"the mean is {measured}; {spent}; see {curve}"
+    look = f"see {curve}; raise --steps or --group"
     if max(history.rewards) == min(history.rewards):
-        return (
+        look = (
             f"it never changed; does {options.reward_url} score `The answer is \\boxed{{7}}` for "
             "`What is 3+4?` with label 7 higher than a wrong answer?"
         )
-    return f"see {options.out / 'curve.json'}; raise --steps or --group"
+    raise RehearsalError(f"the mean was {measured}: {look}")
 
 
 def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
     """Write curve.json, by renaming a complete file."""
     done = len(history.rewards)
+    drawn = zip(nodes, history.samples, strict=True)
     record = {
         "steps": list(range(1, done + 1)),
         "mean_reward": history.rewards,
-        "nodes": [
-            {"ip": node.ip, "samples": samples}
-            for node, samples in zip(nodes, history.samples, strict=True)
-        ],
+        "nodes": [{"ip": node.ip, "samples": samples} for node, samples in drawn],
         "target": options.target,
         "passed": done == options.steps and history.last() >= options.target,
     }
@@ -521,12 +476,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--steps", type=_at_least(1), default=40, help="(%(default)s)")
     add("--group", type=_at_least(2), default=16, help="samples per prompt (%(default)s)")
     add("--seed", type=int, default=0, help="(%(default)s)")
-    add(
-        "--out",
-        type=Path,
-        default=Path("rehearsal-out"),
-        help="folder of curve.json (./%(default)s)",
-    )
+    out = Path("rehearsal-out")
+    add("--out", type=Path, default=out, help="folder of curve.json (./%(default)s)")
     add("--target", type=float, default=0.9, help="mean reward of the last 3 steps (%(default)s)")
     options = parser.parse_args(argv)
     if urlsplit(options.reward_url).scheme not in ("http", "https"):

@@ -50,8 +50,9 @@ _REQUEST_SECONDS = 120.0
 _LAST_REQUESTS_SECONDS = 3.0
 _RETRY_AFTER = 2
 _MAX_BODY = 64 << 20
-_LABEL = (str, int, float, type(None))
-_LABEL_TEXT = "a string, a finite number or null"
+_Kinds = tuple[str, tuple[type, ...]]
+_TEXT: _Kinds = ("a string", (str,))
+_LABEL: _Kinds = ("a string, a finite number or null", (str, int, float, type(None)))
 WITHOUT_MATH_VERIFY = (
     "math-verify is not installed: numbers are compared by value, expressions, sets and intervals "
     "as text; `pip install math-verify` compares them too"
@@ -87,42 +88,21 @@ def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
     if not isinstance(fields, dict):
         raise BadRequestError(f"body: expected an object with `query`, got {_kind(fields)}")
     if fields.get("query") is None and fields.get("response") is not None:
-        return [_one_item(fields)], True
-    return _batch(fields), False
-
-
-def _one_item(fields: dict[str, Any]) -> ScoredItem:
-    """Parse one sample in the format of slime and miles; its prompt may be a list of messages."""
-    prompt = fields.get("prompt")
-    lists = {
-        "response": [fields["response"]],
-        "prompt": [prompt if isinstance(prompt, str) else None],
-        "label": [fields.get("label")],
-    }
-    try:
-        (response,) = _items(lists, "response", (str,), "a string")
-        (label,) = _items(lists, "label", _LABEL, _LABEL_TEXT)
-    except BadRequestError as problem:
-        raise BadRequestError(str(problem).replace("[0]", "", 1)) from None
-    return ScoredItem(response, lists["prompt"][0], label)
-
-
-def _batch(fields: dict[str, Any]) -> list[ScoredItem]:
+        # One sample in the format of slime and miles; its prompt may be a list of messages.
+        prompt, label = fields.get("prompt"), fields.get("label")
+        _check("response", fields["response"], _TEXT)
+        _check("label", label, _LABEL)
+        known = prompt if isinstance(prompt, str) else None
+        return [ScoredItem(fields["response"], known, label)], True
     if fields.get("query") is None:
         raise BadRequestError("query: missing; expected a list of strings")
-    query = _items(fields, "query", (str,), "a string")
-    prompts = _items(fields, "prompts", (str,), "a string", len(query))
-    labels = _items(fields, "labels", _LABEL, _LABEL_TEXT, len(query))
-    return [ScoredItem(*item) for item in zip(query, prompts, labels, strict=True)]
+    query = _items(fields, "query", _TEXT)
+    prompts = _items(fields, "prompts", _TEXT, len(query))
+    labels = _items(fields, "labels", _LABEL, len(query))
+    return list(map(ScoredItem, query, prompts, labels)), False
 
 
-def _items(
-    fields: dict[str, Any],
-    name: str,
-    kinds: tuple[type, ...],
-    expected: str,
-    size: int | None = None,
-) -> list[Any]:
+def _items(fields: dict[str, Any], name: str, kinds: _Kinds, size: int | None = None) -> list[Any]:
     items = fields.get(name)
     if items is None:
         return [None] * (size or 0)
@@ -131,9 +111,14 @@ def _items(
     if size is not None and len(items) != size:
         raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
     for index, item in enumerate(items):
-        if isinstance(item, bool) or not isinstance(item, kinds) or _is_endless(item):
-            raise BadRequestError(f"{name}[{index}]: expected {expected}, got {_kind(item)}")
+        _check(f"{name}[{index}]", item, kinds)
     return items
+
+
+def _check(name: str, item: object, kinds: _Kinds) -> None:
+    expected, types = kinds
+    if isinstance(item, bool) or not isinstance(item, types) or _is_endless(item):
+        raise BadRequestError(f"{name}: expected {expected}, got {_kind(item)}")
 
 
 def _is_endless(value: object) -> bool:
@@ -177,9 +162,11 @@ class Scorer:
             if loop.time() > deadline:
                 raise NoVerdictError(f"{start} of {len(batch)} done within {self._seconds:.0f} s")
             chunk = batch[start : start + _CHUNK]
-            grades, open_pairs = await loop.run_in_executor(self._threads, _grades, chunk)
-            scored += map(Scored, grades)
-            pairs |= {start + index: pair for index, pair in open_pairs.items()}
+            grades = await loop.run_in_executor(self._threads, _grades, chunk)
+            for grade, is_open in grades:
+                if is_open:
+                    pairs[len(scored)] = (grade.answer or "", grade.gold or "")
+                scored.append(Scored(grade))
         if pairs and self.pool.installed:
             verdicts = await self.pool.decide(pairs.values(), deadline - loop.time())
             for index, pair in pairs.items():
@@ -198,15 +185,10 @@ class Scorer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _grades(batch: list[ScoredItem]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
-    """Score a chunk; return the pairs that math-verify should compare."""
+def _grades(batch: list[ScoredItem]) -> list[tuple[maths.Grade, bool]]:
+    """Score a chunk; return too which pairs math-verify should compare."""
     grades = [maths.grade(*item) for item in batch]
-    pairs = {
-        index: (answer or "", gold or "")
-        for index, (reward, answer, gold) in enumerate(grades)
-        if not reward and maths.is_open(answer, gold)
-    }
-    return grades, pairs
+    return [(one, not one.reward and maths.is_open(one.answer, one.gold)) for one in grades]
 
 
 def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict[str, Any]:
@@ -228,7 +210,9 @@ def make_app(
     scorer = Scorer(limit)
 
     async def score(request: web.Request) -> web.Response:
-        if token and not _shows(request, token):
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
+        if token and (kind.lower() != "bearer" or not known):
             return error(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
         try:
             items, is_single = await scorer.read(await request.read())
@@ -243,6 +227,9 @@ def make_app(
             return web.json_response(scored[0].grade.reward)
         return web.json_response(reply_to(scored, dialect, undecided=scorer.pool.installed))
 
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.json_response({"ok": True})
+
     app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
     app.router.add_post(path, score)
     app.router.add_get("/healthz", healthz)
@@ -251,21 +238,9 @@ def make_app(
     return app
 
 
-def _shows(request: web.Request, token: str) -> bool:
-    """Return whether a request shows the token."""
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
-    return kind.lower() == "bearer" and known
-
-
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
     """Return an error as JSON."""
     return web.json_response({"error": message}, status=status, headers=headers)
-
-
-async def healthz(_request: web.Request) -> web.Response:
-    """Report that the server runs."""
-    return web.json_response({"ok": True})
 
 
 def errors_as_json(path: str, max_body: int) -> Middleware:
@@ -290,28 +265,14 @@ def errors_as_json(path: str, max_body: int) -> Middleware:
     return answer
 
 
-def run(app: web.Application, hosts: Sequence[str], port: int, path: str) -> int:
-    """Serve until SIGTERM: 0 then, 78 if it cannot listen."""
-    logging.getLogger("aiohttp.server").addFilter(_is_server_error)
-    try:
-        asyncio.run(_serve(app, hosts, port, path))
-    except ServerSetupError as problem:
-        print(f"reward server: {problem}", file=sys.stderr)
-        return _SETTINGS_WRONG
-    return 0
-
-
 async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: str) -> None:
     """Listen on every host until SIGTERM or SIGINT, then finish open requests."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        shutdown_timeout=_LAST_REQUESTS_SECONDS,
-        auto_decompress=False,  # a small body would take any amount of memory
-    )
+    limit = _LAST_REQUESTS_SECONDS
+    # Decompressed, a small body would take any amount of memory.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=limit, auto_decompress=False)
     await runner.setup()
     try:
         urls = []
@@ -384,7 +345,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
     if not 0 < options.limit < math.inf:
         parser.error("--limit: expected seconds, more than 0")
-    options.hosts = hosts_of(options.host)
     return options
 
 
@@ -396,7 +356,13 @@ def main(argv: list[str]) -> int:
         return int(end.code or 0)
     token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
     app = make_app(options.path, options.max_body, options.limit, options.dialect, token)
-    return run(app, options.hosts, options.port, options.path)
+    logging.getLogger("aiohttp.server").addFilter(_is_server_error)
+    try:
+        asyncio.run(_serve(app, hosts_of(options.host), options.port, options.path))
+    except ServerSetupError as problem:
+        print(f"reward server: {problem}", file=sys.stderr)
+        return _SETTINGS_WRONG
+    return 0
 
 
 if __name__ == "__main__":

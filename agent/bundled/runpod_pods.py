@@ -31,15 +31,11 @@ ABOUT_TEMPLATES = ("category", "public", "serverless")
 def main() -> int:
     """Make all pods, or none."""
     parser = argparse.ArgumentParser(description="Make the pods of template.json.")
-    parser.add_argument(
-        "--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'"
-    )
-    parser.add_argument("--gpus", type=int, required=True, help="GPUs on each pod")
-    parser.add_argument(
-        "--center",
-        required=True,
-        help="data center with Global Networking, of the network volume if there is one",
-    )
+    add = parser.add_argument
+    add("--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'")
+    add("--gpus", type=int, required=True, help="GPUs on each pod")
+    where = "data center with Global Networking, of the network volume if there is one"
+    add("--center", required=True, help=where)
     options = parser.parse_args()
     if not os.environ.get("RUNPOD_API_KEY"):
         parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
@@ -88,15 +84,12 @@ def terminate(pod_id: str) -> None:
 
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Ask RunPod's API v2; an empty reply reads as an empty object."""
-    request = Request(  # noqa: S310 - the address stands above
-        f"{API}/{path}",
-        method=method,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {os.environ['RUNPOD_API_KEY']}",
-            "Content-Type": "application/json",
-        },
-    )
+    headers = {
+        "Authorization": f"Bearer {os.environ['RUNPOD_API_KEY']}",
+        "Content-Type": "application/json",
+    }
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(f"{API}/{path}", data, headers, method=method)  # noqa: S310 - as above
     with urlopen(request, timeout=60) as reply:  # noqa: S310 - likewise
         found: dict[str, Any] = json.loads(reply.read() or b"{}")
         return found

@@ -9,6 +9,7 @@ SIGUSR1 to any process all save a checkpoint at the end of the step, and go on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -47,6 +48,12 @@ _SHARDS: dict[str, dict[str, str]] = {
     "offload": {**_FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
 }
 """What `accelerate launch` sets for TRL's own configuration fsdp2.yaml."""
+_PASSED_ON = {
+    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("max_completion_length", "max_steps", "num_train_epochs", "learning_rate"),
+    *("temperature", "beta", "seed", "save_steps", "save_total_limit"),
+}
+"""Arguments that are fields of GRPOConfig."""
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -100,8 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train to the end, or exit with the reason."""
     options = parser().parse_args(argv)
     os.environ.update(_SHARDS[options.shard])
+    run: Callable[[argparse.Namespace], object] = train
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # write the first error to torchrun's error file
+        from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
+
+        run = record(train)
     try:
-        _record(train)(options)
+        run(options)
     except TrainerSetupError as error:
         print(f"trl_grpo: {error}", file=sys.stderr)
         return _SETTINGS_WRONG
@@ -122,14 +134,15 @@ def train(options: argparse.Namespace) -> None:
         )
     config = config_of(options)
     last = agreed(last_checkpoint(Path(options.checkpoints)))
+    evaluated = None
+    if options.eval_data:
+        evaluated = prompts_of(options, options.eval_data, options.eval_split)
     trainer = GRPOTrainer(
         model=options.model,
         reward_funcs=Rewards(options.reward_url, options.reward_seconds, options.label_key),
         args=config,
         train_dataset=prompts_of(options, options.data, options.split),
-        eval_dataset=prompts_of(options, options.eval_data, options.eval_split)
-        if options.eval_data
-        else None,
+        eval_dataset=evaluated,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_step_printer())
@@ -148,14 +161,8 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
     """Return TRL's configuration."""
     from trl import GRPOConfig  # noqa: PLC0415 - as above
 
-    fields = {
-        name: getattr(options, name)
-        for name in (
-            *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-            *("max_completion_length", "max_steps", "num_train_epochs", "learning_rate"),
-            *("temperature", "beta", "seed", "save_steps", "save_total_limit"),
-        )
-    }
+    known = {field.name for field in dataclasses.fields(GRPOConfig)}
+    fields = {name: value for name, value in vars(options).items() if name in _PASSED_ON}
     fields |= {
         "output_dir": options.checkpoints,
         "logging_steps": 1,
@@ -182,7 +189,7 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         raise TrainerSetupError(
             "--wandb needs the package wandb: pip install wandb, or leave out --wandb"
         )
-    fields |= further(options.config, {field.name for field in dataclasses.fields(GRPOConfig)})
+    fields |= further(options.config, known)
     try:
         return GRPOConfig(**fields)
     except ValueError as error:
@@ -241,24 +248,14 @@ def _step_printer() -> Any:  # noqa: ANN401 - a TrainerCallback
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
     class StepPrinter(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
-        def on_log(
-            self,
-            _args: object,
-            state: Any,  # noqa: ANN401 - a TrainerState
-            _control: object,
-            logs: dict[str, Any],
-            **_others: object,
-        ) -> None:
-            if not state.is_world_process_zero:
-                return
-            for part in ("", "eval_"):
+        def on_log(self, _args: object, state: Any, *_: object, **named: Any) -> None:  # noqa: ANN401 - TRL's own
+            logs = named["logs"]
+            for part in ("", "eval_") if state.is_world_process_zero else ():
                 if f"{part}reward" in logs:
-                    print(
-                        f"{part}step {state.global_step}/{state.max_steps} mean reward "
-                        f"{float(logs[f'{part}reward']):.3f} tokens "
-                        f"{float(logs.get(f'{part}completions/mean_length', 0)):.0f}",
-                        flush=True,
-                    )
+                    at = f"{part}step {state.global_step}/{state.max_steps}"
+                    mean = float(logs[f"{part}reward"])
+                    length = float(logs.get(f"{part}completions/mean_length", 0))
+                    print(f"{at} mean reward {mean:.3f} tokens {length:.0f}", flush=True)
 
     return StepPrinter()
 
@@ -272,13 +269,7 @@ def _saver(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallba
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
     class Saver(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
-        def on_step_end(
-            self,
-            args: Any,  # noqa: ANN401 - TrainingArguments
-            _state: object,
-            control: Any,  # noqa: ANN401 - a TrainerControl
-            **_others: object,
-        ) -> None:
+        def on_step_end(self, args: Any, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - TRL's own
             was_requested = requested.is_set()
             if was_requested:  # a request that follows this line stays for the next step
                 requested.clear()
@@ -295,16 +286,11 @@ def last_checkpoint(folder: Path) -> str | None:
     found = []
     for path in folder.glob("checkpoint-*"):
         number = re.fullmatch(r"checkpoint-(\d+)", path.name)
-        if number and _is_whole(path):
-            found.append((int(number[1]), str(path)))
+        with contextlib.suppress(OSError, ValueError):
+            state = json.loads((path / "trainer_state.json").read_text())
+            if number and "global_step" in state:
+                found.append((int(number[1]), str(path)))
     return max(found)[1] if found else None
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        return "global_step" in json.loads((checkpoint / "trainer_state.json").read_text())
-    except (OSError, ValueError):
-        return False
 
 
 def agreed(last: str | None) -> str | None:
@@ -337,7 +323,7 @@ class Rewards:
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
-        **columns: Any,  # noqa: ANN401 - what the data's columns hold
+        **columns: Any,  # noqa: ANN401 - of the data
     ) -> list[float]:
         """Return a reward for each answer; raise rehearsal.RewardError on failure."""
         asked = [_text(prompt) for prompt in prompts]
@@ -358,15 +344,6 @@ def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages
     if isinstance(words, str):
         return words
     return "\n".join(str(message.get("content") or "") for message in words)
-
-
-def _record(function: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
-    """Write the first error to torchrun's error file."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return function
-    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
-
-    return record(function)  # type: ignore[no-any-return]  # torch is not installed for mypy
 
 
 if __name__ == "__main__":

@@ -57,9 +57,10 @@ async def compute_score(  # noqa: PLR0913 - verl's names
 ) -> float:
     """Return the server's reward for one answer; raise RuntimeError on failure."""
     request: dict[str, Any] = {"query": [solution_str], "labels": [_label(ground_truth)]}
-    prompt = _prompt(extra_info)
-    if prompt is not None:
-        request["prompts"] = [prompt]
+    named = ((extra_info or {}).get(name) for name in ("question", "prompt"))
+    texts = [text for text in named if isinstance(text, str)]
+    if texts:  # the data set has the question beside the answer
+        request["prompts"] = texts[:1]
     return await _asker(url, float(within), int(parallel)).ask(request)
 
 
@@ -74,18 +75,11 @@ def _label(truth: object) -> str | float | None:
     return json.dumps(truth, default=str, ensure_ascii=False)
 
 
-def _prompt(extra_info: dict[str, Any] | None) -> str | None:
-    """Return the question if the data set has it beside the answer."""
-    named = ((extra_info or {}).get(name) for name in ("question", "prompt"))
-    return next((text for text in named if isinstance(text, str)), None)
-
-
 class _Asker:
     """Queries one server from one event loop, with limited concurrency."""
 
     def __init__(self, url: str, within: float, parallel: int) -> None:
-        self._url = url
-        self._within = within
+        self._url, self._within = url, within
         self._slots = asyncio.Semaphore(parallel)
         # The semaphore bounds requests; a second bound inside would make connecting time out.
         token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
@@ -135,14 +129,16 @@ class _Asker:
             what = f"refuses the request with {reply.status}: {text[:300]}"
             raise RuntimeError(self._sentence(what))
         if not 200 <= reply.status < 300:
-            raise _NotYetError(f"{reply.status}: {text[:300]}", _retry_after(reply))
+            wish = reply.headers.get("Retry-After", "")  # a date is ignored
+            pause = min(float(wish), _LONGEST_RETRY_AFTER) if wish.isdecimal() else 0.0
+            raise _NotYetError(f"{reply.status}: {text[:300]}", pause)
         try:
             rewards = json.loads(text)["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise _WrongReplyError(f"replies without `rewards`: {text[:300]}") from None
         if not isinstance(rewards, list) or len(rewards) != 1:
             raise _WrongReplyError(f"replies with other than one reward: {text[:300]}")
-        reward = rewards[0]
+        (reward,) = rewards
         if isinstance(reward, bool) or not isinstance(reward, (int, float)):
             raise _WrongReplyError(f"replies with a reward that is no number: {text[:300]}")
         if not math.isfinite(reward):
@@ -156,12 +152,6 @@ class _Asker:
             f"reward server {address} {what}. Its log has the reason (see `pod-agent status`); "
             "AGENT_REWARD chooses the server"
         )
-
-
-def _retry_after(reply: aiohttp.ClientResponse) -> float:
-    """Return the seconds of a Retry-After header; 0 without one, or for a date."""
-    wish = reply.headers.get("Retry-After", "")
-    return min(float(wish), _LONGEST_RETRY_AFTER) if wish.isdecimal() else 0.0
 
 
 _ASKERS: dict[asyncio.AbstractEventLoop, dict[str, _Asker]] = {}

@@ -383,4 +383,4 @@ def test_its_command_line() -> None:
     """It accepts the agent's arguments."""
     where = ("--address", "10.0.0.1", "--port", "19999", "--node", "1")
     options = parsed([*where, "--gpus", "8,8", "--within", "120.0", "--out", "x"])
-    assert (options.node, options.gpus, options.host) == (1, "8,8", False)
+    assert (options.node, options.gpus, options.host) == (1, [8, 8], False)
