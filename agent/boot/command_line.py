@@ -7,20 +7,22 @@ import difflib
 import re
 import shlex
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from agent.boot import init
+from agent.boot.init import PLATFORMS
 from agent.boot.recipe_verb import (
     gigabytes,
     model_size,
-    recipe_name,
+    one_of,
     whole_number,
     whole_numbers,
 )
 from agent.control.log_filter import time_since
+from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 SHELLS = ("bash", "zsh", "fish")
 _TAKE_A_COMMAND = ("run", "plan")
@@ -41,6 +43,21 @@ examples:
   pod-agent run -- python3 train.py --nodes {nodes} --gpus {gpus_per_node}
   AGENT_JOB=none EXPECTED_WORKERS=2 pod-agent run
 """
+
+
+_Argument = tuple[str, dict[str, Any]]
+"""The names of an argument of a verb, and its options for argparse."""
+
+
+def _flag(names: str, about: str) -> _Argument:
+    return names, {"action": "store_true", "help": about}
+
+
+def _option(
+    name: str, read: Callable[[str], object], metavar: str, about: str, *, required: bool = False
+) -> _Argument:
+    needed = {"required": True} if required else {}
+    return name, {"type": read, "metavar": metavar, "help": about, **needed}
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -81,11 +98,11 @@ class CommandLine:
         self._subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB")
         self.verbs: dict[str, VerbParser] = {}
         self.about: dict[str, str] = {}
-        self._add_verbs_of_a_node()
-        self._add_verbs_of_a_run()
-        self._add_tables()
+        self._add_verbs()
 
-    def _add(self, name: str, about: str, *, json: bool = False, epilog: str = "") -> VerbParser:
+    def _add(
+        self, name: str, about: str, *arguments: _Argument, json: bool = False, epilog: str = ""
+    ) -> VerbParser:
         made = self._subparsers.add_parser(
             name,
             help=about,
@@ -96,109 +113,107 @@ class CommandLine:
         made.set_defaults(verb=name)
         if json:
             made.add_argument("--json", action="store_true", help="print JSON")
+        for names, options in arguments:
+            made.add_argument(*names.split(), **options)
         self.verbs[name], self.about[name] = made, about
         return made
 
-    def _add_verbs_of_a_node(self) -> None:
+    def _add_verbs(self) -> None:
         about = "boot this node, run the job, end with its exit code (default)"
         run = self._add("run", about, epilog=_OF_RUN)
         run.usage = "pod-agent run [-h] [-- CMD ARG...]"
-        plan = self._add("plan", "print what run would do, and touch nothing", json=True)
-        all_of_it = "print every command, environment, port and wait"
-        plan.add_argument("-v", "--verbose", action="store_true", help=all_of_it)
-        doctor = self._add("doctor", "check this machine and its settings", json=True)
-        passed = "print checks that pass, too"
-        doctor.add_argument("-v", "--verbose", action="store_true", help=passed)
-        every_node = "every node of a running cluster, by its head"
-        doctor.add_argument("--all", action="store_true", help=every_node)
-
-    def _add_verbs_of_a_run(self) -> None:
-        status = self._add("status", "show the state of the run, from the head's agent", json=True)
-        status.add_argument("--watch", action="store_true", help="update until the run ends")
-        is_up = "check only whether this node's agent is up: 0 or 69"
-        status.add_argument("--live", action="store_true", help=is_up)
-        logs = self._add("logs", "print a log of any node, through the head's agent")
+        verbose = _flag("-v --verbose", "print every command, environment, port and wait")
+        self._add("plan", "print what run would do, and touch nothing", verbose, json=True)
+        self._add(
+            *("doctor", "check this machine and its settings"),
+            _flag("-v --verbose", "print checks that pass, too"),
+            _flag("--all", "every node of a running cluster, by its head"),
+            json=True,
+        )
+        self._add(
+            *("status", "show the state of the run, from the head's agent"),
+            _flag("--watch", "update until the run ends"),
+            _flag("--live", "check only whether this node's agent is up: 0 or 69"),
+            json=True,
+        )
         words = (
             "a node's name (default: the head), and agent, ray, job or a service (default: the "
             "job; of a worker, the agent)"
         )
-        logs.add_argument("words", metavar="NODE LOG", nargs="*", help=words)
-        logs.add_argument("-f", "--follow", action="store_true", help="follow the log as it grows")
-        logs.add_argument("-n", type=whole_number, metavar="N", help="only the last N lines")
-        logs.add_argument("--grep", type=pattern, metavar="RE", help="only lines that match")
         since = "only lines since then: 10m, or 2026-11-23T10:52Z"
-        logs.add_argument("--since", type=since_time, metavar="T", help=since)
-        explain = self._add("explain", "summarize a run in ten lines: what took long, why it ended")
+        self._add(
+            *("logs", "print a log of any node, through the head's agent"),
+            ("words", {"metavar": "NODE LOG", "nargs": "*", "help": words}),
+            _flag("-f --follow", "follow the log as it grows"),
+            _option("-n", whole_number, "N", "only the last N lines"),
+            _option("--grep", pattern, "RE", "only lines that match"),
+            _option("--since", since_time, "T", since),
+        )
         folder = "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR"
-        explain.add_argument("folder", metavar="FOLDER", nargs="?", help=folder)
+        self._add(
+            *("explain", "summarize a run in ten lines: what took long, why it ended"),
+            ("folder", {"metavar": "FOLDER", "nargs": "?", "help": folder}),
+        )
         self._add("stop", "stop the run as SIGTERM on the head does, and wait until it has ended")
-
-    def _add_tables(self) -> None:
-        about = "list all environment variables with their current values"
-        self._add("env", about, json=True)
+        self._add("env", "list all environment variables with their current values", json=True)
         init.add_arguments(self._add("init", "write the file that starts a run on a platform"))
         self._add("recipes", "list the recipes, one a line", json=True)
-        about = "print the command that a recipe would submit, and why"
-        recipe = self._add("recipe", about, json=True)
-        recipe.add_argument("name", metavar="NAME", type=recipe_name, help="see `recipes`")
-        for flag, kind, metavar, about in (
-            ("--nodes", whole_number, "N", "how many would join"),
-            ("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4"),
-            ("--cpus", whole_number, "C", "of each; left out: enough of them"),
-            ("--gpu-memory", gigabytes, "GB", "of each GPU; left out: 80 is assumed"),
-            ("--model-size", model_size, "B", "of the model, such as 7B; left out: AGENT_MODEL's"),
-            ("--framework-version", str, "V", "default: the one installed here, else the newest"),
-        ):
-            is_needed = flag in {"--nodes", "--gpus"}
-            recipe.add_argument(flag, type=kind, required=is_needed, metavar=metavar, help=about)
-        completion = self._add("completion", "print the completion for a shell")
-        completion.epilog = 'bash and zsh: eval "$(pod-agent completion bash)"'
-        completion.add_argument("shell", metavar="SHELL", type=shell, help=", ".join(SHELLS))
-        for name, what in (
-            ("reward-server", "the bundled reward server"),
-            ("rehearsal", "the bundled GPU-free GRPO job"),
-        ):
-            self._add(name, f"{what} (--help for its flags)")
+        version = "default: the one installed here, else the newest"
+        self._add(
+            *("recipe", "print the command that a recipe would submit, and why"),
+            _option("name", one_of("recipe", BY_NAME), "NAME", "see `recipes`"),
+            _option("--nodes", whole_number, "N", "how many would join", required=True),
+            _option("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4", required=True),
+            _option("--cpus", whole_number, "C", "of each; left out: enough of them"),
+            _option("--gpu-memory", gigabytes, "GB", "of each GPU; left out: 80 is assumed"),
+            _option(
+                *("--model-size", model_size, "B"),
+                "of the model, such as 7B; left out: AGENT_MODEL's",
+            ),
+            _option("--framework-version", str, "V", version),
+            json=True,
+        )
+        self._add(
+            *("completion", "print the completion for a shell"),
+            _option("shell", shell, "SHELL", ", ".join(SHELLS)),
+            epilog='bash and zsh: eval "$(pod-agent completion bash)"',
+        )
+        self._add("reward-server", "the bundled reward server (--help for its flags)")
+        self._add("rehearsal", "the bundled GPU-free GRPO job (--help for its flags)")
 
     def parse(self, before: list[str], command: list[str] | None) -> argparse.Namespace:
         """Parse verb and options; an error shows the verb's usage and what was probably meant."""
+
+        def how_to_run(verb: str, words: Sequence[str]) -> str:
+            line = shlex.join([*words, *(command or ())])
+            return f"; a job's command goes after --: pod-agent {verb} -- {line}"
+
         given = next((word for word in before if not word.startswith("-")), None)
         if given is not None and given not in self.verbs:
-            words = [*before[before.index(given) :], *(command or ())]
-            self.parser.error(self._no_verb(given, words))
+            meant = meant_by(given, self.verbs)
+            if meant:
+                self.parser.error(f"no verb {given!r}: did you mean {meant!r}?")
+            known = f"no verb {given!r} ({', '.join(self.verbs)})"
+            self.parser.error(f"{known}{how_to_run('run', before[before.index(given) :])}")
         options, unknown = self.parser.parse_known_args(before)
         verb = self.verbs.get(options.verb if given else "", self.parser)
+        takes_a_command = options.verb in _TAKE_A_COMMAND
         if unknown:
-            self._refuse(verb, options.verb, unknown, command)
-        if command is not None and options.verb not in _TAKE_A_COMMAND:
+            flags = [meant_by(word.partition("=")[0], verb.flags) for word in unknown]
+            hint = ""
+            if any(flags):
+                hint = f": did you mean {' '.join(filter(None, flags))}?"
+            elif takes_a_command and not unknown[0].startswith("-"):
+                hint = how_to_run(options.verb, unknown)
+            verb.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+        if command is not None and not takes_a_command:
             verb.error(f"{options.verb} takes no command after --")
         return options
-
-    def _no_verb(self, given: str, words: list[str]) -> str:
-        meant = meant_by(given, self.verbs)
-        if meant:
-            return f"no verb {given!r}: did you mean {meant!r}?"
-        return f"no verb {given!r} ({', '.join(self.verbs)}){_how_to_run('run', words)}"
-
-    def _refuse(
-        self, verb: VerbParser, name: str, unknown: list[str], command: list[str] | None
-    ) -> NoReturn:
-        message = f"unrecognized arguments: {shlex.join(unknown)}"
-        meant = [meant_by(word.partition("=")[0], verb.flags) for word in unknown]
-        if any(meant):
-            message += f": did you mean {' '.join(filter(None, meant))}?"
-        elif name in _TAKE_A_COMMAND and not unknown[0].startswith("-"):
-            message += _how_to_run(name, [*unknown, *(command or ())])
-        verb.error(message)
 
 
 def meant_by(given: str, known: Iterable[str]) -> str:
     """Return the known word that a mistyped one resembles, or ''."""
     return next(iter(difflib.get_close_matches(given, [*known], n=1)), "")
-
-
-def _how_to_run(verb: str, words: Sequence[str]) -> str:
-    return f"; a job's command goes after --: pod-agent {verb} -- {shlex.join(words)}"
 
 
 def shell(text: str) -> str:
@@ -222,3 +237,86 @@ def since_time(text: str) -> datetime:
         return time_since(text, datetime.now(timezone.utc))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+_WORDS = {
+    "recipe": tuple(BY_NAME),
+    "logs": ("head", "agent", "ray", "job"),
+    "completion": SHELLS,
+    "init": (*PLATFORMS, *BY_NAME),
+    "run": ("--",),
+}
+"""What a verb takes besides its options."""
+
+
+def completion_for(shell: str, line: CommandLine) -> str:
+    """Return the script that a shell evaluates, made from the parser."""
+    if shell == "fish":
+        return "\n".join(_fish_lines(line))
+    return _bash(line) if shell == "bash" else _zsh(line)
+
+
+def _cases(line: CommandLine) -> Iterator[tuple[str, str]]:
+    """Yield what may follow each verb; '' for the verb itself."""
+    yield "''", " ".join([*line.verbs, *line.parser.flags])
+    for verb, parser in line.verbs.items():
+        yield verb, " ".join([*_WORDS.get(verb, ()), *parser.flags])
+
+
+def _bash(line: CommandLine) -> str:
+    cases = "\n".join(f"        {verb}) words='{words}' ;;" for verb, words in _cases(line))
+    return f"""\
+_pod_agent() {{
+    local verb='' word words=''
+    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+        case $word in
+        --) return ;;
+        -*) ;;
+        *) verb=$word; break ;;
+        esac
+    done
+    case $verb in
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _pod_agent pod-agent"""
+
+
+def _zsh(line: CommandLine) -> str:
+    cases = "\n".join(f"    {verb}) compadd -- {words} ;;" for verb, words in _cases(line))
+    return f"""\
+#compdef pod-agent
+_pod_agent() {{
+    local verb='' word
+    for word in "${{(@)words[2,CURRENT-1]}}"; do
+        case $word in
+        --) _files; return ;;
+        -*) ;;
+        *) verb=$word; break ;;
+        esac
+    done
+    case $verb in
+{cases}
+    esac
+    _files
+}}
+compdef _pod_agent pod-agent"""
+
+
+def _fish_lines(line: CommandLine) -> Iterator[str]:
+    first = "complete -c pod-agent -n __fish_use_subcommand"
+    for verb, about in line.about.items():
+        yield f"{first} -f -a {verb} -d {shlex.quote(about)}"
+    yield f"{first} -l version"
+    for verb, parser in line.verbs.items():
+        within = f"complete -c pod-agent -n '__fish_seen_subcommand_from {verb}'"
+        for flag, about in parser.flags.items():
+            kind = "-l" if flag.startswith("--") else "-s"
+            text = f" -d {shlex.quote(about)}" if about and "==" not in about else ""
+            yield f"{within} {kind} {flag.lstrip('-')}{text}"
+        words = " ".join(word for word in _WORDS.get(verb, ()) if word != "--")
+        if words:
+            yield f"{within} -a '{words}'"

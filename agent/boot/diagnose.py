@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState
     from agent.node.facts import Facts
-    from agent.plan.plan import Plan
     from agent.record.run_record import AttemptRecord
 
 
@@ -73,20 +72,24 @@ async def explain_end(
         return outcome
     if outcome.kind is not Kind.JOB_FAILED or elsewhere is None:
         elsewhere = Elsewhere()
-    files = list(_logs(run, outcome))
-    logs = await in_thread(partial(_ends, run, files), times.CAUSE_SEARCH) or []
-    found = await in_thread(partial(weigh, [*logs, *elsewhere.logs]), times.CAUSE_SEARCH)
-    actors = re.findall(_ACTOR_ID, logs[0].text, re.MULTILINE) if logs else []
-    if actors and (found is None or found.key in {"", ACTOR_WITHOUT_A_WORD}):
-        dead = await elsewhere.ask_actors([*dict.fromkeys(actors)][:_MOST_ACTORS])
-        more = [*logs, *elsewhere.logs, *dead]
-        found = await in_thread(partial(weigh, more), times.CAUSE_SEARCH) or found
-    remedy = ""
-    if found is not None:
-        node = elsewhere.nodes.get(found.ip, "") or found.node
-        remedy = (
-            await in_thread(partial(_remedy, run, outcome.kind, replace(found, node=node))) or ""
-        )
+    own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
+    logs = [*own, *elsewhere.logs]
+    found = await in_thread(partial(weigh, logs), times.CAUSE_SEARCH)
+    actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
+    is_vague = found is None or found.key in {"", ACTOR_WITHOUT_A_WORD}
+    if actors and is_vague and elsewhere.link is not None:
+        ids = [*dict.fromkeys(actors)][:_MOST_ACTORS]
+        logs += [
+            Log(
+                elsewhere.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}", one["text"]
+            )
+            for one in await elsewhere.link.dead_actors(ids, times.DEAD_ACTORS)
+        ]
+        found = await in_thread(partial(weigh, logs), times.CAUSE_SEARCH) or found
+    if found is None:
+        return outcome
+    found = replace(found, node=elsewhere.nodes.get(found.ip, "") or found.node)
+    remedy = await in_thread(partial(_remedy, run, outcome.kind, found)) or ""
     remedy = run.redactor.clean(remedy)
     if not remedy or remedy in outcome.remedy:
         return outcome
@@ -117,77 +120,51 @@ class Elsewhere(NamedTuple):
     """The workers' names by address."""
     link: RayLink | None = None
 
-    async def ask_actors(self, ids: Sequence[str]) -> list[Log]:
-        """Return why actors died, with the ends of their own logs, as far as Ray answers."""
-        if self.link is None:
-            return []
-        dead = await self.link.dead_actors(ids, times.DEAD_ACTORS)
-        return [
-            Log(self.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}", one["text"])
-            for one in dead
-        ]
-
-
-def _ends(run: NodeRun, files: Iterable[Path]) -> list[Log]:
-    """Read the ends of logs; of the job's only what the last attempt wrote."""
-    job_log = run.folder.file(JOB_LOG)
-
-    def tail(path: Path) -> str:
-        since = run.output_begins if path == job_log else 0
-        return (read_end(path, _TAIL, since) or b"").decode(errors="replace")
-
-    return [Log("", path.name, tail(path), path != job_log) for path in files]
-
 
 def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
     """Return what to do: a full disk counts before what is written about it."""
-    remedy = found.remedy() if found.is_known or kind is Kind.JOB_FAILED else ""
+    plan, remedy = run.plan, found.remedy() if found.is_known or kind is Kind.JOB_FAILED else ""
     if found.is_known and found.key != "disk full":
         return remedy
-    return _full_disk(run.plan, kind, of_a_job=found.is_known) or remedy
+    if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
+        path, purpose = plan.facts.temp, "where Ray keeps its sessions"
+        move = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
+    elif found.is_known and plan.job is not None and plan.job.checkpoints:
+        path, purpose = plan.job.checkpoints, "where the checkpoints go"
+        move = "choose another folder (AGENT_CHECKPOINTS)"
+    else:
+        return remedy
+    free = free_at(path)
+    if free is None or free >= _FULL_BELOW:
+        return remedy
+    return f"the disk of {path}, {purpose}, is full. Free some space there, or {move}"
 
 
-def _logs(run: NodeRun, outcome: Outcome) -> Iterator[Path]:
-    """Yield the logs to search, in order of relevance.
+def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
+    """Read the ends of the logs to search, in order of relevance.
 
-    For a failed job only its own output counts: Ray's logs may be older.
+    For a failed job only what its last attempt wrote counts: Ray's logs may be older.
     """
-    yield run.folder.file(JOB_LOG)
-    if outcome.kind is Kind.JOB_FAILED:
-        return
-    for spec in run.plan.possible_services:
-        yield run.folder.file(spec.log)
-    for step in run.plan.steps:
-        yield run.folder.file(step.log)
-    yield run.folder.file(RAY_LOG)
-    yield from (
-        run.folder.file(process.log) for process in run.plan.processes if process.name == BRIDGE
-    )
-    logs = ray_log_folder(run)
-    if logs is not None:
-        yield from (logs / name for name in RAY_LOGS)
+    plan, job_log = run.plan, run.folder.file(JOB_LOG)
+    paths = [job_log]
+    if kind is not Kind.JOB_FAILED:
+        names = [spec.log for spec in plan.possible_services]
+        names += [step.log for step in plan.steps]
+        names += [RAY_LOG, *(one.log for one in plan.processes if one.name == BRIDGE)]
+        paths += map(run.folder.file, names)
+        logs = ray_log_folder(run)
+        paths += [] if logs is None else [logs / name for name in RAY_LOGS]
+    found = []
+    for path in paths:
+        data = read_end(path, _TAIL, run.output_begins if path == job_log else 0) or b""
+        found.append(Log("", path.name, data.decode(errors="replace"), path != job_log))
+    return found
 
 
 def ray_log_folder(run: NodeRun) -> Path | None:
     """Return the log folder of this node's Ray; None where the agent does not start Ray."""
     ray = run.plan.own_ray
     return None if ray is None else Path(ray.session, "session_latest", "logs")
-
-
-def _full_disk(plan: Plan, kind: Kind, *, of_a_job: bool) -> str:
-    """Return a remedy if a disk is full: then no log has the cause of the end."""
-    if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
-        path, purpose = plan.facts.temp, "where Ray keeps its sessions"
-        remedy = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
-    elif of_a_job and plan.job is not None and plan.job.checkpoints:
-        path, purpose = plan.job.checkpoints, "where the checkpoints go"
-        remedy = "choose another folder (AGENT_CHECKPOINTS)"
-    else:
-        return ""
-    free = free_at(path)
-    if free is None or free >= _FULL_BELOW:
-        return ""
-    return f"the disk of {path}, {purpose}, is full. Free some space there, or {remedy}"
 
 
 _MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
@@ -232,13 +209,17 @@ def write_bundle(
     outcome_text = partial(run_folder.outcome_text, *contents)
 
     def parts() -> Iterator[BundlePart]:  # the most important first
+        node, folder, most = bundle_folder(run), run.folder.path, _MOST_OF_MAIN_LOG
         yield BundlePart(run_folder.OUTCOME_FILE, outcome_text)
         yield BundlePart("plan.txt", partial(render, run.plan, run.redactor))
         facts = partial(_facts, run.plan.facts, run.redactor.clean)
-        yield BundlePart(f"{bundle_folder(run)}/facts.json", facts)
+        yield BundlePart(f"{node}/facts.json", facts)
         yield from local_logs(run)
         yield from workers or ()
-        yield from local_records(run)
+        yield BundlePart(f"{node}/{events.EVENTS_FILE}", folder / events.EVENTS_FILE, most)
+        yield BundlePart(f"{node}/{node_record.NODE_FILE}", folder / node_record.NODE_FILE)
+        name = run_record.RUN_FILE
+        yield BundlePart(name, folder.parent / name, most)
 
     until, limit = time.monotonic() + budget, budget + _EXTRA_TIME
     run_within(limit, lambda: bundle.make(parts(), run.redactor.clean, until))
@@ -271,15 +252,6 @@ def local_logs(run: NodeRun) -> Iterator[BundlePart]:
             yield BundlePart(f"{node}/ray/{path.name}", path)
 
 
-def local_records(run: NodeRun) -> Iterator[BundlePart]:
-    """Yield this node's records of the run."""
-    folder, node = run.folder.path, bundle_folder(run)
-    yield BundlePart(f"{node}/{events.EVENTS_FILE}", folder / events.EVENTS_FILE, _MOST_OF_MAIN_LOG)
-    yield BundlePart(f"{node}/{node_record.NODE_FILE}", folder / node_record.NODE_FILE)
-    name = run_record.RUN_FILE
-    yield BundlePart(name, folder.parent / name, _MOST_OF_MAIN_LOG)
-
-
 def _newest(paths: Iterable[Path], most: int) -> list[Path]:
     def age(path: Path) -> float:
         try:
@@ -308,33 +280,27 @@ class WorkerLogs:
         self, event: HeadEvent, before: HeadPhase, state: HeadState, reports: Reports
     ) -> None:
         """Order logs when a worker reports a new error, or a failing run stops."""
+        ray = () if self._run.plan.own_ray is None else ("ray",)
         if isinstance(event, h.WorkerReplaced):
             self._complaints.pop(event.key, None)
         if isinstance(event, h.WorkerReported):
-            for name in self._logs_to_request(event.worker):
-                reports.order(event.worker.key, OrderKind.SEND_LOG, name)
+            worker = event.worker
+            lost = [item for item in worker.items if item.step is Step.LOST]
+            errors = (worker.error, *(f"{item.name}: {item.evidence}" for item in lost))
+            complaint = re.sub(r"\d+", "", "; ".join(filter(None, errors)))
+            known = self._complaints.setdefault(worker.key, [])
+            is_new = bool(complaint) and complaint not in known and len(known) < _MOST_COMPLAINTS
+            if is_new and not worker.has_left:
+                known.append(complaint)
+                of_ray = ray if worker.error else ()
+                for name in ("agent", *of_ray, *(item.name for item in lost)):
+                    reports.order(worker.key, OrderKind.SEND_LOG, name)
         begins_to_stop = state.phase is HeadPhase.STOPPING and before is not HeadPhase.STOPPING
         if begins_to_stop and state.verdict is not None and state.verdict.is_failure:
             present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
             for worker in islice(present, _MOST_ASKED):
-                for name in ("agent", *self._ray_logs):
+                for name in ("agent", *ray):
                     reports.order(worker.key, OrderKind.SEND_LOG, name)
-
-    @property
-    def _ray_logs(self) -> tuple[str, ...]:
-        return () if self._run.plan.own_ray is None else ("ray",)
-
-    def _logs_to_request(self, worker: Worker) -> tuple[str, ...]:
-        """Return the logs to request for a worker's complaint; none for a known one."""
-        lost = [item for item in worker.items if item.step is Step.LOST]
-        errors = (worker.error, *(f"{item.name}: {item.evidence}" for item in lost))
-        complaint = re.sub(r"\d+", "", "; ".join(filter(None, errors)))
-        known = self._complaints.setdefault(worker.key, [])
-        is_new = bool(complaint) and complaint not in known and len(known) < _MOST_COMPLAINTS
-        if worker.has_left or not is_new:
-            return ()
-        known.append(complaint)
-        return ("agent", *(self._ray_logs if worker.error else ()), *(item.name for item in lost))
 
     def bundle_parts(self, state: HeadState, reports: Reports) -> Iterator[BundlePart]:
         """Yield the workers' logs and reports; workers without a goodbye come first."""

@@ -99,9 +99,7 @@ class Guard(Generic[S, E, A]):
         remote_events: tuple[type, ...],
         record: Callable[[object], None],
     ) -> None:
-        self._decide = decide
-        self._remote_events = remote_events
-        self._record = record
+        self._decide, self._remote_events, self._record = decide, remote_events, record
         self._logged: set[str] = set()
 
     def decide(self, state: S, event: E, now: float) -> tuple[E | Tick, S, tuple[A, ...]]:
@@ -111,19 +109,12 @@ class Guard(Generic[S, E, A]):
         except Exception as error:
             if not isinstance(event, self._remote_events):
                 raise
-            self._log(type(event), error)
+            name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
+            message = f"{name}: {why}"
+            if message not in self._logged and len(self._logged) < _MOST:
+                self._logged.add(message)
+                self._record(Dropped(name, f"{why}: {error}"))
+                what = "a bug in the agent, the message of another node is dropped"
+                say(f"{what}: {message}: {error}", "error")
             return Tick(), state, ()
-
-    def _log(self, kind: type, error: Exception) -> None:
-        event = wire_name(kind)
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
-        message = f"{event}: {why}"
-        if message in self._logged or len(self._logged) >= _MOST:
-            return
-        self._logged.add(message)
-        self._record(Dropped(event, f"{why}: {error}"))
-        say(
-            f"a bug in the agent, the message of another node is dropped: {message}: {error}",
-            "error",
-        )

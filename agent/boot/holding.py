@@ -42,62 +42,16 @@ if TYPE_CHECKING:
 _LONGEST_DETAIL = 300
 
 
-class PodApi:
-    """RunPod's API v2 for one pod, which is always the own one."""
-
-    def __init__(self, base: str, pod: str, key: str) -> None:
-        self._url = f"{base}/v2/pods/{pod}"
-        self._headers = {"Authorization": f"Bearer {key}"}
-        host = self._url.split("/")[2]
-        # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
-        bypass = proxy_bypass(host)
-        self._proxy = None if bypass else getproxies().get(self._url.partition(":")[0])
-
-    async def ask(self, request: PodRequest, action: str) -> PodAnswer:
-        """Send a request and return its answer; a failure is an answer without a code."""
-        is_act = request is PodRequest.ACT
-        method, url = ("POST", f"{self._url}/action") if is_act else ("GET", self._url)
-        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
-        body = {"action": action} if is_act else None
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-                session.request(
-                    method, url, json=body, proxy=self._proxy, allow_redirects=False
-                ) as reply,
-            ):
-                return _answer(reply.status, reply.headers, await reply.read())
-        except TimeoutError:
-            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
-        except (aiohttp.ClientError, OSError) as error:
-            return PodAnswer(0, str(error) or type(error).__name__)
-
-
-def _answer(code: int, headers: Mapping[str, str], body: bytes) -> PodAnswer:
-    """Read an answer; a pod that the description does not allow is none."""
-    wait = headers.get("Retry-After", "")
-    retry_after = float(wait) if wait.isascii() and wait.isdigit() else 0.0
-    try:
-        data = json.loads(body or b"null")
-    except (ValueError, RecursionError):
-        data = None
-    if code != 200:
-        detail = data.get("detail") if isinstance(data, dict) else None
-        text = without_controls(detail) if isinstance(detail, str) else ""
-        return PodAnswer(code, text[:_LONGEST_DETAIL], retry_after=retry_after)
-    try:
-        return PodAnswer(code, pod=convert(data, PodState, strict=False))
-    except ValidationError as error:
-        return PodAnswer(code, f"an answer that is no pod: {error}")
-
-
 class Held:
-    """A pod whose run is over, until it is stopped."""
+    """A pod whose run is over, until it is stopped; RunPod's API v2 for it, always the own one."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
         pod, key = own_pod(environ), settings.runpod_api_key
-        self._action = POD_ACTIONS.get(on_done)
-        self._api = PodApi(settings.runpod_api, pod, key.reveal()) if pod and key else None
+        self._action = POD_ACTIONS.get(on_done, "")
+        self._url, self._headers = "", dict[str, str]()
+        if pod and key:
+            self._url = f"{settings.runpod_api}/v2/pods/{pod}"
+            self._headers["Authorization"] = f"Bearer {key.reveal()}"
         self._command = how_to_end(settings.runpod_api, environ)
         self._price = settings.price_per_hour
 
@@ -114,49 +68,84 @@ class Held:
         say(outcome.sentence())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._remind)
-            if self._action is None:
-                say(
-                    "holding the pod, which would be started again: stop it when you have what "
-                    "you need"
-                )
-            elif self._api is not None:
-                tasks.start_soon(self._stop, self._api, self._action, others)
+            if not self._action:
+                what = "holding the pod, which would be started again"
+                say(f"{what}: stop it when you have what you need")
+            elif self._url:
+                tasks.start_soon(self._stop, others)
             await stopped()
             tasks.cancel_scope.cancel()
 
     async def _remind(self) -> None:
         """Log the price of the pod now and at intervals."""
         began = anyio.current_time()
-        if self._action is not None:  # it is stopped at once, unless that fails
+        if self._action:  # it is stopped at once, unless that fails
             await anyio.sleep(times.HOLD_REMINDER)
-        elif self._price is None and self._api is not None:
-            self._note_price(await self._api.ask(PodRequest.READ, ""))
+        elif self._price is None and self._url:
+            await self._ask(PodRequest.READ)
         while True:
             say(held_sentence(anyio.current_time() - began, self._price, self._command))
             await anyio.sleep(times.HOLD_REMINDER)
 
-    def _note_price(self, answer: PodAnswer) -> None:
-        pod = answer.pod
-        if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
-            self._price = pod.cost or None
-
-    async def _stop(self, api: PodApi, action: str, others: Sequence[tuple[str, int]]) -> None:
+    async def _stop(self, others: Sequence[tuple[str, int]]) -> None:
         """Ask RunPod to stop or terminate the pod, for as long as the pod runs."""
-        say(f"asking RunPod to {action} this pod (AGENT_ON_DONE)")
+        say(f"asking RunPod to {self._action} this pod (AGENT_ON_DONE)")
         await _wait_for_others(others)
-        stop = PodStop(action)
+        stop = PodStop(self._action)
         while True:
             await anyio.sleep(stop.pause)
             if stop.next is PodRequest.ACT:
                 await _wait_for_logs()
-            answer = await api.ask(stop.next, action)
-            self._note_price(answer)
             had_obstacle = bool(stop.obstacle)
-            stop, line = after_answer(stop, answer)
+            stop, line = after_answer(stop, await self._ask(stop.next))
             if line is not None:
                 say(line.sentence, line.level)
             if stop.obstacle and not had_obstacle:
                 say(held_sentence(0.0, self._price, self._command), "warning")
+
+    async def _ask(self, request: PodRequest) -> PodAnswer:
+        """Send a request, note the price in its answer; a failure is an answer without a code."""
+        scheme, _, host = self._url.partition("://")
+        # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
+        proxy = None if proxy_bypass(host.partition("/")[0]) else getproxies().get(scheme)
+        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        method, url, body = "GET", self._url, None
+        if request is PodRequest.ACT:
+            method, url, body = "POST", f"{self._url}/action", {"action": self._action}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+                session.request(
+                    method, url, json=body, proxy=proxy, allow_redirects=False
+                ) as reply,
+            ):
+                answer = _read_answer(reply.status, reply.headers, await reply.read())
+        except TimeoutError:
+            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return PodAnswer(0, str(error) or type(error).__name__)
+        pod = answer.pod
+        if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
+            self._price = pod.cost or None
+        return answer
+
+
+def _read_answer(code: int, headers: Mapping[str, str], body: bytes) -> PodAnswer:
+    """Read an answer; a pod that the description does not allow is none."""
+    wait = headers.get("Retry-After", "")
+    retry_after = float(wait) if wait.isascii() and wait.isdigit() else 0.0
+    try:
+        data = json.loads(body or b"null")
+    except (ValueError, RecursionError):
+        data = None
+    if code != 200:
+        detail = data.get("detail") if isinstance(data, dict) else None
+        text = without_controls(detail) if isinstance(detail, str) else ""
+        return PodAnswer(code, text[:_LONGEST_DETAIL], retry_after=retry_after)
+    try:
+        return PodAnswer(code, pod=convert(data, PodState, strict=False))
+    except ValidationError as error:
+        return PodAnswer(code, f"an answer that is no pod: {error}")
 
 
 async def hold_until_signal(held: Held, outcome: Outcome) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.boot.recipe_verb import recipe_name
+from agent.boot.recipe_verb import one_of, whole_number
+from agent.settings.jobs import BY_NAME
 from agent.work.start_files import platforms
 from agent.work.start_files.request import PRESETS, Request, StartFile
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 Render = Callable[[Request], list[StartFile]]
@@ -59,14 +59,20 @@ PLATFORMS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add = parser.add_argument
-    add("platform", metavar="PLATFORM", nargs="?", type=_platform_name, help=_list(PLATFORMS))
-    add("recipe", metavar="RECIPE", nargs="?", type=recipe_name, help="see `recipes`")
-    add("--nodes", type=_number, metavar="N", help="nodes, the head among them")
-    add("--gpus", type=_number, metavar="G", help="GPUs of each node")
+    add(
+        "platform",
+        metavar="PLATFORM",
+        nargs="?",
+        type=one_of("platform", PLATFORMS),
+        help=", ".join(PLATFORMS),
+    )
+    add("recipe", metavar="RECIPE", nargs="?", type=one_of("recipe", BY_NAME), help="see `recipes`")
+    add("--nodes", type=whole_number, metavar="N", help="nodes, the head among them")
+    add("--gpus", type=whole_number, metavar="G", help="GPUs of each node")
     containers = PLATFORMS["slurm"].variants
     add("--container", choices=containers, help="Slurm: what the job runs in")
     kinds = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
-    add("--kind", choices=kinds, metavar="KIND", help=f"Kubernetes and RunPod: {_list(kinds)}")
+    add("--kind", choices=kinds, metavar="KIND", help=f"Kubernetes and RunPod: {', '.join(kinds)}")
     add("--volume", metavar="ID", help="RunPod: network volume that has the one file")
     add("--image", metavar="IMAGE", help="another image than the recipe's usual one")
     add("--agent", metavar="PATH", default="", help="where the one file is; default: usual place")
@@ -76,36 +82,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="overwrite files that exist")
 
 
-def _list(names: Sequence[str] | dict[str, Platform]) -> str:
-    return ", ".join(names)
-
-
-def _platform_name(text: str) -> str:
-    if text in PLATFORMS:
-        return text
-    close = difflib.get_close_matches(text, PLATFORMS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {_list(PLATFORMS)}"
-    raise argparse.ArgumentTypeError(f"no platform {text!r}: {hint}")
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) > 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 10000")
-    return int(text)
-
-
 def run(options: argparse.Namespace) -> int:
     """Write the start files; return 0, or 2 where something is not given or would be lost."""
-    ask = _Prompt(is_possible=sys.stdin.isatty() and sys.stderr.isatty())
+    error = ""
     try:
-        files = start_files(options, ask)
-    except _NotGivenError as error:
-        print(f"pod-agent init: error: {error}", file=sys.stderr)
-        return 2
+        files = _start_files(options, may_ask=sys.stdin.isatty() and sys.stderr.isatty())
+    except _NotGivenError as missing:
+        files, error = [], str(missing)
     targets = [options.to / file.name for file in files]
-    if there := [str(target) for target in targets if target.exists() and not options.force]:
+    there = [str(target) for target in targets if target.exists() and not options.force]
+    if there:
         remedy = "Move it away, choose --to FOLDER, or add --force"
-        print(f"pod-agent init: error: {', '.join(there)} exists. {remedy}", file=sys.stderr)
+        error = f"{', '.join(there)} exists. {remedy}"
+    if error:
+        print(f"pod-agent init: error: {error}", file=sys.stderr)
         return 2
     options.to.mkdir(parents=True, exist_ok=True)
     for target, file in zip(targets, files, strict=True):
@@ -123,99 +113,82 @@ class _NotGivenError(Exception):
     """Something is missing, or does not fit."""
 
 
-class _Prompt(Value, frozen=True):
-    """Asks at a terminal; elsewhere takes the default."""
-
-    is_possible: bool
-
-    def one_of(self, what: str, names: Sequence[str], default: str) -> str:
-        """Return a name that was chosen by name or number."""
-        if not self.is_possible:
-            return default
-        shown = "  ".join(f"{number} {name}" for number, name in enumerate(names, 1))
-        while True:
-            answer = self._answer(f"{what}: {shown} [{default}] ") or default
-            if answer.isdecimal() and 1 <= int(answer) <= len(names):
-                return names[int(answer) - 1]
-            if answer in names:
-                return answer
-
-    def number(self, what: str, default: int) -> int:
-        """Return a whole number."""
-        while self.is_possible:
-            answer = self._answer(f"{what} [{default}] ") or str(default)
-            if answer.isdecimal():
-                return int(answer)
-        return default
-
-    def text(self, what: str) -> str:
-        """Return a text, perhaps ''."""
-        return self._answer(f"{what} [none] ") if self.is_possible else ""
-
-    def _answer(self, question: str) -> str:
-        print(question, end="", file=sys.stderr, flush=True)
+def _ask(what: str, default: str, names: Sequence[str] = ()) -> str:
+    """Ask for a name, by itself or by its number, or for any text; '' takes the default."""
+    shown = "".join(f"  {number} {name}" for number, name in enumerate(names, 1))
+    while True:
+        print(f"{what}{':' if names else ''}{shown[1:]} [{default}] ", end="", file=sys.stderr)
+        sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
             raise _NotGivenError("the input has ended")
-        return line.strip()
+        answer = line.strip() or default
+        if answer.isdecimal() and 1 <= int(answer) <= len(names):
+            return names[int(answer) - 1]
+        if not names or answer in names:
+            return answer
 
 
-def start_files(options: argparse.Namespace, ask: _Prompt) -> list[StartFile]:
-    """Complete the request, and make the files."""
+def _ask_number(what: str, default: int) -> int:
+    while True:
+        answer = _ask(what, str(default))
+        if answer.isdecimal():
+            return int(answer)
+
+
+def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFile]:
+    """Complete the request, at a terminal by questions, and make the files."""
     name = options.platform
     if name is None:
-        if not ask.is_possible:
-            raise _NotGivenError(f"which platform? One of {_list(PLATFORMS)}")
-        name = ask.one_of("platform", tuple(PLATFORMS), "slurm")
+        if not may_ask:
+            raise _NotGivenError(f"which platform? One of {', '.join(PLATFORMS)}")
+        name = _ask("platform", "slurm", (*PLATFORMS,))
     platform = PLATFORMS[name]
-    recipe = options.recipe or ask.one_of("recipe", tuple(PRESETS), platform.recipe)
-    variant = _variant(name, platform, options, ask)
+    recipe = options.recipe
+    if recipe is None:
+        recipe = _ask("recipe", platform.recipe, (*PRESETS,)) if may_ask else platform.recipe
+    for flag in ("container", "kind"):
+        given = getattr(options, flag)
+        if given is not None and (flag != platform.flag or given not in platform.variants):
+            variants = " or ".join(platform.variants)
+            fits = f"--{platform.flag} {variants}" if platform.flag else "none"
+            raise _NotGivenError(f"{name} has no --{flag} {given}; it takes {fits}")
+    variant = (getattr(options, platform.flag) if platform.flag else "") or platform.variants[0]
+    if platform.flag and may_ask and getattr(options, platform.flag) is None:
+        variant = _ask(platform.flag, variant, platform.variants)
     nodes, gpus = options.nodes, options.gpus
     if nodes is None:
-        nodes = ask.number("nodes", platform.nodes)
+        nodes = _ask_number("nodes", platform.nodes) if may_ask else platform.nodes
     if gpus is None:
-        usual = platform.rehearsal_gpus if recipe == "rehearsal" else 8
-        gpus = ask.number("GPUs of each node", usual)
+        gpus = platform.rehearsal_gpus if recipe == "rehearsal" else 8
+        gpus = _ask_number("GPUs of each node", gpus) if may_ask else gpus
     if nodes < 1:
         raise _NotGivenError("--nodes 0: a run has a node at least")
     volume = options.volume or ""
-    if name == "runpod" and not options.agent_url:
-        volume = volume or ask.text("id of a network volume that has the one file as pod-agent")
-        if not volume:
+    if name == "runpod" and not options.agent_url and not volume:
+        what = "id of a network volume that has the one file as pod-agent"
+        volume = _ask(what, "none") if may_ask else "none"
+        if volume == "none":
             raise _NotGivenError(
                 "runpod: where do pods find the one file? On a network volume (--volume ID), or"
                 " --agent-url URL --sha256 DIGEST; dist/SHA256SUMS has the digest"
             )
     if options.agent_url and not options.sha256:
         raise _NotGivenError("--agent-url wants --sha256 DIGEST: it is in dist/SHA256SUMS")
-    request = Request(
-        recipe=recipe,
-        nodes=nodes,
-        gpus=gpus,
-        variant=variant,
-        image=options.image or "",
-        agent=options.agent,
-        url=options.agent_url,
-        sha256=options.sha256,
-        volume=volume,
+    files = platform.render(
+        Request(
+            recipe=recipe,
+            nodes=nodes,
+            gpus=gpus,
+            variant=variant,
+            image=options.image or "",
+            agent=options.agent,
+            url=options.agent_url,
+            sha256=options.sha256,
+            volume=volume,
+        )
     )
-    files = platform.render(request)
     if name == "runpod" and variant == "pods":
         text = PODS.read_text(encoding="utf-8")
         files.append(StartFile("pods.py", text, (), is_program=True))
     return files
-
-
-def _variant(name: str, platform: Platform, options: argparse.Namespace, ask: _Prompt) -> str:
-    """Return the chosen container or kind."""
-    for flag in ("container", "kind"):
-        given = getattr(options, flag)
-        if given is not None and (flag != platform.flag or given not in platform.variants):
-            fits = (
-                f"--{platform.flag} {' or '.join(platform.variants)}" if platform.flag else "none"
-            )
-            raise _NotGivenError(f"{name} has no --{flag} {given}; it takes {fits}")
-    if not platform.flag:
-        return ""
-    given = getattr(options, platform.flag)
-    return str(given or ask.one_of(platform.flag, platform.variants, platform.variants[0]))

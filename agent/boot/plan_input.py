@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -56,7 +56,7 @@ from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from agent.node.facts import Facts, TorchPython
     from agent.node.upload import UploadSize
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
+
+T = TypeVar("T")
 
 
 def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
@@ -80,11 +82,6 @@ def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
     found, errors = parse(text, settings.services, settings)
     problems += errors
     return NO_FILE if errors else found
-
-
-def marker_disks(file: ServicesFile) -> dict[str, str]:
-    """Return the disk of each prepare step's marker: nodes that share a disk take turns."""
-    return {step.once: disk_of(step.once) for step in file.steps if step.once is not None}
 
 
 _DEFAULT_TEMP = "/tmp"
@@ -115,6 +112,11 @@ _LEAVE_OUT = (
     "upload. Leave them out by .gitignore or by excludes in AGENT_RUNTIME_ENV, or insist by "
     "AGENT_ALLOW_INSECURE=1"
 )
+_SHRINK = (
+    "which is what Ray takes of a folder: leave the largest out by .gitignore or by excludes in "
+    "AGENT_RUNTIME_ENV, or have the code in the image or on a disk of all nodes, and start the "
+    "agent in it"
+)
 _NODE_ENVIRONMENT = (
     "it in the environment of every node (or in a file that {name}_FILE or the like names): actors "
     "inherit that; Ray's dashboard shows a runtime_env to whoever asks"
@@ -128,13 +130,9 @@ def read_runtime_env(
 
     `ray` is the folder of the installed Ray.
     """
-    found: dict[str, object] = {}
-    problems: list[Problem] = []
-    try:
-        found = {} if settings.runtime_env is None else _parse(settings.runtime_env)
-    except SettingsError as error:  # reported together with the working dir's
-        problems += error.problems
-    problems += [*_secrets(found), *_env_vars(found)]
+    parsed = {} if settings.runtime_env is None else _parse(settings.runtime_env)
+    problems = [parsed] if isinstance(parsed, Problem) else [*_faults(parsed)]
+    found = {} if isinstance(parsed, Problem) else parsed
     variable = _ENV
     if settings.working_dir is not None:
         if "working_dir" in found:
@@ -142,52 +140,57 @@ def read_runtime_env(
             problems.append(Problem(both, "a working_dir in each", "one of the two"))
         variable, found = _DIR, {**found, "working_dir": settings.working_dir}
     upload = _working_dir(variable, found, environ, ray, insists=settings.allow_insecure)
-    problems += [upload] if isinstance(upload, Problem) else []
-    if isinstance(upload, Problem) or problems:
+    if isinstance(upload, Problem):
+        raise SettingsError((*problems, upload))
+    if problems:
         raise SettingsError(tuple(problems))
     return found, upload
 
 
-def _parse(text: str) -> dict[str, object]:
+def _parse(text: str) -> dict[str, object] | Problem:
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "not text"
-            given = f"{text!r} ({why})"
-            wanted = "JSON, or the path of a YAML or JSON file"
-            raise SettingsError((Problem(_ENV, given, wanted),)) from None
+            given = f"{text!r} ({getattr(error, 'strerror', None) or 'not text'})"
+            return Problem(_ENV, given, "JSON, or the path of a YAML or JSON file")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = _from_yaml(text)
+        import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
+
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError) as error:
+            what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
+            return Problem(_ENV, what, "YAML or JSON")
     if not isinstance(value, dict):
-        what = "something that is no mapping"
-        raise SettingsError((Problem(_ENV, what, "names and values"),))
+        return Problem(_ENV, "something that is no mapping", "names and values")
     try:
         json.dumps(value)  # so it travels to Ray
     except (TypeError, ValueError, RecursionError) as error:  # YAML has dates, sets and loops
         what = f"a value that JSON cannot carry ({error})"
-        raise SettingsError((Problem(_ENV, what, "texts, numbers, lists and mappings"),)) from None
+        return Problem(_ENV, what, "texts, numbers, lists and mappings")
     return {str(key): item for key, item in value.items()}
 
 
-def _from_yaml(text: str) -> object:
-    import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
+def _faults(found: Mapping[str, object]) -> Iterator[Problem]:
+    """Report secrets, and variables that are no text: YAML reads unquoted numbers and booleans.
 
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
-        raise SettingsError((Problem(_ENV, what, "YAML or JSON"),)) from None
-
-
-def _secrets(found: Mapping[str, object]) -> Iterator[Problem]:
-    """Report secrets by their place, never by their value: Ray's dashboard shows a runtime_env."""
+    A secret is named by its place, never by its value: Ray's dashboard shows a runtime_env.
+    """
     for place, name, text in _texts("", "", found):
         if secrets_in(name, text) and not _REFERENCE.fullmatch(text.strip()):
             expected = _NODE_ENVIRONMENT.format(name=name or "its variable")
             yield Problem(_ENV, f"a secret in {place}", expected)
+    given = found.get("env_vars", {})
+    if not isinstance(given, dict):
+        yield Problem(_ENV, "env_vars that are no mapping", "names and quoted values")
+        return
+    for name, value in given.items():
+        if not isinstance(value, str):
+            quoted = f'{name}: "{json.dumps(value)}"' if value is not None else f'{name}: ""'
+            yield Problem(_ENV, f"env_vars.{name}, which is no text", f"it quoted: {quoted}")
 
 
 def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str]]:
@@ -202,18 +205,6 @@ def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str
             yield from _texts(f"{place}[{index}]", "", inner)
 
 
-def _env_vars(found: Mapping[str, object]) -> Iterator[Problem]:
-    """Report values that are no text: YAML reads unquoted numbers and booleans."""
-    given = found.get("env_vars", {})
-    if not isinstance(given, dict):
-        yield Problem(_ENV, "env_vars that are no mapping", "names and quoted values")
-        return
-    for name, value in given.items():
-        if not isinstance(value, str):
-            quoted = f'{name}: "{json.dumps(value)}"' if value is not None else f'{name}: ""'
-            yield Problem(_ENV, f"env_vars.{name}, which is no text", f"it quoted: {quoted}")
-
-
 def _working_dir(
     variable: str,
     found: Mapping[str, object],
@@ -226,34 +217,23 @@ def _working_dir(
     given = found.get("working_dir")
     if given is None or (isinstance(given, str) and _REMOTE.match(given)):
         return None
-    folder = Path(str(given))
+    folder, shown = Path(str(given)), repr(str(given))
     if not folder.is_dir():
         if variable == _ENV and folder.is_file():  # Ray takes a zip, too
             return None
-        return Problem(variable, f"{str(given)!r}, which is no folder here", "a folder to upload")
+        return Problem(variable, f"{shown}, which is no folder here", "a folder to upload")
     patterns = found.get("excludes")
     excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
     upload = measure(folder.absolute(), excludes, ray, environ)
     if upload is not None and upload.credentials and not insists:
         names = first_names(upload.credentials)
-        return Problem(variable, f"{str(given)!r} with credentials in it: {names}", _LEAVE_OUT)
+        return Problem(variable, f"{shown} with credentials in it: {names}", _LEAVE_OUT)
     if upload is not None and upload.size > LIMIT:
-        return Problem(variable, _describe_upload(str(given), upload), _shrink_remedy(LIMIT))
+        parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
+        least = "" if upload.complete else "at least "
+        what = f"{shown}: {least}{mib(upload.size)} in {upload.files} files ({parts})"
+        return Problem(variable, what, f"at most {mib(LIMIT)}, {_SHRINK}")
     return upload
-
-
-def _describe_upload(given: str, upload: UploadSize) -> str:
-    parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
-    least = "" if upload.complete else "at least "
-    return f"{given!r}: {least}{mib(upload.size)} in {upload.files} files ({parts})"
-
-
-def _shrink_remedy(limit: int) -> str:
-    return (
-        f"at most {mib(limit)}, which is what Ray takes of a folder: leave the largest out by "
-        ".gitignore or by excludes in AGENT_RUNTIME_ENV, or have the code in the image or on a "
-        "disk of all nodes, and start the agent in it"
-    )
 
 
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
@@ -263,60 +243,54 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     if known is None or not known.framework or topology.is_idle:
         return facts
     starts_in = settings.working_dir or "."
-    found = pythons.find_framework(known.framework, facts.job_python, starts_in)
-    columns = run_within(times.STALLED_DISK, lambda: (columns_of(settings.train_data or ""),))
     inputs = {
         "AGENT_MODEL": settings.model,
         "AGENT_TRAIN_DATA": settings.train_data,
         "AGENT_EVAL_DATA": settings.eval_data,
     }
-    missing = run_within(
-        times.STALLED_DISK,
-        lambda: {name: path for name, path in inputs.items() if path and is_missing(path)},
+    columns = _in_time(lambda: columns_of(settings.train_data or ""))
+    missing = _in_time(
+        lambda: {name: one for name, one in inputs.items() if one and is_missing(one)}
     )
     facts = replace(
         facts,
-        framework=found,
-        data_columns=None if columns is None else columns[0],
+        framework=pythons.find_framework(known.framework, facts.job_python, starts_in),
+        data_columns=columns,
         missing_inputs=missing or {},
     )
     folder = checkpoint_folder(settings, loaded.command)
-    mount = run_within(times.STALLED_DISK, lambda: (mount_of(folder),))
+    mount = _in_time(lambda: (mount_of(folder),))
+    sizes = (
+        None if mount is None else _in_time(lambda: (free_at(folder), weights_in(settings.model)))
+    )
     if mount is not None:
         facts = replace(facts, checkpoints=mount[0])
-        sizes = run_within(
-            times.STALLED_DISK, lambda: (free_at(folder), weights_in(settings.model))
-        )
-        if sizes is not None:
-            facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
+    if sizes is not None:
+        facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts
+
+
+def _in_time(read: Callable[[], T]) -> T | None:
+    """Return what a disk has; None if it stalls."""
+    return run_within(times.STALLED_DISK, read)
 
 
 def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | None:
     """Return the shape of a model from its `config.json` here, else from its name."""
-    model, revision = settings.model, settings.model_revision
+    model = settings.model
     if not model:
         return None
-    read = partial(model_config, model, environ, revision)
-    return shape_of(model, run_within(times.STALLED_DISK, read))
-
-
-def read_kept(loaded: Loaded) -> Mapping[str, str]:
-    """Return the settings that the recipe has to keep to resume from its checkpoints."""
-    known = known_job(loaded.settings, loaded.command)
-    if known is None or not known.framework:
-        return {}
-    folder = checkpoint_folder(loaded.settings, loaded.command)
-    held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
-    return {} if held is None else kept_settings(held, known.framework)
+    config = _in_time(lambda: model_config(model, environ, settings.model_revision))
+    return shape_of(model, config)
 
 
 def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     """Return a finding if the job cannot use its checkpoint folder."""
     job = plan.job
-    if job is None or job.recipe is None or not job.recipe.known.framework:
+    if job is None or job.recipe is None or not job.framework:
         return ()
-    held = run_within(times.STALLED_DISK, lambda: read_checkpoints(job.checkpoints))
+    folder = job.checkpoints
+    held = _in_time(lambda: read_checkpoints(folder))
     if held is None:
         return ()
     recipe, expected = job.recipe, job.recipe.expected_command
@@ -326,7 +300,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     if not why:  # the nodes that join decide
         why, level = why_not_resumable(held, ours), Level.WARN
     remedy = ends.CHECKPOINTS_REFUSED.remedy
-    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
+    return (Finding(CHECKPOINTS, level, f"{folder}: {why}", remedy),) if why else ()
 
 
 def plan_from_environment(
@@ -337,41 +311,54 @@ def plan_from_environment(
     `wants_job` is False where only the machine is examined.
     """
     loaded = _load_settings(environ, command)
-    ray = find_ray(environ.get("PATH"))
-    names = _look_up_head(loaded.settings)
+    settings, words = loaded.settings, loaded.command
+    ray, names = find_ray(environ.get("PATH")), dict[str, tuple[str, ...]]()
+    if settings.head is not None and not is_ip(settings.head):  # its address decides the role
+        names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
     program, torch = _find_torchrun_programs(environ, loaded, ray.executable)
-    temp, problems = temp_root(loaded.settings)
-    if launcher(loaded.settings, None) == TORCHRUN:
-        problems += torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
+    temp, problems = temp_root(settings)
+    if launcher(settings, None) == TORCHRUN:
+        problems += torchrun_problems(settings, words, wants_job=wants_job)
     is_first = parent.is_init()
     facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
     upload: UploadSize | None = None
-    file = read_services(loaded.settings, problems)
+    file = read_services(settings, problems)
     topology: Topology | None = None
     try:
-        topology = resolve(environ, loaded.settings, facts)
+        topology = resolve(environ, settings, facts)
     except SettingsError as error:
         problems += error.problems
     try:
         if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env, upload = read_runtime_env(loaded.settings, environ, ray.folder)
+            runtime_env, upload = read_runtime_env(settings, environ, ray.folder)
     except SettingsError as error:
         problems += error.problems
-    problems += _port_clashes(environ, loaded, topology)
+    with suppress(SettingsError):  # the platform may be known where the topology is not
+        platform = detect_platform(environ, settings) if topology is None else topology.platform
+        problems += port_clashes(settings, words, platform.ports, platform.given_ray)
     if topology is not None:
-        problems += service_problems(loaded.settings, loaded.command, topology, file)
+        problems += service_problems(settings, words, topology, file)
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.misspelled)
+    host = topology.head_host or ""
+    is_new = topology.is_head and host not in facts.known_names
+    if is_new and facts.is_own_name(host) and len(facts.addresses()) > 1:  # others resolve it too
+        facts = replace(facts, known_names={host: lookup_briefly(host, times.START_LOOKUP)})
     facts = replace(
-        _with_own_name(facts, topology),
-        disks=marker_disks(file),
+        facts,
+        disks={step.once: disk_of(step.once) for step in file.steps if step.once is not None},
         ray_temp=read_folder(private_folder(facts, topology.platform.job_id)),
-        model_is_here=Path(loaded.settings.model or "/").exists(),
+        model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    basis = JobBasis(read_shape(loaded.settings, environ), kept=read_kept(loaded))
+    known, kept = known_job(settings, words), None
+    if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
+        folder = checkpoint_folder(settings, words)
+        held = _in_time(lambda: read_checkpoints(folder))
+        kept = None if held is None else kept_settings(held, known.framework)
+    basis = JobBasis(read_shape(settings, environ), kept=kept or {})
     plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
     return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
 
@@ -402,20 +389,6 @@ def _find_torchrun_programs(
     return command if is_program else None, find_torch(environ, leading_python(arguments))
 
 
-def _port_clashes(
-    environ: Mapping[str, str], loaded: Loaded, topology: Topology | None
-) -> tuple[Problem, ...]:
-    """Return clashes of ports, also where the platform is known but the topology is not."""
-    settings, command = loaded.settings, loaded.command
-    if topology is not None:
-        return port_clashes(settings, command, topology.platform.ports, topology.given_ray)
-    try:
-        claim = detect_platform(environ, settings)
-    except SettingsError:
-        return ()
-    return port_clashes(settings, command, claim.ports, claim.given_ray)
-
-
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:
     """Run every check, including ports and GPU driver, without starting anything.
 
@@ -427,20 +400,3 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, .
     facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
     others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]
     return facts, (*others, *run_checks(facts, plan.settings, plan.topology))
-
-
-def _with_own_name(facts: Facts, topology: Topology) -> Facts:
-    """Resolve the head's name if it is this node's host name: other nodes resolve it too."""
-    host = topology.head_host
-    if not topology.is_head or host is None or host in facts.known_names:
-        return facts
-    if not facts.is_own_name(host) or len(facts.addresses()) < 2:
-        return facts
-    return replace(facts, known_names={host: lookup_briefly(host, times.START_LOOKUP)})
-
-
-def _look_up_head(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Resolve AGENT_HEAD if it is a name: its address decides the role."""
-    if settings.head is None or is_ip(settings.head):
-        return {}
-    return {settings.head: lookup_briefly(settings.head, times.START_LOOKUP)}

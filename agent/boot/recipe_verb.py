@@ -33,7 +33,7 @@ from agent.work.recipes.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from agent.settings.jobs import KnownJob
 
@@ -76,8 +76,7 @@ def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
     heading = ""
     for row in recipe_rows():
         known = recipe_of(BY_NAME[row["name"]]).VERSIONS
-        versions = version_list(known) if known else ""
-        name = row["framework"] or "no framework"
+        versions, name = version_list(known) if known else "", row["framework"] or "no framework"
         text = (
             f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
             f"by {row['launcher']}; {row['about']}"
@@ -104,18 +103,16 @@ def recipe_command(
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
-    given = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
-    asked = replace(
-        given,
+    given = replace(
+        recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes),
         columns=columns_of(settings.train_data or ""),
         basis=JobBasis(model or read_shape(settings, environ)),
     )
     try:
-        made = command_of(known, asked)
+        made = command_of(known, given)
     except MisfitError as error:
-        raise PreflightError(
-            f"{known.name} does not fit", why=str(error), culprit="AGENT_JOB"
-        ) from None
+        what = f"{known.name} does not fit"
+        raise PreflightError(what, why=str(error), culprit="AGENT_JOB") from None
     if known.launcher == "torchrun":
         made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
     return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
@@ -133,13 +130,17 @@ def node_sizes(
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
 
 
-def recipe_name(text: str) -> str:
-    """Parse the name of a recipe."""
-    if text in BY_NAME:
-        return text
-    close = difflib.get_close_matches(text, BY_NAME, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(BY_NAME)}"
-    raise argparse.ArgumentTypeError(f"no recipe {text!r}: {hint}")
+def one_of(what: str, known: Collection[str]) -> Callable[[str], str]:
+    """Return a parser of names; of an unknown one it tells what was probably meant."""
+
+    def parse(text: str) -> str:
+        if text in known:
+            return text
+        close = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        raise argparse.ArgumentTypeError(f"no {what} {text!r}: {hint}")
+
+    return parse
 
 
 def whole_number(text: str) -> int:
@@ -178,15 +179,13 @@ def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersi
         ignored = f"has no versions: {text} changes nothing" if text is not None else ""
         return ChosenVersion((), ignored)
     try:
-        return choose(versions, text) if text is not None else _installed(known, path)
+        if text is not None:
+            return choose(versions, text)
+        python = pythons.find_ray(path).executable
+        return version_of(known, pythons.find_framework(known.framework, python, "."))
     except UnknownVersionError as error:
         expected = "a known release, or a later patch of one"
         raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
-
-
-def _installed(known: KnownJob, path: str | None) -> ChosenVersion:
-    found = pythons.find_framework(known.framework, pythons.find_ray(path).executable, ".")
-    return version_of(known, found)
 
 
 def split_lines(argv: tuple[str, ...]) -> list[list[str]]:

@@ -34,7 +34,7 @@ from agent.work.recipes.sizing import SLOW_LINK
 from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
@@ -90,30 +90,23 @@ class Prober:
     """Runs the probes that the head orders, at most some of them at once."""
 
     def __init__(self, run: NodeRun) -> None:
-        self._run = run
-        self._plan = run.plan
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._one_sample = asyncio.Lock()
+        self._run, self._plan = run, run.plan
+        self._slots, self._one_sample = asyncio.Semaphore(_AT_ONCE), asyncio.Lock()
 
     async def probe(
         self, probe: str, at: str, place: Placeholders, share: ShareOrder | None = None
     ) -> Answer:
         """Run a probe; `at` is the other node's address, '' for the head."""
+        run: Callable[[], Awaitable[Answer]]
+        if probe == ALL_REDUCE and share is not None:
+            run = partial(run_all_reduce, self._run, share, place)
+        else:
+            ways = {SAMPLE: self._sample, SCORE: self._score}
+            run = partial(ways.get(probe, self._reach), at, place)
         async with self._slots:
-            made = await self._run.best_effort(
-                f"the probe {probe!r}", self._run_probe, probe, at, place, share
-            )
+            made = await self._run.best_effort(f"the probe {probe!r}", run)
         made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
         return replace(made, evidence=self._run.redactor.clean(made.evidence))
-
-    async def _run_probe(
-        self, probe: str, at: str, place: Placeholders, share: ShareOrder | None
-    ) -> Answer:
-        if probe == ALL_REDUCE and share is not None:
-            return await run_all_reduce(self._run, share, place)
-        if probe == SAMPLE:
-            return await self._sample(at, place)
-        return await (self._score(at, place) if probe == SCORE else self._reach(at))
 
     async def _score(self, at: str, place: Placeholders) -> Answer:
         """Request a score from the reward server of this node's plan, as the job would."""
@@ -131,7 +124,7 @@ class Prober:
             evidence = await port_answers(split.hostname or "", split.port or 80)
         return Answer(SCORE, at, evidence, time.monotonic() - began)
 
-    async def _reach(self, at: str) -> Answer:
+    async def _reach(self, at: str, _place: Placeholders) -> Answer:
         """Connect to another node's raylet and object manager; return the shortest time."""
         ports, best = self._plan.ports, times.RAYLET_REACHED
 
@@ -217,85 +210,65 @@ class HeadRequests:
         report_now: Callable[[], None],
         share: ShareOrder | None = None,
     ) -> None:
-        """Run a probe that the head ordered."""
-        if probe == ALL_REDUCE:
-            answer = await self._replace_all_reduce(place, share)
-        else:
+        """Run a probe that the head ordered; of the all-reduce only the last counts."""
+        if probe != ALL_REDUCE:
             answer = await self._prober.probe(probe, at, place, share)
-        if answer is None:
+            self._answers.append(answer)  # to the current list: other answers may have been added
+            report_now()
             return
-        self._answers.append(answer)  # to the current list: other answers may have been added
-        report_now()
-
-    async def _replace_all_reduce(
-        self, place: Placeholders, share: ShareOrder | None
-    ) -> Answer | None:
-        """Run the all-reduce after canceling an earlier one, whose head is gone.
-
-        The earlier one gives no answer: the head would take it for the new one's.
-        """
-        before, now = self._all_reduce_run, (anyio.CancelScope(), anyio.Event())
-        self._all_reduce_run = now
+        # The head of an earlier one is gone. That one gives no answer, which would be taken for
+        # the new one's.
+        before, self._all_reduce_run = self._all_reduce_run, (anyio.CancelScope(), anyio.Event())
+        scope, done = self._all_reduce_run
         if before is not None:
             before[0].cancel()
             await before[1].wait()
         self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
         try:
-            with now[0]:
-                return await self._prober.probe(ALL_REDUCE, "", place, share)
-            return None
+            with scope:
+                answer = await self._prober.probe(ALL_REDUCE, "", place, share)
+                self._answers.append(answer)
+                report_now()
         finally:
-            now[1].set()
+            done.set()
 
     async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""
         self._logs.pop(name, None)  # an earlier result is outdated
+        run, known = self._run, self._run.plan.logs()
         if name in DIAGNOSTICS:
             text = await self._diagnostics.collect(name)
             if name == STACKS:
-                log_stacks(self._run.plan.topology.node_name, text, "at the head")
+                log_stacks(run.plan.topology.node_name, text, "at the head")
             self._logs[name] = text[:LONGEST_TAIL]
+        elif name in known:
+            path, clean = run.folder.file(known[name]), run.redactor.clean
+            tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean))
+            self._logs[name] = fitted(tail or "", LONGEST_TAIL)
         else:
-            await self._fetch_tail(name)
-        report_now()
-
-    async def _fetch_tail(self, name: str) -> None:
-        known = self._run.plan.logs()
-        if name not in known:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
-            return
-        path, clean = self._run.folder.file(known[name]), self._run.redactor.clean
-        text = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean)) or ""
-        self._logs[name] = fitted(text, LONGEST_TAIL)
+        report_now()
 
     async def read_log_tails(self, outcome: Outcome) -> str:
         """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""
-        path, clean = self._run.folder.file(AGENT_LOG), self._run.redactor.clean
-        tails: dict[str, str] = {}
+        run, clean, tails = self._run, self._run.redactor.clean, dict[str, str]()
 
         def read() -> str:
-            tail = clean(tail_of(path, _TAIL_LINES, LONGEST_TEXT))
-            if outcome.is_failure:
-                _read_all(self._run, tails)
+            tail = clean(tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT))
+            files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
+            logs, left = ray_log_folder(run), _MOST_OF_ALL
+            files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
+            for name, path in files.items() if outcome.is_failure else ():
+                text = last_lines(path, LONGEST_TAIL, clean) or ""
+                text = fitted(text, min(left, LONGEST_TAIL))
+                if text:
+                    tails[name] = text
+                    left -= len(json.dumps(text))
             return tail
 
         tail = await in_thread(read) or ""
         self._logs |= {**tails}
         return tail
-
-
-def _read_all(run: NodeRun, found: dict[str, str]) -> None:
-    """Read the tails of all logs, as many as fit into one report."""
-    files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
-    logs = ray_log_folder(run)
-    files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
-    left = _MOST_OF_ALL
-    for name, path in files.items():
-        text = last_lines(path, LONGEST_TAIL, run.redactor.clean) or ""
-        text = fitted(text, min(left, LONGEST_TAIL))
-        if text:
-            found[name] = text
-            left -= len(json.dumps(text))
 
 
 def fitted(text: str, most: int) -> str:

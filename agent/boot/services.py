@@ -38,9 +38,7 @@ class LocalWork:
     def __init__(
         self, run: NodeRun, send: Callable[[LocalEvent], None], place: Callable[[], Placeholders]
     ) -> None:
-        self._run = run
-        self._send = send
-        self._place = place
+        self._run, self._send, self._place = run, send, place
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._running_steps: set[anyio.CancelScope] = set()
@@ -65,48 +63,42 @@ class LocalWork:
 
     async def _run_step(self, step: PrepareStep) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
-        if step.name in self._run.finished_steps:
+        run, plan, name = self._run, self._run.plan, step.name
+        if name in run.finished_steps:
             return ""
         place = self._place()
         marker = None if step.once is None else Path(place.fill(step.once))
         if marker is not None and await anyio.to_thread.run_sync(marker.exists):
-            say(f"{step.name}: skipped, {marker} is there")
+            say(f"{name}: skipped, {marker} is there")
             return ""
-        failure = await self._run_command(step, place)
-        if failure:
-            return failure
-        if marker is not None:
-            await anyio.to_thread.run_sync(_mark, marker, step.name)
-        self._run.node.update(done=(*self._run.node.record.done, step.name))
-        return ""
-
-    async def _run_command(self, step: PrepareStep, place: Placeholders) -> str:
-        plan = self._run.plan
-        full = (
-            plan.environment(place.node_ip, place.head_ip)
-            if plan.topology.is_head
-            else environment.for_children(plan.environ, plan.settings)
-        )
-        env = environment.for_prepare(full, plan.settings)
-        say(f"{step.name}: running (output in {step.log})")
+        env = environment.for_children(plan.environ, plan.settings)
+        if plan.topology.is_head:
+            env = plan.environment(place.node_ip, place.head_ip)
+        env = environment.for_prepare(env, plan.settings)
+        say(f"{name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
-        child = await self._run.start(step.name, step.argv(place), env, step.log, keep_group=True)
+        child = await run.start(name, step.argv(place), env, step.log, keep_group=True)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._log_progress, step.name, child)
+                tasks.start_soon(self._log_progress, name, child)
                 code = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 if child.running:
                     await child.stop(1.0)
-                self._run.node.remove_process(child.pid)
-                self._run.stats.progress.pop(step.name, None)
-        return "" if code == 0 else await child.end_sentence(code)
+                run.node.remove_process(child.pid)
+                run.stats.progress.pop(name, None)
+        if code != 0:
+            return await child.end_sentence(code)
+        if marker is not None:
+            await anyio.to_thread.run_sync(_mark, marker, name)
+        run.node.update(done=(*run.node.record.done, name))
+        return ""
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
-        before = await child.tail(1, _LONGEST_LINE)
+        before, pause = await child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
 
         async def read_line() -> NotYet | None:
             return NotYet(await child.tail(1, _LONGEST_LINE))
@@ -116,13 +108,7 @@ class LocalWork:
                 self._run.stats.progress[name] = line
                 say(f"{name}: {line}")
 
-        await until(
-            read_line,
-            None,
-            step=times.STEP_PROGRESS,
-            longest=times.STEP_PROGRESS,
-            on_evidence=log,
-        )
+        await until(read_line, None, step=pause, longest=pause, on_evidence=log)
 
     async def serve(self, name: str, generation: int = 1) -> None:
         """Run a service until it ends; send events for ready and gone."""
@@ -161,15 +147,11 @@ class LocalWork:
                 tasks.start_soon(child.stop, grace)
 
     async def _probe(
-        self,
-        spec: ServiceSpec,
-        placeholders: Placeholders,
-        generation: int,
-        cpu: Callable[[], float],
+        self, spec: ServiceSpec, place: Placeholders, generation: int, cpu: Callable[[], float]
     ) -> str:
         """Send an event when a service is ready; return why it is dead once it stops answering."""
         log, token = self._run.folder.file(spec.log), self._run.plan.reward_token
-        probe = ReadinessProbe(spec.ready, placeholders, log, token)
+        probe = ReadinessProbe(spec.ready, place, log, token)
 
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()
@@ -187,11 +169,10 @@ class LocalWork:
 
         await until(check, None, longest=0.5, on_evidence=send)
         self._send(ServiceReady(spec.name, generation=generation))
-        alive = spec.asked_again
-        if alive is None:
+        if spec.asked_again is None:
             await anyio.sleep_forever()
             return ""
-        return await until_dead(probe_once, alive, cpu)
+        return await until_dead(probe_once, spec.asked_again, cpu)
 
 
 def _mark(marker: Path, name: str) -> None:

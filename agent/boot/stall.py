@@ -126,12 +126,8 @@ class StallWatch:
         get_state: Callable[[], HeadState],
         send: Callable[[StalledSinceLoss], None],
     ) -> None:
-        self._run = run
-        self._reports = reports
-        self._status = status
-        self._link = link
-        self._get_state = get_state
-        self._send = send
+        self._run, self._reports, self._status, self._link = run, reports, status, link
+        self._get_state, self._send = get_state, send
         self._diagnostics = Diagnostics(run)
         self._limit = run.plan.settings.stall
         self._quiet: Quiet | None = None
@@ -167,16 +163,13 @@ class StallWatch:
             finished = await self._link.last_finished(times.STALL_TASKS)
             if finished is not None:
                 quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
-        if not quiet.is_stalled(self._limit, self._run.now()) or not self._is_still_quiet(quiet):
+        now = self._get_state()
+        runs_on = now.phase is HeadPhase.RUNNING and now.attempt.number == quiet.attempt
+        is_quiet = runs_on and self._with_output(quiet) == quiet  # no output meanwhile
+        if not quiet.is_stalled(self._limit, self._run.now()) or not is_quiet:
             return quiet
         await self._report(quiet, state)
         return replace(quiet, is_reported=True)
-
-    def _is_still_quiet(self, quiet: Quiet) -> bool:
-        """Return whether the attempt still runs and wrote no output meanwhile."""
-        state = self._get_state()
-        same = state.phase is HeadPhase.RUNNING and state.attempt.number == quiet.attempt
-        return same and self._with_output(quiet) == quiet
 
     def _with_output(self, quiet: Quiet) -> Quiet:
         return quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
@@ -184,8 +177,13 @@ class StallWatch:
     async def _report(self, quiet: Quiet, state: HeadState) -> None:
         """Collect the stacks of all nodes, and log the finding."""
         long = duration(round(self._run.now() - quiet.since))
-        signs = listed(_signs(self._run, state, by_ray=isinstance(self._link, RayLink)))
-        what = f"the job shows no sign of work for {long}: {signs}"
+        plan, signs = self._run.plan, ["no output"]
+        if isinstance(self._link, RayLink):
+            signs.append("no Ray task finished")
+        if plan.topology.given_ray is None:  # else this agent cannot see the job's processes
+            gpus = any(facts.gpus for facts in (plan.facts, *state.fleet.facts.values()))
+            signs.append("idle GPUs" if gpus else "idle processors")
+        what = f"the job shows no sign of work for {long}: {listed(signs)}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
         stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
@@ -231,14 +229,3 @@ class StallWatch:
             name = f"{one.name} ({one.ip})" if one.name in by_name else one.name
             by_name[name] = found[one.key]
         return by_name
-
-
-def _signs(run: NodeRun, state: HeadState, *, by_ray: bool) -> list[str]:
-    """Return the missing signs of work, of those that this head can observe."""
-    signs = ["no output"]
-    if by_ray:
-        signs.append("no Ray task finished")
-    if run.plan.topology.given_ray is None:  # else this agent cannot see the job's processes
-        gpus = any(facts.gpus for facts in (run.plan.facts, *state.fleet.facts.values()))
-        signs.append("idle GPUs" if gpus else "idle processors")
-    return signs

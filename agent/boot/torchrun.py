@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from agent.work.services import Placeholders
 
 
-LOG = JOB_LOG
 _LONGEST_END = 1 << 20
 """Bytes of the output's end that are searched for torchrun's failure report."""
 
@@ -55,8 +54,7 @@ class LocalShare:
     """Runs this node's torchrun, one attempt after the other."""
 
     def __init__(self, run: NodeRun, send: Callable[[ShareOver], None]) -> None:
-        self._run = run
-        self._send = send
+        self._run, self._send = run, send
         self._child: Child | None = None
         self._began = 0
         self._is_stopped = False
@@ -72,43 +70,16 @@ class LocalShare:
         """Start the share of an attempt, after stopping an earlier one."""
         plan, run = self._run.plan, self._run
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
-        await self.stop(run.plan.budget.ray)
-        errors = run.folder.file(f"torchrun-error-{attempt}.json")
-        self._began = await size_at_start(run, run.folder.file(LOG), errors)
-        attempt_id = submission_id_of(run_id, attempt)
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
+        await self.stop(plan.budget.ray)
+        log = run.folder.file(JOB_LOG)
+        errors = run.folder.file(f"torchrun-error-{attempt}.json")
+        self._began = await size_at_start(run, log, errors)
+        attempt_id = submission_id_of(run_id, attempt)
         recipe, words, own = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
             command = recipe.command(share.nodes, run_id, share.basis)
             words, own = command.argv, {**command.env}
-        argv = self._argv(words, attempt, share, place, attempt_id)
-        full = {**own, **plan.environment(place.node_ip, place.head_ip)}
-        env = plan.torchrun.environment(full, attempt, str(errors))
-        self._is_stopped = False
-        say(f"starting torchrun: node rank {share.rank} of {len(share.nodes)}")
-        output = self._scan_output(attempt)
-        self._child = await run.start(TORCHRUN, argv, env, LOG)
-        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
-
-    def _scan_output(self, attempt: int) -> OutputCopies:
-        """Scan the share's output on a worker; on the head, the job's output is scanned."""
-        output = OutputCopies(self._run.folder.file(LOG), PreambleFilter.disabled())
-        if not self._run.plan.topology.is_head:
-            output.to_watcher(self._run.stats.share_lines(attempt), self._began)
-        output.start()
-        return output
-
-    def _argv(
-        self,
-        words: tuple[str, ...],
-        attempt: int,
-        share: ShareOrder,
-        place: Placeholders,
-        attempt_id: str,
-    ) -> list[str]:
-        plan = self._run.plan
-        assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
-        assert plan.torchrun is not None  # noqa: S101 - same
         nodes, least, total = sizes(share.gpus)
         joined = JobPlaceholders(
             nodes=nodes,
@@ -121,7 +92,18 @@ class LocalShare:
             checkpoints=plan.job.checkpoints,
         )
         rank, size = str(share.rank), str(len(share.nodes))
-        return plan.torchrun.command(fill(words, joined), rank, size, attempt_id, place.head_ip)
+        filled = fill(words, joined)
+        argv = plan.torchrun.command(filled, rank, size, attempt_id, place.head_ip)
+        full = {**own, **plan.environment(place.node_ip, place.head_ip)}
+        env = plan.torchrun.environment(full, attempt, str(errors))
+        self._is_stopped = False
+        say(f"starting torchrun: node rank {rank} of {size}")
+        output = OutputCopies(log, PreambleFilter.disabled())
+        if not plan.topology.is_head:  # there the job's output is scanned
+            output.to_watcher(run.stats.share_lines(attempt), self._began)
+        output.start()
+        self._child = await run.start(TORCHRUN, argv, env, JOB_LOG)
+        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.
@@ -153,11 +135,13 @@ class LocalShare:
         errors_text = await in_thread(partial(text_of, errors)) or ""
         # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
-        failure = None if code == 0 else first_failure(text, _time_of_day())
+        now = time.time()
+        local = time.localtime(now)
+        time_of_day = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
+        failure = None if code == 0 else first_failure(text, time_of_day)
         if failure is not None:
-            end = ShareEnd(
-                failure.code, failure.local_rank, exception_text(errors_text), failure.ago
-            )
+            words = exception_text(errors_text)
+            end = ShareEnd(failure.code, failure.local_rank, words, failure.ago)
         elif self._is_stopped:
             end = ShareEnd(code, by_order=True)
         else:
@@ -166,7 +150,7 @@ class LocalShare:
 
     async def _read_output(self) -> str:
         """Return the end of this attempt's output."""
-        path, began = self._run.folder.file(LOG), self._began
+        path, began = self._run.folder.file(JOB_LOG), self._began
         return await in_thread(partial(text_of, path, began)) or ""
 
 
@@ -179,17 +163,15 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
     def read_size() -> int:
         if former is not None:
             remove_file(former)
-        return log.stat().st_size if log.exists() else 0
+        with suppress(OSError):
+            return log.stat().st_size
+        return 0
 
-    async def read_in_time() -> int:
-        size = await in_thread(read_size, times.STALLED_DISK)
-        if size is None:
-            problem = f"{run.folder.path} does not answer within {times.STALLED_DISK:g} s"
-            raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
-        return size
-
-    size = await run.best_effort(f"a look at {log.name}", read_in_time)
-    return size if isinstance(size, int) else 0
+    size = await in_thread(read_size, times.STALLED_DISK)
+    if size is None:
+        problem = f"{run.folder.path} does not answer within {times.STALLED_DISK:g} s"
+        say(f"{problem}. Output of an earlier attempt may be repeated", "warning")
+    return size or 0
 
 
 def remove_file(path: Path) -> None:
@@ -203,12 +185,6 @@ def text_of(path: Path, began: int = 0) -> str:
     return (read_end(path, _LONGEST_END, began) or b"").decode(errors="replace")
 
 
-def _time_of_day() -> float:
-    now = time.time()
-    local = time.localtime(now)
-    return local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
-
-
 class TorchrunLink:
     """Starts, stops and follows attempts on all nodes, as RayLink does for Ray."""
 
@@ -219,18 +195,12 @@ class TorchrunLink:
         send: Callable[[h.HeadEvent], None],
         watcher: ByteSink,
     ) -> None:
-        self._run = run
-        self._watcher = watcher
-        self._place = place
-        self._send = send
-        self._share = LocalShare(run, self._on_share_over)
+        self._run, self._place, self._send, self._watcher = run, place, send, watcher
+        self._share = LocalShare(run, lambda over: send(h.OwnShareOver(over)))
         self._tasks: anyio.abc.TaskGroup | None = None
         self._reports: Reports | None = None
         self._others: dict[str, int] = {}
         """The agents with a share of the last attempt, and its number."""
-
-    def _on_share_over(self, over: ShareOver) -> None:
-        self._send(h.OwnShareOver(over))
 
     async def run(self) -> None:
         """Run until canceled: the nodes' agents report their shares."""
@@ -253,7 +223,7 @@ class TorchrunLink:
                 self._others[key] = number
                 share = ShareOrder(rank, nodes, reward_ip, basis)
                 reports.order(key, OrderKind.RUN_SHARE, "job", number, share=share)
-        log = self._run.folder.file(LOG)
+        log = self._run.folder.file(JOB_LOG)
         begins = self._run.output_begins = await size_at_start(self._run, log)
         output = OutputCopies(log, PreambleFilter.disabled())
         output.to_stdout(begins, lambda count: self._run.node.update(passed_on=count))

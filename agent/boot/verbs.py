@@ -18,8 +18,7 @@ from msgspec import to_builtins
 from agent import __version__
 from agent.base.text import NO_TERMINAL, Line, Terminal
 from agent.boot import init
-from agent.boot.command_line import CommandLine
-from agent.boot.completion import completion_for
+from agent.boot.command_line import CommandLine, completion_for
 from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.boot.recipe_verb import (
     command_json,

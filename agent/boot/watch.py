@@ -17,7 +17,7 @@ from agent.runtime.ray_watch import watch_helpers
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agent.base.ports import Ports
     from agent.boot.node_run import NodeRun
@@ -45,18 +45,13 @@ async def watch_gcs(
         return NotYet(evidence) if evidence else True
 
     async def is_closed() -> str | NotYet:
-        if not is_waiting():
-            return ""
-        return await port_answers(host, port) or NotYet()
+        return (await port_answers(host, port) or NotYet()) if is_waiting() else ""
 
-    def send_evidence(evidence: str) -> None:
-        send(h.HeadRaySilent(evidence))
-
-    await until(is_open, None, longest=step, on_evidence=send_evidence)
+    await until(is_open, None, longest=step, on_evidence=lambda why: send(h.HeadRaySilent(why)))
     send(h.GcsOpen())
     evidence = await until(is_closed, None, step=1.0)
     if evidence:
-        send_evidence(f"GCS answered once: {evidence}")
+        send(h.HeadRaySilent(f"GCS answered once: {evidence}"))
 
 
 async def watch_ray(
@@ -67,15 +62,11 @@ async def watch_ray(
     is_waiting: Callable[[], bool],
 ) -> h.RayGone:
     """Watch one `ray start` until it ends; return the event of its end."""
-
-    def send_hang(evidence: str, beside_job: bool) -> None:  # noqa: FBT001 - an event's fields
-        send(h.RayHangs(evidence, beside_job))
-
     end = await watch_until_end(
         run,
         child,
         partial(watch_gcs, place.node_ip, run.plan.ports.gcs, 0.1, send, is_waiting),
-        partial(watch_helpers, child, send_hang, run.best_effort),
+        partial(watch_helpers, child, lambda *found: send(h.RayHangs(*found)), run.best_effort),
     )
     return h.RayGone(end, run.memory.recent())
 
@@ -90,53 +81,46 @@ class SilenceWatch:
     def __init__(
         self, reports: Reports, ports: Ports, send: Callable[[WorkerSilent], None]
     ) -> None:
-        self._reports = reports
-        self._ports = ports
-        self._send = send
+        self._reports, self._ports, self._send = reports, ports, send
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
         """Probe workers whose connection broke, and at intervals those that are overdue."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_overdue)
-            while True:
-                key = await self._reports.disconnected.take(None)
-                if key is not None:
-                    tasks.start_soon(self._on_broken_off, key)
+        pause = times.PROBE_INTERVAL
 
-    async def _on_broken_off(self, key: str) -> None:
-        if not await self._reports.reports_again(key, times.RECONNECT):
-            await self._probe_worker(key)
-
-    async def _watch_overdue(self) -> None:
         async def probe_overdue() -> NotYet:
             async with anyio.create_task_group() as tasks:
                 for key in self._reports.overdue():
                     tasks.start_soon(self._probe_worker, key)
             return NotYet()
 
-        await until(probe_overdue, None, step=times.PROBE_INTERVAL, longest=times.PROBE_INTERVAL)
+        async def on_disconnect(key: str) -> None:
+            if not await self._reports.reports_again(key, times.RECONNECT):
+                await self._probe_worker(key)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(until, probe_overdue, None, step=pause, longest=pause))
+            while True:
+                key = await self._reports.disconnected.take(None)
+                if key is not None:
+                    tasks.start_soon(on_disconnect, key)
 
     async def _probe_worker(self, key: str) -> None:
         """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
         ip = self._reports.address_of(key)
         if ip is None:
             return
-        found = {"agent": "", "ray": ""}
-        limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
+        limit, found = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, dict[str, str]()
+        url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
 
-        async def agent() -> None:
-            url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
-            asked = partial(reply_evidence, url, None, "", limit)
-            found["agent"] = await first_answer(asked, times.PROBE_OF_SILENT)
-
-        async def ray() -> None:
-            asked = partial(port_answers, ip, self._ports.node_manager, limit)
-            found["ray"] = await first_answer(asked, times.PROBE_OF_SILENT)
+        async def probe(part: str, ask: Callable[[], Awaitable[str]]) -> None:
+            found[part] = await first_answer(ask, times.PROBE_OF_SILENT)
 
         async with self._limiter, anyio.create_task_group() as tasks:
-            tasks.start_soon(agent)
-            tasks.start_soon(ray)
+            tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
+            tasks.start_soon(
+                probe, "ray", partial(port_answers, ip, self._ports.node_manager, limit)
+            )
         if found["agent"] and self._reports.mark_silent(key):
             self._send(WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 

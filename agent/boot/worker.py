@@ -60,15 +60,13 @@ if TYPE_CHECKING:
 
 def surviving_ray(run: NodeRun) -> SurvivingRay | None:
     """Return a killed agent's Ray that can be kept; None if there is none of an agent's head."""
-    left = run.surviving
-    if left is None or not left.has_ray:
+    if run.surviving is None or not run.surviving.has_ray:
         return None
-    was = left.record
-    if not (was.epoch and was.attempt and was.head_ip and run.run_id):
+    was, id_ = run.surviving.record, run.run_id
+    if not (was.epoch and was.attempt and was.head_ip and id_):
         return None
-    return SurvivingRay(
-        was.epoch, was.head_ip, run.run_id, was.attempt, run.run_time(was.unreached or None)
-    )
+    unreached = run.run_time(was.unreached or None)
+    return SurvivingRay(was.epoch, was.head_ip, id_, was.attempt, unreached)
 
 
 def head_had_agent(run: NodeRun) -> bool:
@@ -88,13 +86,13 @@ def record_reachability(run: NodeRun, before: WorkerState, after: WorkerState) -
         run.node.update(unreached=0.0 if since is None else run.started + since)
 
 
-def make_hello(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[str], str]) -> Hello:
-    """Return a worker's hello.
-
-    `last` is the last reply of a head that may be restarted, and `attempt` the last that it had
-    submitted by then.
-    """
+def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
+    """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
     ray, python, torch = versions(plan)
+    job = ""
+    if plan.torchrun is not None and plan.job is not None:  # each node starts its share of it
+        argv, recipe = job_identity(plan.job)
+        job = fingerprint(argv, TORCHRUN, recipe, clean)
     return Hello(
         name=plan.topology.node_name,
         rank=plan.topology.platform.rank,
@@ -102,10 +100,10 @@ def make_hello(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[st
         python=python,
         torch=torch,
         services=digest(plan.all_services, plan.steps),
-        job=_job_digest(plan, clean),
+        job=job,
         gpus=plan.gpus,
         run_id="" if last is None else last.run_id,
-        attempt=attempt,
+        attempt=0 if last is None else last.submitted,
         fingerprint="" if last is None else last.fingerprint,
         facts=shorten_facts(plan.facts),
         clock=time.time(),
@@ -121,65 +119,58 @@ def shorten_facts(facts: Facts) -> Facts:
     A Kubernetes machine may have thousands of interfaces and addresses, of which the first are its
     own; a temporary folder may have as many names.
     """
+
+    def first(found: Addresses) -> Addresses:
+        return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
+
     folder, most = facts.ray_temp, MOST_ITEMS
-    if folder is not None:
-        folder = replace(folder, strangers=folder.strangers[:most])
     return replace(
         facts,
-        interfaces=_first(facts.interfaces),
-        known_names=_first(facts.known_names),
+        interfaces=first(facts.interfaces),
+        known_names=first(facts.known_names),
         reserved_ports=facts.reserved_ports[:most],
-        ray_temp=folder,
+        ray_temp=folder and replace(folder, strangers=folder.strangers[:most]),
     )
-
-
-def _first(found: Addresses) -> Addresses:
-    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
-
-
-def _joins_plain_ray(plan: Plan) -> bool:
-    """Return whether a head without an agent is joined: Ray would send it the token in clear."""
-    has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
-    sends_token = plan.token is not None and plan.own_ray is not None and not has_tls
-    return not sends_token or plan.settings.allow_insecure
-
-
-def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
-    """Return the digest of the job if each node starts its share of it; else ''."""
-    if plan.torchrun is None or plan.job is None:
-        return ""
-    argv, recipe = job_identity(plan.job)
-    return fingerprint(argv, TORCHRUN, recipe, clean)
 
 
 class WorkerAgent:
     """One run of a worker."""
 
     def __init__(self, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
-        self._run = run
+        self._run, self._tasks = run, tasks
         self._plan = plan = run.plan
-        self._tasks = tasks
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         host = plan.topology.head_host
         assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
+        # Ray would send the token in clear to a head without an agent.
+        has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
+        sends_token = plan.token is not None and plan.own_ray is not None and not has_tls
+        self._reply: Reply | None = None
+        """The head's last reply, for the hello to a restarted head."""
         self._link = HeadLink(
             *(host, plan.ports.agent, plan.ports.gcs, plan.token),
-            *(self._hello, self._report, self._inbox.put, self._on_reply),
+            lambda: make_hello(plan, self._reply, run.redactor.clean),
+            *(self._report, self._inbox.put, self._on_reply),
             last_ip="" if run.surviving is None else run.surviving.record.head_ip,
-            joins_plain_ray=_joins_plain_ray(plan),
+            joins_plain_ray=not sends_token or plan.settings.allow_insecure,
         )
         self._ray: Child | None = None
         self._work = LocalWork(run, self._inbox.put, self._place)
         self._local_share = LocalShare(run, self._inbox.put)
-        self._state = worker.first_state(
-            self._goal(), surviving_ray(run), has_agent=head_had_agent(run)
+        goal = w.WorkerGoal(
+            head=host,
+            limits={wait.key: wait.seconds for wait in plan.waits},
+            steps=plan.steps,
+            services=plan.possible_services,
+            without_job=plan.settings.job == NO_JOB,
+            rank=plan.topology.platform.rank,
+            service_only_ranks=service_only_ranks(plan.all_services),
+            by_torchrun=plan.torchrun is not None,
         )
+        self._state = worker.first_state(goal, surviving_ray(run), has_agent=head_had_agent(run))
         self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
-        self._reply: Reply | None = None
-        """The head's last reply, for the hello to a restarted head."""
         self._requests = HeadRequests(run)
-        self._reported: tuple[object, ...] = ()
         self._log_tail: str | None = None
         """The end of the log; the goodbye is sent once it is set."""
         self._own_ip = ""
@@ -189,76 +180,58 @@ class WorkerAgent:
 
     async def run(self) -> Outcome:
         """Run the worker until the run ends; return the outcome."""
-        plan, start = self._plan, self._tasks.start_soon
+        plan, run, start, put = self._plan, self._run, self._tasks.start_soon, self._inbox.put
         # The port first: a second agent on this node ends here, before it changes anything.
         sockets = bind(["127.0.0.1"], plan.ports.agent)
-        unfit = make_ready.prepare_machine(plan, self._run.surviving)
-        await self._tasks.start(signals.watch_signals, self._on_signal, self._on_notice)
+        unfit = make_ready.prepare_machine(plan, run.surviving)
+        why = "the job's driver runs on the head"
+        await self._tasks.start(
+            signals.watch_signals,
+            lambda signum: put(StopAsked(signum)),
+            lambda signum: say(driver.not_passed_on(signum, why)),
+        )
         if self._state.ray is w.RayStep.UP:  # started by a killed agent
             await self._start_ray(self._state.head_ip or "")
         start(self._link.run)
-        start(self._run.watch_machine, self._link.report_now)
+        start(run.watch_machine, self._link.report_now)
         if unfit is not None:
-            self._inbox.put(Refused(unfit))
+            put(Refused(unfit))
         else:
             start(self._serve, sockets)
             if plan.own_ray is not None:
-                start(make_ready.prune_sessions, plan.own_ray.session, self._run.best_effort)
+                start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
             for line in worker.first_messages(self._state):
-                self._run.log(line)
+                run.log(line)
         leave = await self._decide()
-        leave = replace(leave, outcome=await explain_end(self._run, leave.outcome))
+        leave = replace(leave, outcome=await explain_end(run, leave.outcome))
         outcome = await self._shut_down(leave)
-        await hold_after_verdict(self._run, outcome, partial(self._inbox.take, None))
+        await hold_after_verdict(run, outcome, partial(self._inbox.take, None))
         return outcome
-
-    def _on_signal(self, signum: int) -> None:
-        self._inbox.put(StopAsked(signum))
-
-    def _on_notice(self, signum: int) -> None:
-        say(driver.not_passed_on(signum, "the job's driver runs on the head"))
-
-    def _goal(self) -> w.WorkerGoal:
-        plan = self._plan
-        return w.WorkerGoal(
-            head=plan.topology.head_host or "",
-            limits={wait.key: wait.seconds for wait in plan.waits},
-            steps=plan.steps,
-            services=plan.possible_services,
-            without_job=plan.settings.job == NO_JOB,
-            rank=plan.topology.platform.rank,
-            service_only_ranks=service_only_ranks(plan.all_services),
-            by_torchrun=plan.torchrun is not None,
-        )
 
     async def _decide(self) -> w.EndWorker:
         """Process events one by one until a decision ends the worker."""
+        reported: tuple[object, ...] = ()
         while True:
             waits = partial(worker.pending_waits, self._state)
             event = await self._run.next_event(self._inbox, waits, worker.deadline(self._state))
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
-            event, self._state, actions = self._guard.decide(self._state, event, self._run.now())
-            self._run.set_phase(self._state.phase.value)
-            record_reachability(self._run, before, self._state)
+            event, self._state, actions = self._guard.decide(before, event, self._run.now())
+            state = self._state
+            self._run.set_phase(state.phase.value)
+            record_reachability(self._run, before, state)
             for action in actions:
                 if isinstance(action, w.EndWorker):
                     return action
                 await self._perform(action)
-            self._report_changes()
-
-    def _report_changes(self) -> None:
-        """Send a report at once if the state in it has changed."""
-        state = self._state
-        progress = (state.phase, state.joined, state.preparing, state.tries)
-        running = (worker.item_reports(state), state.share_over, state.running_attempt)
-        reported = (*progress, *running, state.last_order, state.taken_at)
-        if reported != self._reported:
-            self._reported = reported
-            self._link.report_now()
+            progress = (state.phase, state.joined, state.preparing, state.tries)
+            running = (worker.item_reports(state), state.share_over, state.running_attempt)
+            former, reported = reported, (*progress, *running, state.last_order, state.taken_at)
+            if reported != former:
+                self._link.report_now()
 
     async def _perform(self, action: w.WorkerAction) -> None:
         start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
@@ -315,12 +288,10 @@ class WorkerAgent:
             evidence = await port_answers(node_ip, self._plan.ports.node_manager)
             return NotYet(evidence) if evidence else True
 
-        def on_evidence(evidence: str) -> None:
-            self._inbox.put(w.WorkerRaySilent(evidence))
-
         async def watch_until_up() -> None:
-            await until(check, None, longest=0.2, on_evidence=on_evidence)
-            self._inbox.put(w.RayUp())
+            put = self._inbox.put
+            await until(check, None, longest=0.2, on_evidence=lambda e: put(w.WorkerRaySilent(e)))
+            put(w.RayUp())
 
         end = await watch_until_end(self._run, child, watch_until_up)
         await kill_leftovers("Ray", None)
@@ -335,7 +306,7 @@ class WorkerAgent:
         topology = self._plan.topology
         site = server.AgentServer(
             token=self._plan.token,
-            ready=self._is_ready,
+            ready=lambda: self._state.phase is not w.WorkerPhase.LEAVING,
             status=self._status,
             run_id=lambda: self._run.run_id,
             names=(topology.node_name, *topology.platform.own_names),
@@ -364,26 +335,24 @@ class WorkerAgent:
         say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
         return None
 
-    def _hello(self) -> Hello:
-        last = self._reply
-        attempt = 0 if last is None else last.submitted
-        return make_hello(self._plan, last, attempt, self._run.redactor.clean)
-
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
         if node_ip and not self._own_ip:
             self._own_ip = plan.address.ip or node_ip
             self._addressed.set()
-        following = state.phase is w.WorkerPhase.FOLLOWING
-        waits = () if following else worker.pending_waits(state)
+        verdict, detail, bye = state.verdict, "", None
+        if verdict is not None:
+            detail = verdict.reason
+            bye = None if self._log_tail is None else Bye(verdict.reason, self._log_tail)
+        elif state.phase is not w.WorkerPhase.FOLLOWING:
+            waits = worker.pending_waits(state)
+            detail = "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
         logs, answers = self._requests.for_report()
         return Report(
             id=self._id,
             ip=self._ray_ip or plan.address.ip or node_ip,
             phase=state.phase.value,
-            detail="; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
-            if state.verdict is None
-            else state.verdict.reason,
+            detail=detail,
             joined=state.joined,
             alone=state.service_only,
             preparing=state.preparing,
@@ -397,21 +366,14 @@ class WorkerAgent:
             answers=answers,
             obeyed=0 if state.last_order is None else state.last_order.number,
             obeyed_by="" if state.last_order is None else state.last_order.by,
-            bye=self._bye(),
+            bye=bye,
             notice=state.notice(self._run.now()),
         )
-
-    def _bye(self) -> Bye | None:
-        verdict, tail = self._state.verdict, self._log_tail
-        return None if verdict is None or tail is None else Bye(verdict.reason, tail)
 
     def _on_reply(self, reply: Reply) -> None:
         self._requests.clear_sent()
         self._reply = reply
         self._run.join_run(reply.run_id)
-
-    def _is_ready(self) -> bool:
-        return self._state.phase is not w.WorkerPhase.LEAVING
 
     def _status(self) -> dict[str, object]:
         plan, state = self._plan, self._state
@@ -445,8 +407,7 @@ class WorkerAgent:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
-        if self._link.goodbye_delivered or (
-            self._reply is not None and self._reply.verdict is not None
-        ):
+        has_verdict = self._reply is not None and self._reply.verdict is not None
+        if self._link.goodbye_delivered or has_verdict:
             return leave.outcome  # the head makes the bundle
         return await make_bundle(self._run, leave.outcome)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.text import NO_TERMINAL, Line, Terminal
-from agent.boot.command_line import SHELLS, CommandLine
-from agent.boot.completion import completion_for
+from agent.boot.command_line import SHELLS, CommandLine, completion_for
 from agent.cli import main
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import VARIABLES

@@ -194,7 +194,7 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
         (("dstack", "--container", "pyxis"), "dstack has no --container pyxis"),
         (("kubernetes", "--kind", "cluster"), "--kind lws or trainjob or pytorchjob"),
         (("slurm", "--nodes", "0"), "a run has a node at least"),
-        (("slurm", "--nodes", "many"), "'many' is not a whole number"),
+        (("slurm", "--nodes", "many"), "'many' is no whole number"),
         (("slurm", "verl-gpro"), "verl-grpo"),
         (("slrum",), "no platform 'slrum': did you mean slurm?"),
     ],

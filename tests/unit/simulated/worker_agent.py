@@ -156,8 +156,7 @@ class WorkerAgent(Agent):
     # --- reports to the head --------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        last = self.reply
-        return make_hello(self.plan, last, 0 if last is None else last.submitted, str)
+        return make_hello(self.plan, self.reply, str)
 
     def _report(self, node_ip: str) -> Report:
         state = self.state
