@@ -36,7 +36,6 @@ from agent.work.job import (
     fill,
     is_sized_by_links,
     sizes,
-    world_size,
 )
 from agent.work.recipes.recipe import CONFIG, JobBasis, MisfitError, shape_of
 
@@ -292,7 +291,7 @@ async def _size_recipe(  # noqa: PLR0913 - all that it rests on
     if basis.commit:
         messages.append(LogLine(f"{given.model} is commit {basis.commit}"))
     if framework and not is_followed:
-        ours = checkpoint_owner(recipe, world_size(nodes), command.format)
+        ours = checkpoint_owner(recipe, nodes, command.format)
         found = await _take_checkpoints(job.checkpoints, held, ours, number)
         if isinstance(found, Outcome):
             return found

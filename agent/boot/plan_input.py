@@ -49,11 +49,16 @@ from agent.settings.redact import secrets_in
 from agent.settings.rules import TEMP_DIR, flags_of
 from agent.topology.resolve import Topology, detect_platform, resolve
 from agent.work.checkpoints import kept_settings, why_not_resumable, why_unusable
-from agent.work.job import checkpoint_owner, world_size
+from agent.work.job import checkpoint_owner
 from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
-from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
+from agent.work.torchrun import (
+    command_fault,
+    leading_python,
+    torchrun_arguments,
+    torchrun_problems,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -295,7 +300,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
         return ()
     recipe, expected = job.recipe, job.recipe.expected_command
     settings = recipe.input.basis.kept if expected is None else expected.format
-    ours = checkpoint_owner(recipe, world_size(recipe.input.nodes), settings)
+    ours = checkpoint_owner(recipe, recipe.input.nodes, settings)
     why, level = why_unusable(held, ours), Level.FAIL
     if not why:  # the nodes that join decide
         why, level = why_not_resumable(held, ours), Level.WARN
@@ -385,7 +390,8 @@ def _find_torchrun_programs(
     if not by_torchrun:  # the all-reduce before the job is Ray's Python's
         return command, find_torch(environ, ray)
     arguments = command or ()
-    is_program = bool(arguments) and command_fault(arguments) is None and runs_a_program(arguments)
+    is_program = bool(arguments) and command_fault(arguments) is None
+    is_program = is_program and torchrun_arguments(arguments)[0] == "--no_python"
     return command if is_program else None, find_torch(environ, leading_python(arguments))
 
 

@@ -140,8 +140,7 @@ class LocalShare:
         time_of_day = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
         failure = None if code == 0 else first_failure(text, time_of_day)
         if failure is not None:
-            words = exception_text(errors_text)
-            end = ShareEnd(failure.code, failure.local_rank, words, failure.ago)
+            end = replace(failure, words=exception_text(errors_text))
         elif self._is_stopped:
             end = ShareEnd(code, by_order=True)
         else:

@@ -165,11 +165,8 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
         "version": version_text(given.version),
         "checkpoints": given.checkpoints,
     }
-    if given.revision:
-        settings["model_revision"] = given.revision
-    if given.reward_model:
-        settings["reward_model"] = given.reward_model
-    return (job.name, *given.args), settings
+    later = {"model_revision": given.revision, "reward_model": given.reward_model}
+    return (job.name, *given.args), settings | {name: text for name, text in later.items() if text}
 
 
 _ENOUGH_CPUS = 1 << 20
@@ -201,34 +198,25 @@ class RecipeJob(Value):
         return command_of(self.known, given)
 
 
-_GROUP = "WANDB_RUN_GROUP"
-
-
 def command_of(known: KnownJob, given: RecipeInput) -> Command:
     """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
     made = recipe_of(known).make(given)
     if not given.wandb or not known.framework:
         return made
-    return replace(made, env={**made.env, _GROUP: given.run_id})
-
-
-def node_env(command: Command) -> dict[str, str]:
-    """Return what every node can set before the run id is known."""
-    return {name: text for name, text in command.env.items() if text != RUN_ID}
-
-
-def world_size(nodes: tuple[NodeSize, ...]) -> int:
-    """Return the number of training processes: one per GPU, or per node without GPUs."""
-    return sum(node.gpus for node in nodes) or len(nodes)
+    return replace(made, env={**made.env, "WANDB_RUN_GROUP": given.run_id})
 
 
 def checkpoint_owner(
-    recipe: RecipeJob, world_size: int, settings: Mapping[str, str]
+    recipe: RecipeJob, nodes: tuple[NodeSize, ...], settings: Mapping[str, str]
 ) -> CheckpointOwner:
-    """Return the owner of a job's checkpoints; their format depends on these settings."""
+    """Return the owner of a job's checkpoints; their format depends on these settings.
+
+    There is a training process per GPU, or per node without GPUs.
+    """
     given, known = recipe.input, recipe.known
     version, parallel = version_text(given.version), given.tensor_parallel or 1
-    about = (known.name, known.framework, version, given.model, world_size, parallel)
+    world = sum(node.gpus for node in nodes) or len(nodes)
+    about = (known.name, known.framework, version, given.model, world, parallel)
     return CheckpointOwner(*about, settings)
 
 
@@ -240,10 +228,10 @@ def version_of(known: KnownJob, framework: Framework | None) -> ChosenVersion:
     versions = recipe_of(known).VERSIONS
     if not versions:
         return ChosenVersion(())
-    if framework is None or not framework.folder:
+    # a fork without version numbers has one version
+    numberless = framework is not None and not framework.version and len(versions) == 1
+    if framework is None or not framework.folder or numberless:
         return ChosenVersion(versions[-1])
-    if not framework.version and len(versions) == 1:
-        return ChosenVersion(versions[0])  # a fork without version numbers
     if not framework.version:
         raise UnknownVersionError(f"its version is unknown; known are {version_list(versions)}")
     return choose(versions, framework.version)
@@ -258,6 +246,7 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
     nodes: tuple[NodeSize, ...],
 ) -> RecipeInput:
     """Return the input of a recipe for these nodes."""
+    reward = reward_choice(settings, None)
     return RecipeInput(
         recipe=known.name,
         nodes=nodes,
@@ -269,8 +258,8 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
         checkpoints=checkpoints,
         tensor_parallel=settings.tensor_parallel,
         args=settings.job_args,
-        scores=scores(known, settings),
-        needs_labels=reward_choice(settings, None) == "builtin",
+        scores=known.reward != "unused" and reward != "off",
+        needs_labels=reward == "builtin",
         reward_model=settings.reward_model or "",
         wandb=settings.wandb_api_key is not None,
         run_name=settings.run_name or "",
@@ -278,31 +267,29 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
     )
 
 
-def scores(known: KnownJob, settings: Settings) -> bool:
-    """Return whether a reward server scores for this recipe."""
-    return known.reward != "unused" and reward_choice(settings, None) != "off"
-
-
 def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
     """Plan a recipe for the expected nodes; raises SettingsError if it fits no cluster.
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
-    try:
-        guess = command_of(known, given)
-    except MisfitError as error:
-        other = next(filter(None, (_command_for(known, given, nodes) for nodes in _SHAPES)), None)
-        if other is None:
-            got = f"{known.name}, which cannot be made: {error}"
-            raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),)) from None
-        return RecipeJob(known, given, None, str(error), node_env(other))
-    return RecipeJob(known, given, guess, env=node_env(guess))
+    expected, misfit = _command_for(known, given, given.nodes)
+    made = expected
+    if made is None:
+        others = (_command_for(known, given, nodes)[0] for nodes in _SHAPES)
+        made = next(filter(None, others), None)
+    if made is None:
+        got = f"{known.name}, which cannot be made: {misfit}"
+        raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),))
+    # what every node can set before the run id is known
+    env = {name: text for name, text in made.env.items() if text != RUN_ID}
+    return RecipeJob(known, given, expected, misfit, env)
 
 
 def _command_for(
     known: KnownJob, given: RecipeInput, nodes: tuple[NodeSize, ...]
-) -> Command | None:
+) -> tuple[Command | None, str]:
+    """Return the command for these nodes, or why it does not fit them."""
     try:
-        return command_of(known, replace(given, nodes=nodes))
-    except MisfitError:
-        return None
+        return command_of(known, replace(given, nodes=nodes)), ""
+    except MisfitError as error:
+        return None, str(error)

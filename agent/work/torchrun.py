@@ -76,14 +76,13 @@ class ShareOver(Value):
     end: ShareEnd
 
 
-def is_python(word: str) -> bool:
-    """Return whether a word is a Python: python, python3.11, /opt/conda/bin/python."""
-    return _PYTHON.fullmatch(PurePath(word).name) is not None
-
-
 def leading_python(command: Sequence[str]) -> str | None:
-    """Return the Python at the start of a command, which torchrun starts instead."""
-    return command[0] if command and is_python(command[0]) else None
+    """Return the Python at the start of a command, which torchrun starts instead.
+
+    That is python, python3.11 or /opt/conda/bin/python.
+    """
+    first = command[0] if command else ""
+    return first if _PYTHON.fullmatch(PurePath(first).name) else None
 
 
 def torchrun_arguments(command: Sequence[str]) -> list[str]:
@@ -92,10 +91,10 @@ def torchrun_arguments(command: Sequence[str]) -> list[str]:
     Without a leading Python that is a script (`train.py`), a module (`-m pkg.train`), or any other
     program with `--no_python`.
     """
-    named, words = leading_python(command) is not None, _without_python(command)
-    if named or words[:1] == ["-m"] or words[0].endswith(".py"):
-        return words
-    return ["--no_python", *words]
+    words = _without_python(command)
+    named = leading_python(command) is not None
+    is_script = named or words[:1] == ["-m"] or words[0].endswith(".py")
+    return words if is_script else ["--no_python", *words]
 
 
 def _without_python(command: Sequence[str]) -> list[str]:
@@ -103,11 +102,6 @@ def _without_python(command: Sequence[str]) -> list[str]:
     if leading_python(command) is None:
         return list(command)
     return list(dropwhile("-u".__eq__, command[1:]))
-
-
-def runs_a_program(command: Sequence[str]) -> bool:
-    """Return whether a command is a program, rather than a script or module."""
-    return torchrun_arguments(command)[:1] == ["--no_python"]
 
 
 def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
@@ -218,18 +212,8 @@ _DAY = 86_400.0
 _MAX_TEXT = 300
 
 
-class RankFailure(Value):
-    """The rank that failed first on a node."""
-
-    code: int
-    """The exit code as a shell reports it."""
-    local_rank: int
-    ago: float
-    """Seconds since torchrun noticed; 0 if unknown."""
-
-
-def first_failure(text: str, now: float) -> RankFailure | None:
-    """Find the first failure in torchrun's output; `now` is this node's time of day.
+def first_failure(text: str, now: float) -> ShareEnd | None:
+    """Find the rank that failed first in torchrun's output; `now` is this node's time of day.
 
     torchrun stops its other ranks, which may take long, before it names the failed one. So the time
     of the failure is when it started to stop them.
@@ -240,9 +224,9 @@ def first_failure(text: str, now: float) -> RankFailure | None:
         if named is not None:
             noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), lines[at])
             ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
-            return RankFailure(shell_code(int(named[1])), int(named[2]), ago)
+            return ShareEnd(shell_code(int(named[1])), int(named[2]), ago=ago)
     summed = _SUMMARY.search(text)
-    return None if summed is None else RankFailure(shell_code(int(summed[2])), int(summed[1]), 0.0)
+    return None if summed is None else ShareEnd(shell_code(int(summed[2])), int(summed[1]))
 
 
 def closes_by_itself(text: str) -> bool:
@@ -255,9 +239,9 @@ def exception_text(error_file: str) -> str:
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message
-    except (ValueError, KeyError, TypeError, RecursionError):
+        lines = text.strip().splitlines()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
-    lines = text.strip().splitlines() if isinstance(text, str) else []
     return lines[0][:_MAX_TEXT] if lines else ""
 
 
@@ -266,7 +250,6 @@ def _since(line: str, now: float) -> float:
     stamp = re.search(_STAMP, line)
     if stamp is None:
         return 0.0
-    hours, minutes, seconds = (int(stamp[n]) for n in (1, 2, 3))
-    then = hours * 3600 + minutes * 60 + seconds + float(f"0.{stamp[4]}")
+    then = int(stamp[1]) * 3600 + int(stamp[2]) * 60 + float(f"{stamp[3]}.{stamp[4]}")
     passed = (now - then) % _DAY
     return passed if passed < _DAY / 2 else 0.0  # the clock was set back

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agent.base.value import Value
-from agent.work.recipes.recipe import MisfitError
+from agent.work.recipes.recipe import MisfitError, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agent.work.recipes.recipe import Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 _FROM_USER = "AGENT_JOB_ARGS"
 _NO_PREFIX = "no-"
@@ -219,6 +219,12 @@ def _words_of(rest: Sequence[str]) -> list[str]:
             break
         words.append(word)
     return words
+
+
+def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
+    """Refuse data without the columns that these flags name."""
+    wanted = {arguments.flag_text(flag): word for flag in flags if (word := arguments.word(flag))}
+    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
 
 
 Row = tuple[str, object, str]

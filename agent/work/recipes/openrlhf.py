@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import Arguments, Program, rows_for
+from agent.work.recipes.arguments import Arguments, Program, check_keys, rows_for
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
     GpuGroups,
     MisfitError,
-    check_columns,
     count_of,
     engines_text,
     version_text,
@@ -199,12 +198,6 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
             )
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         arguments.add("eval.steps", 20, why="the default never evaluates")
-
-
-def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
-    """Refuse data without the columns that these flags name."""
-    wanted = {arguments.flag_text(flag): word for flag in flags if (word := arguments.word(flag))}
-    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
 
 
 def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:

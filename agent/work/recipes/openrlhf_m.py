@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments, Program
+from agent.work.recipes.arguments import Arguments, Program, check_keys
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import Command, RecipeInput, Version
@@ -58,7 +58,7 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
-    openrlhf.check_keys(arguments, asked, "data.input_key", "data.label_key")
+    check_keys(arguments, asked, "data.input_key", "data.label_key")
     openrlhf.add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_SETTINGS)
     openrlhf.add_reward(arguments, asked, groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments
+from agent.work.recipes.arguments import Arguments, check_keys
 from agent.work.recipes.recipe import MisfitError, count_of, gpu_processes
 from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
 
@@ -103,7 +103,7 @@ def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:
         rows = tuple(row for row in rows if row[0] != "data.output_key")
     arguments.add_all(rows)
     keys = [key for key in _KEYS if arguments.supports(key)]
-    openrlhf.check_keys(arguments, asked, *keys)
+    check_keys(arguments, asked, *keys)
     named = [arguments.word(key) for key in keys]
     if not columns or any(columns.get(name) for name in named):
         plain = arguments.left_out_text("data.apply_chat_template")

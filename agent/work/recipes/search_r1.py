@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.value import Value
 from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
 from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
 from agent.work.recipes.sizing import (
@@ -119,34 +118,34 @@ def make(asked: RecipeInput) -> Command:
     given = {one.key: one.value for one in users if one.prefix != "~"}
     sizing = _sizing(asked, given)
     tensor_parallel = sizing.tensor_parallel
-    groups = groups_of(
-        asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
-    )
+    groups = groups_of(asked.nodes, tensor_parallel, given)
     placement = Placement(
-        _FORKED_FROM,
-        groups,
-        tensor_parallel,
+        *(_FORKED_FROM, groups, tensor_parallel),
         has_servers=False,
         name="Search-R1",
         main="its main task",
     )
-    placement.check(asked.nodes)
-    grpo = asked.recipe == "search-r1-grpo"
-    batches = _Batches.fit(groups.total, given, _AGENTS if grpo else 1)
+    cpu_notes = placement.check(asked.nodes)
+    batches, sizes = _batches(groups.total, given, grpo=asked.recipe == "search-r1-grpo")
     settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
         (NODES, groups.count, "groups of GPUs, each on one node"),
         (GPUS, groups.gpus, "groups have one size"),
         (TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
-        *batches.rows(groups.total),
+        *batches,
         *((key, value, "as its authors run it") for key, value in settings),
         *_by_size(asked, sizing),
-        *_search_and_output(asked),
+        (_RETRIEVER_KEY, quoted(_RETRIEVER), "the main task may run on any node"),
+        logger_row(wandb=asked.wandb),
+        ("trainer.project_name", asked.recipe, "the recipe's name"),
+        ("trainer.experiment_name", quoted(asked.named), NAMED_BY),
+        ("trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"),
+        ("trainer.default_hdfs_dir", "null", "the default copies models to its authors' HDFS"),
+        ("trainer.save_freq", _EVERY, "its default is -1: never"),
     ]
     arguments, why = merged_with_reasons(rows, users)
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    sizes = f"batch {batches.train} = {batches.train // batches.mini} × {batches.mini}"
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={
@@ -155,12 +154,7 @@ def make(asked: RecipeInput) -> Command:
             "VLLM_ATTENTION_BACKEND": "XFORMERS",
         },
         why=why,
-        notes=(
-            f"{engines}; {sizes}",
-            *placement.notes(asked.nodes),
-            *_notes(asked, given),
-            *sizing.notes,
-        ),
+        notes=(f"{engines}; {sizes}", *cpu_notes, *_notes(asked, given), *sizing.notes),
         warnings=sizing.warnings,
     )
 
@@ -191,52 +185,41 @@ def _checked(override: Override) -> Override:
     return override
 
 
-class _Batches(Value):
-    """The prompts of a step, of an update, and of a micro batch over all GPUs."""
+def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[Row], str]:
+    """Return the settings of batches near its authors' 512, 256 and 64, and their arithmetic.
 
-    train: int
-    mini: int
-    micro: int
-
-    @staticmethod
-    def fit(gpus: int, given: Mapping[str, str], agents: int) -> _Batches:
-        """Return batches near its authors' 512, 256 and 64 that the GPUs divide."""
-        unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
-        multiples = range(unit, _MINI_NEAR + 2 * unit, unit)
-        mini = whole(given, MINI_BATCH) or nearest(_MINI_NEAR, multiples)
-        train = whole(given, TRAIN_BATCH) or 2 * mini
-        largest = max(part for part in range(1, 5) if mini // gpus % part == 0)
-        micro = whole(given, _MICRO_BATCH) or largest * gpus
-        samples = train * (whole(given, f"{ROLLOUT}.n_agent") or agents)
-        for key, value in ((TRAIN_BATCH, samples), (MINI_BATCH, mini)):
-            if value % gpus:
-                raise MisfitError(f"{key}: {value} samples cannot be divided by {gpus} GPUs")
-        if train % mini:
-            raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
-        micro_batches = {
-            _MICRO_BATCH: micro,
-            _CRITIC_MICRO_BATCH: whole(given, _CRITIC_MICRO_BATCH),
-        }
-        log_prob = {key: whole(given, key) for key in _LOG_PROB_BATCHES}
-        for key, size in (micro_batches | log_prob).items():
-            if size is not None and size % gpus:
-                raise MisfitError(f"{key}={size} is no multiple of {gpus} GPUs")
-        for key, size in micro_batches.items():
-            if size is not None and mini % size:
-                raise MisfitError(f"{MINI_BATCH}={mini} is no multiple of {key}={size}")
-        return _Batches(train, mini, micro)
-
-    def rows(self, gpus: int) -> Iterable[Row]:
-        """Return the settings that follow, each with its reason."""
-        even = f"divisible by {gpus} GPUs"
-        needs = f"the data needs at least {self.train} rows"
-        yield TRAIN_BATCH, self.train, f"near 512, and {even}; {needs}"
-        yield "data.val_batch_size", self.mini, "near 256; evaluation skips an incomplete batch"
-        yield MINI_BATCH, self.mini, f"near 256, and {even}"
-        yield _MICRO_BATCH, self.micro, f"{self.micro // gpus} per GPU"
-        for key in _LOG_PROB_BATCHES:
-            yield key, 8 * gpus, "8 per GPU"
-        yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU; checked for GRPO, too, which has no critic"
+    The GPUs divide the prompts of a step, of an update, and of a micro batch over all GPUs.
+    """
+    unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
+    mini = whole(given, MINI_BATCH)
+    mini = mini or nearest(_MINI_NEAR, range(unit, _MINI_NEAR + 2 * unit, unit))
+    train = whole(given, TRAIN_BATCH) or 2 * mini
+    largest = max(part for part in range(1, 5) if mini // gpus % part == 0)
+    micro = whole(given, _MICRO_BATCH) or largest * gpus
+    samples = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
+    for key, value in ((TRAIN_BATCH, samples), (MINI_BATCH, mini)):
+        if value % gpus:
+            raise MisfitError(f"{key}: {value} samples cannot be divided by {gpus} GPUs")
+    if train % mini:
+        raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
+    parts = {_MICRO_BATCH: micro, _CRITIC_MICRO_BATCH: whole(given, _CRITIC_MICRO_BATCH)}
+    log_prob = {key: whole(given, key) for key in _LOG_PROB_BATCHES}
+    for key, size in (parts | log_prob).items():
+        if size is not None and size % gpus:
+            raise MisfitError(f"{key}={size} is no multiple of {gpus} GPUs")
+    for key, size in parts.items():
+        if size is not None and mini % size:
+            raise MisfitError(f"{MINI_BATCH}={mini} is no multiple of {key}={size}")
+    even = f"divisible by {gpus} GPUs"
+    rows: list[Row] = [
+        (TRAIN_BATCH, train, f"near 512, and {even}; the data needs at least {train} rows"),
+        ("data.val_batch_size", mini, "near 256; evaluation skips an incomplete batch"),
+        (MINI_BATCH, mini, f"near 256, and {even}"),
+        (_MICRO_BATCH, micro, f"{micro // gpus} per GPU"),
+        *((key, 8 * gpus, "8 per GPU") for key in _LOG_PROB_BATCHES),
+        (_CRITIC_MICRO_BATCH, gpus, "1 per GPU; checked for GRPO, too, which has no critic"),
+    ]
+    return rows, f"batch {train} = {train // mini} × {mini}"
 
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
@@ -269,17 +252,6 @@ def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
     yield f"{MODEL}.path", model, "AGENT_MODEL"
     if asked.recipe == "search-r1-ppo":
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-
-
-def _search_and_output(asked: RecipeInput) -> Iterable[Row]:
-    """Return the settings of search, logs and checkpoints."""
-    yield _RETRIEVER_KEY, quoted(_RETRIEVER), "the main task may run on any node"
-    yield logger_row(wandb=asked.wandb)
-    yield "trainer.project_name", asked.recipe, "the recipe's name"
-    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
-    yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
-    yield "trainer.default_hdfs_dir", "null", "the default copies models to its authors' HDFS"
-    yield "trainer.save_freq", _EVERY, "its default is -1: never"
 
 
 def _notes(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:

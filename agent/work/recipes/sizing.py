@@ -81,11 +81,8 @@ class Layout(Value):
 
     def for_adapters(self) -> Layout:
         """Return the layout where only adapters (LoRA) are trained."""
-        sizes = {
-            name: min(getattr(self, name), self.untrained)
-            for name in ("busy", "idle", "asleep", "host")
-        }
-        return replace(self, **sizes)
+        sizes = ("busy", "idle", "asleep", "host")
+        return replace(self, **{name: min(getattr(self, name), self.untrained) for name in sizes})
 
 
 # Adam in mixed precision: 16 bytes are weights and gradients (4 and 4, or 2 and 2 beside float32
@@ -210,12 +207,10 @@ def sizing_of(load: Workload) -> Sizing:
     if not load.given and any(node.gpu_memory for node in load.nodes):
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
-    size = max(_engine_sizes(load, model))
-    why = dict.fromkeys(("layout", "tensor_parallel"), "takes the least memory")
-    why["within_nodes"] = _KEPT
+    least, size = "takes the least memory", max(_engine_sizes(load, model))
     return Sizing(
         *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
-        why=why,
+        why={"layout": least, "tensor_parallel": least, "within_nodes": _KEPT},
         notes=tuple(_assumptions(load)),
         warnings=(f"{refusal}. Not refused: {because}",),
     )
@@ -331,10 +326,7 @@ class _Fit(Value):
         return not self.load.share or self.share(cached) >= share
 
 
-_DEMANDS = (
-    (_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE),
-    (1.0, _SURE_TOKENS, 1, 0.05),
-)
+_DEMANDS = ((_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE), (1.0, _SURE_TOKENS, 1, 0.05))
 """What is to fit, first with room to spare: part of a GPU, tokens, sequences, engines' part."""
 
 
@@ -357,14 +349,15 @@ def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     """Return the sizes of an engine to try, the preferred one first; larger ones take less."""
     if load.tensor_parallel is not None or not load.share:
         return (load.tensor_parallel or 1,)
-    sizes = [n for n in range(1, load.gpus + 1) if load.gpus % n == 0 and _divides(model, n)]
+    # they divide the attention: by its heads, or by powers of two if those are unknown
+    sizes = [
+        size
+        for size in range(1, load.gpus + 1)
+        if load.gpus % size == 0
+        and (model.heads % size == 0 if model.heads else size & (size - 1) == 0)
+    ]
     limit = _ENGINE_PART * load.label
     return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
-
-
-def _divides(model: ModelShape, size: int) -> bool:
-    """Return whether engines can divide the attention; powers of two if its heads are unknown."""
-    return model.heads % size == 0 if model.heads else size & (size - 1) == 0
 
 
 def _explained(fit: _Fit) -> Sizing:
@@ -375,12 +368,17 @@ def _explained(fit: _Fit) -> Sizing:
     share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
+    within = f"over all {count_of(load.world, 'GPU')}"
+    if fit.within:
+        rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
+        because = f", {_KEPT}" if load.within else f": the network is slow{rate}"
+        within = f"over the {load.gpus} GPUs of a node{because}"
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{_engine_text(fit)} of {load.memory} GB",
         "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
-        "within_nodes": _within_text(fit),
+        "within_nodes": within,
     }
     notes, warnings = [*_assumptions(load)], []
     if fit.host:
@@ -392,8 +390,13 @@ def _explained(fit: _Fit) -> Sizing:
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
-    sized = layout, fit.engine, share, max(fit.tokens, load.tokens), fit.within
-    return Sizing(*sized, why=why, notes=tuple(notes), warnings=tuple(warnings))
+    tokens = max(fit.tokens, load.tokens)
+    return Sizing(
+        *(layout, fit.engine, share, tokens, fit.within),
+        why=why,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    )
 
 
 def _assumptions(load: Workload) -> Iterator[str]:
@@ -419,16 +422,6 @@ def _states_text(fit: _Fit) -> str:
     if each:
         parts.append(f"{model.billions} × {each:g} bytes = {_gb(model.parameters * each)}")
     return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
-
-
-def _within_text(fit: _Fit) -> str:
-    """Say over which GPUs weights are gathered, and why."""
-    load = fit.load
-    if not fit.within:
-        return f"over all {count_of(load.world, 'GPU')}"
-    rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
-    kept = f", {_KEPT}" if load.within else f": the network is slow{rate}"
-    return f"over the {load.gpus} GPUs of a node{kept}"
 
 
 def _engine_text(fit: _Fit) -> str:

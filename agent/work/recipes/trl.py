@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.arguments import Arguments, Program
+from agent.work.recipes.arguments import Arguments, Program, check_keys
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
     MisfitError,
-    check_columns,
     count_of,
     gpu_processes,
     version_text,
@@ -38,26 +37,23 @@ VERSIONS: tuple[Version, ...] = (
 )
 ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
 
-_TEXT = (
-    *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
-    *("reward-url", "checkpoints", "run-name", "shard"),
-)
-_WHOLE = (
-    *("save-steps", "save-total-limit", "eval-steps", "num-generations"),
-    *("per-device-train-batch-size", "gradient-accumulation-steps"),
-    *("max-completion-length", "max-steps", "seed", "vllm-tensor-parallel-size"),
-    "vllm-prompt-tokens",
-)
-FLAGS = {
-    **dict.fromkeys(("chat", "cpu", "wandb"), "0"),
-    **dict.fromkeys(_TEXT, "1"),
-    **dict.fromkeys(_WHOLE, "1i"),
-    **dict.fromkeys(
-        ("reward-seconds", "num-train-epochs", "learning-rate", "temperature", "beta"), "1f"
-    ),
-    "vllm-gpu-memory-utilization": "1f",
-    "config": "*",
+_FLAGS_BY_WORDS = {
+    "0": "chat cpu wandb",
+    "1": """
+        model data split eval-data eval-split prompt-key label-key reward-url checkpoints run-name
+        shard
+    """,
+    "1i": """
+        save-steps save-total-limit eval-steps num-generations per-device-train-batch-size
+        gradient-accumulation-steps max-completion-length max-steps seed vllm-tensor-parallel-size
+        vllm-prompt-tokens
+    """,
+    "1f": """
+        reward-seconds num-train-epochs learning-rate temperature beta vllm-gpu-memory-utilization
+    """,
+    "*": "config",
 }
+FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
 """The flags of bundled/trl_grpo.py, each with the words that it takes (see `Program.flags`)."""
 
 _GPUS_ONLY: Version = (1, 15)
@@ -66,7 +62,6 @@ _GPUS_ONLY: Version = (1, 15)
 _COMPLETION = 1024
 _SHARE = 0.3
 """Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
-_FORMAT = "sharding"
 _MEMORY = (
     *("shard", "vllm-tensor-parallel-size", "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
     *("per-device-train-batch-size", "max-completion-length", "config"),
@@ -85,12 +80,7 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("prompt-key", "input", why="column of the prompt")
     label = "label" if asked.has_column("label") or asked.needs_labels else ""
     arguments.add("label-key", label, why="column of the right answer; '' for none")
-    keys = {
-        "--prompt-key": arguments.word("prompt-key"),
-        "--label-key": arguments.word("label-key"),
-    }
-    wanted = {flag: column for flag, column in keys.items() if column}
-    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
+    check_keys(arguments, asked, "prompt-key", "label-key")
     arguments.add("chat", why="text prompts are sent as the user's message; --no-chat: as they are")
     if asked.eval_data:
         arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
@@ -100,14 +90,18 @@ def make(asked: RecipeInput) -> Command:
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
     sizes = _batch(arguments, world)
+    sizing = None
     if not world:
         arguments.add("cpu", why="no node has a GPU")
-    if arguments.holds("cpu"):
-        _check_cpus(asked.version)
-        sizing = None
-    else:
+    if not arguments.holds("cpu"):
         sizing = _sizing(arguments, asked, world)
-        _add_gpus(arguments, sizing, world)
+    elif asked.version[:2] == _GPUS_ONLY:
+        release = version_text(asked.version)
+        raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
+    if sizing is not None and world > 1:
+        divided = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
+        shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
+        arguments.add("shard", shard, why=sizing.why.get("layout", divided))
     _engines(arguments, asked, sizing)
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
@@ -116,7 +110,7 @@ def make(asked: RecipeInput) -> Command:
     argv = (asked.python, script, *arguments.argv())
     if sizing is None:
         return Command(argv, {}, arguments.why(), (sizes,))
-    sharded = {_FORMAT: "none" if arguments.word("shard") in {"", "none"} else "fsdp"}
+    sharded = {"sharding": "none" if arguments.word("shard") in {"", "none"} else "fsdp"}
     notes = (sizes, *sizing.notes)
     return Command(argv, {}, arguments.why(), notes, sizing.warnings, sharded)
 
@@ -134,22 +128,6 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
         tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
-
-
-def _add_gpus(arguments: Arguments, sizing: Sizing, world: int) -> None:
-    """Shard the model by the GPUs, in CPU memory where it does not fit on them."""
-    if world > 1:
-        divided = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
-        shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
-        arguments.add("shard", shard, why=sizing.why.get("layout", divided))
-
-
-def _check_cpus(version: Version) -> None:
-    """Refuse the release that fails in its first step on CPUs."""
-    if version[:2] == _GPUS_ONLY:
-        raise MisfitError(
-            f"TRL {version_text(version)} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs"
-        )
 
 
 def _batch(arguments: Arguments, world: int) -> str:

@@ -6,7 +6,7 @@ Search-R1, a fork of an early verl, shares the placement and the keys.
 from __future__ import annotations
 
 from difflib import get_close_matches
-from math import gcd
+from math import gcd, lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ from agent.work.recipes.sizing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.work.recipes.arguments import Override
     from agent.work.recipes.recipe import NodeSize
@@ -69,7 +69,7 @@ _SHARE = 0.6
 """The engines' usual part of each GPU, as in the scripts."""
 _STRATEGY = f"{ACTOR}.strategy"
 _FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
-"""The keys on which the format of checkpoints depends; the critic's are as the actor's."""
+"""The keys on which the format of checkpoints depends."""
 _ALL_GPUS = "-1"
 MEMORY_KEYS = (
     *(NODES, GPUS, TENSOR_PARALLEL, _STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
@@ -107,13 +107,10 @@ _DYNAMIC = {
 
 
 def groups_of(
-    nodes: tuple[NodeSize, ...],
-    tensor_parallel: int,
-    *,
-    count: int | None = None,
-    gpus: int | None = None,
+    nodes: tuple[NodeSize, ...], tensor_parallel: int, given: Mapping[str, str]
 ) -> GpuGroups:
-    """Divide the nodes into equal groups; `count` and `gpus` of the user are checked."""
+    """Divide the nodes into equal groups; those that the user gave are checked."""
+    count, gpus = whole(given, NODES), whole(given, GPUS)
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError("it trains on GPUs, and no node has one")
@@ -121,26 +118,29 @@ def groups_of(
         raise MisfitError(
             f"AGENT_TENSOR_PARALLEL={tensor_parallel} is more than the {sum(sizes)} GPUs"
         )
-    even = min(sizes) == max(sizes)
+    fitting = {part: sum(size // part for size in sizes) for part in range(1, max(sizes) + 1)}
+    shape, even = ", ".join(map(str, sizes)), min(sizes) == max(sizes)
     if gpus is None and even:
         gpus = sizes[0]
     if gpus is None:
-        candidates = [size for size in range(1, max(sizes) + 1) if size % tensor_parallel == 0]
-        candidates = [size for size in candidates if _fitting(sizes, size) >= (count or 1)]
+        candidates = [
+            size
+            for size, groups in fitting.items()
+            if size % tensor_parallel == 0 and groups >= (count or 1)
+        ]
         if not candidates:
             raise MisfitError(
-                f"no node of {_list(sizes)} has the GPUs for an engine of {tensor_parallel}"
+                f"no node of {shape} has the GPUs for an engine of {tensor_parallel}"
                 + (f" {count} times" if count else "")
                 + f": set AGENT_TENSOR_PARALLEL to {_divisors_of(max(sizes))}"
             )
-        gpus = max(candidates, key=lambda size: ((count or _fitting(sizes, size)) * size, size))
-    fitting = _fitting(sizes, gpus)
-    if (count or 1) > fitting:
+        gpus = max(candidates, key=lambda size: ((count or fitting[size]) * size, size))
+    if (count or 1) > fitting.get(gpus, 0):
         raise MisfitError(
             f"trainer.nnodes={count or 1} groups of {gpus} GPUs, each on one node, do not fit on "
-            f"nodes of {_list(sizes)} GPUs, which have {fitting}: verl would wait forever"
+            f"nodes of {shape} GPUs, which have {fitting.get(gpus, 0)}: verl would wait forever"
         )
-    groups = GpuGroups(count or fitting, gpus)
+    groups = GpuGroups(count or fitting[gpus], gpus)
     spans_nodes = tensor_parallel % gpus == 0 and groups.total % tensor_parallel == 0
     if gpus % tensor_parallel and not (spans_nodes and even and gpus == sizes[0]):
         raise MisfitError(
@@ -150,65 +150,42 @@ def groups_of(
     return groups
 
 
-def _fitting(sizes: Iterable[int], gpus: int) -> int:
-    """Return how many groups of GPUs fit on the nodes."""
-    return sum(size // gpus for size in sizes)
-
-
-def _list(sizes: Iterable[int]) -> str:
-    return ", ".join(map(str, sizes))
-
-
 def _divisors_of(number: int) -> str:
     found = [str(part) for part in range(1, number + 1) if number % part == 0]
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
 
-class BatchRules(Value):
-    """verl's assertions on batches: the samples of each are divided into equal parts."""
+def _batches(gpus: int, samples: int, loops: int, given: Mapping[str, str]) -> tuple[int, int]:
+    """Return the prompts of a step and of an update: near verl's own, or the user's.
 
-    gpus: int
-    samples: int
-    """Answers to each prompt (`rollout.n`)."""
-    loops: int = 1
-    """Agent-loop workers with equal parts of a step; 1 if they may be unequal."""
+    Each prompt has so many answers. verl divides the samples of an update by the GPUs, and those
+    of a step also by its agent-loop workers (1 if their parts may be unequal).
+    """
+    train, mini, step = whole(given, TRAIN_BATCH), whole(given, MINI_BATCH), lcm(gpus, loops)
 
-    def mini_fits(self, mini: int) -> bool:
-        """Return whether the GPUs divide an update's samples."""
-        return mini * self.samples % self.gpus == 0
+    def fitting(prompts: Iterable[int], parts: int) -> list[int]:
+        return [number for number in prompts if number * samples % parts == 0]
 
-    def train_fits(self, train: int) -> bool:
-        """Return whether GPUs and agent-loop workers divide a step's samples."""
-        samples = train * self.samples
-        return samples % self.gpus == 0 and samples % self.loops == 0
-
-    def fit(self, train: int | None = None, mini: int | None = None) -> tuple[int, int]:
-        """Return the prompts of a step and of an update: near verl's own, or the user's."""
-        if train is not None and not self.train_fits(train):
-            raise MisfitError(self._refusal(TRAIN_BATCH, train, self.train_fits))
-        if mini is not None and not self.mini_fits(mini):
-            raise MisfitError(self._refusal(MINI_BATCH, mini, self.mini_fits))
-        if train is not None and mini is not None:
-            if train % mini:
-                raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
-            return train, mini
-        if train is not None:
-            parts = (part for part in range(1, train + 1) if train % part == 0)
-            return train, nearest(train / 4, filter(self.mini_fits, parts))
-        if mini is not None:
-            steps = range(mini, (_TRAIN_NEAR // mini + self.loops + 1) * mini + 1, mini)
-            return nearest(_TRAIN_NEAR, filter(self.train_fits, steps)), mini
-        multiples = range(self.gpus, _MINI_NEAR + (self.loops + 1) * self.gpus, self.gpus)
-        mini = nearest(_MINI_NEAR, (size for size in multiples if self.train_fits(4 * size)))
-        return 4 * mini, mini
-
-    def _refusal(self, key: str, value: int, fits: Callable[[int], bool]) -> str:
-        near = range(1, value + self.gpus * self.loops + 1)
-        loops = f" and {self.loops} agent loops" if self.loops > 1 else ""
-        return (
-            f"{key}={value} × {self.samples} answers cannot be divided by {self.gpus} GPUs{loops}: "
-            f"{nearest(value, filter(fits, near))} fits"
-        )
+    for key, value, parts in ((TRAIN_BATCH, train, step), (MINI_BATCH, mini, gpus)):
+        if value is not None and value * samples % parts:
+            near = nearest(value, fitting(range(1, value + gpus * loops + 1), parts))
+            by = f"{gpus} GPUs" + (f" and {loops} agent loops" if loops > 1 else "")
+            raise MisfitError(
+                f"{key}={value} × {samples} answers cannot be divided by {by}: {near} fits"
+            )
+    if train is not None and mini is not None:
+        if train % mini:
+            raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
+        return train, mini
+    if train is not None:
+        divisors = (part for part in range(1, train + 1) if train % part == 0)
+        return train, nearest(train / 4, fitting(divisors, gpus))
+    if mini is not None:
+        steps = range(mini, (_TRAIN_NEAR // mini + loops + 1) * mini + 1, mini)
+        return nearest(_TRAIN_NEAR, fitting(steps, step)), mini
+    multiples = range(gpus, _MINI_NEAR + (loops + 1) * gpus, gpus)
+    train = nearest(4 * _MINI_NEAR, fitting((4 * size for size in multiples), step))
+    return train, train // 4
 
 
 def nearest(target: float, numbers: Iterable[int]) -> int:
@@ -254,26 +231,22 @@ class Placement(Value):
             needs["TransferQueue's controller" if self._has_queue else self.main] = 1
         return needs
 
-    def cpus(self, node: NodeSize, nodes: tuple[NodeSize, ...]) -> int:
-        """Return the CPUs that a node needs."""
-        return sum(self.needs(node, nodes).values())
-
     def fitting_stores(self, nodes: tuple[NodeSize, ...]) -> int:
         """Return how many of TransferQueue's stores have a free CPU, at most the default."""
         if not self._has_queue:
             return 0
         bare = replace(self, stores=0)
-        known = [(node.cpus, bare.cpus(node, nodes)) for node in nodes]
-        free = [cpus - taken for cpus, taken in known if cpus is not None]
+        free = [n.cpus - sum(bare.needs(n, nodes).values()) for n in nodes if n.cpus is not None]
         fitting = min(free, default=STORES) * len(nodes)
         return min(STORES, fitting) if fitting > 0 else STORES
 
-    def check(self, nodes: tuple[NodeSize, ...]) -> None:
-        """Refuse nodes with too few CPUs."""
-        short = []
+    def check(self, nodes: tuple[NodeSize, ...]) -> list[str]:
+        """Refuse nodes with too few CPUs; return a note if it is unknown how many they have."""
+        short, most = [], 0
         for index, node in enumerate(nodes):
             needs = self.needs(node, nodes)
             total = sum(needs.values())
+            most = max(most, total)
             if node.cpus is not None and node.cpus < total:
                 name = f"node {index + 1}" if index else "the head"
                 short.append(f"{name} has {node.cpus} of {total} CPUs ({' + '.join(needs)})")
@@ -282,12 +255,9 @@ class Placement(Value):
                 f"{self.name} would wait forever for CPUs: {'; '.join(short)}. Ray only counts "
                 "CPUs: AGENT_NUM_CPUS on such a node sets a higher number"
             )
-
-    def notes(self, nodes: tuple[NodeSize, ...]) -> Iterable[str]:
-        """Return the CPUs that are needed, if it is unknown how many there are."""
-        if any(node.cpus is None for node in nodes):
-            most = max(self.cpus(node, nodes) for node in nodes)
-            yield f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"
+        if all(node.cpus is not None for node in nodes):
+            return []
+        return [f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"]
 
 
 VERSIONS: tuple[Version, ...] = (
@@ -316,7 +286,12 @@ def make(asked: RecipeInput) -> Command:
         *_memory(asked, sizing),
         *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given),
-        *_output(asked),
+        logger_row(wandb=asked.wandb),
+        ("trainer.project_name", quoted(asked.recipe), "the recipe's name"),
+        ("trainer.experiment_name", quoted(asked.named), NAMED_BY),
+        ("trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"),
+        ("trainer.save_freq", _EVERY, "verl's default is -1: never"),
+        ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
     )
     arguments, why = merged_with_reasons(rows, users)
     return Command(
@@ -325,7 +300,12 @@ def make(asked: RecipeInput) -> Command:
         why=why,
         notes=(*notes, *_notes(asked), *sizing.notes),
         warnings=sizing.warnings,
-        format=_format(asked, given, sizing),
+        # the critic's are as the actor's
+        format={
+            _STRATEGY: given.get(_STRATEGY, "fsdp2" if sizing.layout == VERL_CPU else "fsdp"),
+            _FSDP_SIZE: given.get(_FSDP_SIZE, _fsdp_size(asked, sizing)),
+            _DTYPE: given.get(_DTYPE, "fp32"),
+        },
     )
 
 
@@ -369,15 +349,6 @@ def _fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
     """Return the GPUs over which states are sharded."""
     gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
     return str(gpus) if sizing.within_nodes else _ALL_GPUS
-
-
-def _format(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> dict[str, str]:
-    """Return the settings on which the format of checkpoints depends."""
-    return {
-        _STRATEGY: given.get(_STRATEGY, "fsdp2" if sizing.layout == VERL_CPU else "fsdp"),
-        _FSDP_SIZE: given.get(_FSDP_SIZE, _fsdp_size(asked, sizing)),
-        _DTYPE: given.get(_DTYPE, "fp32"),
-    }
 
 
 def reward_function() -> str:
@@ -453,19 +424,18 @@ def _sizes(
     version, grpo = asked.version, asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
     samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
-    groups = groups_of(
-        asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
-    )
+    groups = groups_of(asked.nodes, tensor_parallel, given)
     gpus = [node.gpus for node in asked.nodes if node.gpus]
+    shape = ", ".join(map(str, gpus))
     if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
         raise MisfitError(
             f"verl {version_text(version)} places at most one group on a node, and nodes of "
-            f"{_list(gpus)} GPUs are {groups.count} groups of {groups.gpus}: install 0.6.1 or a "
+            f"{shape} GPUs are {groups.count} groups of {groups.gpus}: install 0.6.1 or a "
             f"later release, or set {NODES} and {GPUS} in AGENT_JOB_ARGS"
         )
     loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
-    rules = BatchRules(groups.total, samples, loops if version < (0, 9) else 1)
-    train, mini = rules.fit(whole(given, TRAIN_BATCH), whole(given, MINI_BATCH))
+    loops = loops if version < (0, 9) else 1
+    train, mini = _batches(groups.total, samples, loops, given)
     mode = given.get(_MODE, "async" if _needs_async(asked) else "sync")
     placement = Placement(
         version,
@@ -475,34 +445,24 @@ def _sizes(
         name=f"verl {version_text(version)}",
     )
     stores = whole(given, _STORES) or placement.fitting_stores(asked.nodes)
-    placement = replace(placement, stores=stores)
-    placement.check(asked.nodes)
-
+    cpu_notes = replace(placement, stores=stores).check(asked.nodes)
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    whole_nodes = set(gpus) == {groups.gpus}
     even = f"× {samples} answers it is divisible by {groups.total} GPUs"
+    joined = f"{len(gpus)} nodes with GPUs joined"
+    if set(gpus) != {groups.gpus}:
+        joined = f"groups of {groups.gpus} on nodes of {shape} GPUs"
+    equal = f"{groups.total} GPUs in {groups.count} equal groups, each on one node"
     rows: list[Row] = [
-        (
-            NODES,
-            groups.count,
-            f"{len(gpus)} nodes with GPUs joined"
-            if whole_nodes
-            else f"groups of {groups.gpus} on nodes of {_list(gpus)} GPUs",
-        ),
-        (
-            GPUS,
-            groups.gpus,
-            f"{groups.total} GPUs in {groups.count} equal groups, each on one node",
-        ),
+        (NODES, groups.count, joined),
+        (GPUS, groups.gpus, equal),
         (TENSOR_PARALLEL, tensor_parallel, f"{sizing.why['tensor_parallel']}; {engines}"),
         (_SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
         (TRAIN_BATCH, train, f"near 1024, and {even}; the data needs at least {train} rows"),
         (MINI_BATCH, mini, f"near 256, a part of the batch, and {even}"),
     ]
     if version >= (0, 9) and stores != STORES:
-        rows.append(
-            (_STORES, stores, f"instead of {STORES}: each takes a CPU, and no more are free")
-        )
+        why = f"instead of {STORES}: each takes a CPU, and no more are free"
+        rows.append((_STORES, stores, why))
     notes = [f"{engines}; batch {train} = {train // mini} × {mini}"]
     idle = sum(gpus) - groups.total
     if idle:
@@ -510,7 +470,7 @@ def _sizes(
     if tensor_parallel > groups.gpus:
         needs = "; this needs vLLM 0.11.1 or newer" * (version >= (0, 7, 1))
         notes.append(f"an engine spans {tensor_parallel // groups.gpus} nodes{needs}")
-    return rows, [*notes, *placement.notes(asked.nodes)]
+    return rows, [*notes, *cpu_notes]
 
 
 def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
@@ -617,16 +577,6 @@ def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
 
 def _needs_async(asked: RecipeInput) -> bool:
     return asked.scores and asked.version < (0, 7)
-
-
-def _output(asked: RecipeInput) -> Iterable[Row]:
-    """Return the settings of logs and checkpoints."""
-    yield logger_row(wandb=asked.wandb)
-    yield "trainer.project_name", quoted(asked.recipe), "the recipe's name"
-    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
-    yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
-    yield "trainer.save_freq", _EVERY, "verl's default is -1: never"
-    yield "trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"
 
 
 def logger_row(*, wandb: bool) -> Row:
