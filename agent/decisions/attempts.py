@@ -41,10 +41,8 @@ class FailureCause(Value):
 
     key: str
     text: str
-    node: str = ""
-    """The node that it lies on, if known."""
-    is_permanent: bool = False
-    """Whether another try on the same node cannot help."""
+    node: str = ""  # the node that it lies on, if known
+    is_permanent: bool = False  # whether another try on the same node cannot help
 
 
 class JobReport(Value):
@@ -54,10 +52,8 @@ class JobReport(Value):
     message: str = ""
     driver_exit_code: int | None = None
     error_type: str = ""
-    place: str = ""
-    """The process that failed, if known."""
-    memory: str = ""
-    """What the kernel's OOM killer did just before, or ''."""
+    place: str = ""  # the process that failed, if known
+    memory: str = ""  # what the kernel's OOM killer did just before, or ''
     cause: FailureCause | None = None
 
     @property
@@ -98,8 +94,14 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         return ends.JOB_SUCCEEDED.outcome(before=after)
     if report.status == "STOPPED":
         return ends.JOB_STOPPED.outcome(before=after)
-    if report.driver_exit_code:
-        return _failure_with_code(report, shell_code(report.driver_exit_code), after)
+    code = shell_code(report.driver_exit_code) if report.driver_exit_code else 0
+    if code and report.ran_out_of_memory:
+        details = f": {report.memory}" if report.memory else ""
+        return ends.JOB_OUT_OF_MEMORY.outcome(code=code, details=details, before=after)
+    if code:
+        name, details = name_of_code(code), f" ({report.place})" if report.place else ""
+        details += f": {report.first_message_line}" if report.place and report.message else ""
+        return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
     if report.blames_runtime_env:
         return ends.RUNTIME_ENV_FAILED.outcome(evidence=report.first_message_line)
     if report.ran_out_of_memory:
@@ -108,33 +110,18 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
     return ends.FAILED_WITHOUT_CODE.outcome(evidence=report.first_message_line, before=after)
 
 
-def _failure_with_code(report: JobReport, code: int, after: str) -> Outcome:
-    name = name_of_code(code)
-    if report.ran_out_of_memory:
-        details = f": {report.memory}" if report.memory else ""
-        return ends.JOB_OUT_OF_MEMORY.outcome(code=code, details=details, before=after)
-    details = f" ({report.place})" if report.place else ""
-    details += f": {report.first_message_line}" if report.place and report.message else ""
-    return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
-
-
 _MOST_IN_VAIN = 3
 
 
 class Attempt(Value):
     """One attempt at the job."""
 
-    id: str
-    """Its submission id in Ray: `<run id>-<number>`, unless a given Ray's owner set the first."""
+    id: str  # in Ray: `<run id>-<number>`, unless a given Ray's owner set the first
     number: int = 1
-    began: float = 0.0
-    """Its deadlines count from this time."""
-    not_before: float = 0.0
-    """It is submitted no earlier than this: a pause after a loss."""
-    submitted: float | None = None
-    """When it was submitted to Ray; None until then."""
-    last_status_at: float = 0.0
-    """When Ray last returned its status."""
+    began: float = 0.0  # its deadlines count from this time
+    not_before: float = 0.0  # it is submitted no earlier than this: a pause after a loss
+    submitted: float | None = None  # when it was submitted to Ray; None until then
+    last_status_at: float = 0.0  # when Ray last returned its status
     report: JobReport | None = None
     ended: float | None = None
     end: Outcome | None = None
@@ -145,33 +132,12 @@ class Attempt(Value):
     """
     lost_workers: Mapping[str, str] = field(default_factory=dict)
     """Those of them that were lost, rejoined or not: address to name."""
-    lost_nodes: tuple[str, ...] = ()
-    """All nodes that were lost while it ran, by name."""
-    announced_nodes: tuple[str, ...] = ()
-    """Nodes that announced while it ran that their platform takes them away, by name."""
-    former_workers: tuple[str, ...] = ()
-    """The workers that a killed agent counted, by name; it may still run there."""
-    checkpoint: int | None = None
-    """The step of the newest checkpoint when it began, if known."""
-    unreachable_nodes: str = ""
-    """The nodes of a given Ray that did not answer after the job failed, with evidence."""
-    signaled: bool = False
-    """True once the agent itself sent SIGTERM to the driver: exit code 0 is then no success.
-    """
-
-    def with_status(self, now: float, report: JobReport | None) -> Attempt:
-        """Return it with a new status from Ray; `report` is None if only the time is new."""
-        return replace(self, last_status_at=now, report=report or self.report)
-
-    def without_reports(self) -> Attempt:
-        """Return it without its boot and what Ray reports again."""
-        return replace(
-            self, began=0.0, not_before=0.0, last_status_at=0.0, report=None, unreachable_nodes=""
-        )
-
-    def ended_with(self, now: float, end: Outcome) -> Attempt:
-        """Return it with its outcome."""
-        return replace(self, ended=now, end=end)
+    lost_nodes: tuple[str, ...] = ()  # all nodes that were lost while it ran, by name
+    announced_nodes: tuple[str, ...] = ()  # those that their platform takes away, by name
+    former_workers: tuple[str, ...] = ()  # those that a killed agent counted: it may run there
+    checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
+    unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
+    signaled: bool = False  # the agent sent SIGTERM to the driver: exit code 0 is no success
 
     @property
     def loss_was_announced(self) -> bool:
@@ -186,30 +152,22 @@ class Attempt(Value):
         began = self.began if self.submitted is None else self.submitted
         reason = "" if self.end is None else self.end.reason
         cause = None if self.report is None else self.report.cause
-        return LostAttempt(
-            *((self.ended or began) - began, reason, self.checkpoint, cause),
-            announced=self.loss_was_announced,
-        )
+        seconds = (self.ended or began) - began
+        return LostAttempt(seconds, reason, self.checkpoint, cause, self.loss_was_announced)
 
 
 class AttemptSnapshot(Value):
     """A submitted attempt, saved for the next agent; times are on the run's clock."""
 
-    attempt: Attempt
-    """The attempt without what Ray reports again."""
-    required: int
-    """How many workers it needs."""
+    attempt: Attempt  # the attempt without what Ray reports again
+    required: int  # how many workers it needs
     dead_node_ids: frozenset[str] = frozenset()
     """The ids of nodes that do not answer, which GCS may still list."""
-    last_loss: str = ""
-    """The last loss, as text."""
+    last_loss: str = ""  # the last loss, as text
     last_loss_at: float | None = None
-    below_required_since: float | None = None
-    """Since when fewer workers than required count."""
-    end: Outcome | None = None
-    """The outcome to end with, once its job has stopped."""
-    stop_ordered_at: float = 0.0
-    """When the stop was ordered."""
+    below_required_since: float | None = None  # since when fewer workers than required count
+    end: Outcome | None = None  # the outcome to end with, once its job has stopped
+    stop_ordered_at: float = 0.0  # when the stop was ordered
 
     @property
     def is_worth_saving(self) -> bool:
@@ -230,19 +188,14 @@ class DriverSignaled(HeadEvent):
 class LostAttempt(Value):
     """A lost attempt, as input to the decision about the next one."""
 
-    seconds: float
-    """How long it ran."""
+    seconds: float  # how long it ran
     reason: str = ""
-    checkpoint: int | None = None
-    """The step of the newest checkpoint when it began."""
-    cause: FailureCause | None = None
-    """The cause in its output; not known of attempts of earlier heads."""
-    announced: bool = False
-    """True if only nodes were lost that had announced it."""
+    checkpoint: int | None = None  # the step of the newest checkpoint when it began
+    cause: FailureCause | None = None  # of its output; unknown for attempts of earlier heads
+    announced: bool = False  # true if only nodes were lost that had announced it
 
 
-MOST_ANNOUNCED = 10
-"""So many announced losses of a run do not count against AGENT_JOB_RETRIES."""
+MOST_ANNOUNCED = 10  # so many announced losses of a run do not count against AGENT_JOB_RETRIES
 
 
 def count_losses(tried: Sequence[LostAttempt]) -> int:
@@ -279,33 +232,26 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
 def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
     """Return the end of a run whose last attempts saved nothing, or None.
 
-    Two with the same cause in their output are enough, else three that were short.
-
-    `newest` is the step of the newest checkpoint now; without one only time counts.
+    Two with the same cause in their output are enough, else three that were short. `newest` is
+    the step of the newest checkpoint now; without one only time counts.
     """
-    last = tried[-2:]
-    if len(last) == 2 and last[0].cause is not None and last[1].cause is not None:
-        steps = [*(one.checkpoint for one in last), newest]
-        is_same = last[0].cause.key == last[1].cause.key
-        if is_same and not any(_is_newer(then, later) for then, later in pairwise(steps)):
-            return ends.SAME_CAUSE.outcome(cause=last[1].cause.text)
-    recent = tried[-_MOST_IN_VAIN:]
-    if len(recent) < _MOST_IN_VAIN or any(one.seconds > times.ATTEMPT_SHORT for one in recent):
+
+    def has_saved(since: Sequence[LostAttempt]) -> bool:
+        steps = [*(one.checkpoint for one in since), newest]
+        return any(b is not None and (a is None or b > a) for a, b in pairwise(steps))
+
+    recent, causes = tried[-_MOST_IN_VAIN:], [one.cause for one in tried[-2:] if one.cause]
+    is_same = len(causes) == 2 and causes[0].key == causes[1].key
+    if is_same and not has_saved(tried[-2:]):
+        return ends.SAME_CAUSE.outcome(cause=causes[1].text)
+    are_short = all(one.seconds <= times.ATTEMPT_SHORT for one in recent)
+    if len(recent) < _MOST_IN_VAIN or not are_short or has_saved(recent):
         return None
-    steps = [*(one.checkpoint for one in recent), newest]
-    if any(_is_newer(then, later) for then, later in pairwise(steps)):
-        return None
-    return ends.NO_PROGRESS.outcome(
-        count=len(recent), minutes=round(times.ATTEMPT_SHORT / 60), last=recent[-1].reason
-    )
+    count, minutes = len(recent), round(times.ATTEMPT_SHORT / 60)
+    return ends.NO_PROGRESS.outcome(count=count, minutes=minutes, last=recent[-1].reason)
 
 
-def _is_newer(then: int | None, later: int | None) -> bool:
-    return later is not None and (then is None or later > then)
-
-
-DIAGNOSTICS_PER_LIMIT = 10
-"""How often a job without progress is diagnosed within its limit."""
+DIAGNOSTICS_PER_LIMIT = 10  # how often a job without progress is diagnosed within its limit
 _FRAME, _MAIN = "    ", '"MainThread"'
 _ORDINARY = (
     *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),
@@ -326,10 +272,8 @@ class Quiet(Value):
 
     attempt: int
     since: float
-    is_reported: bool = False
-    """True once the stall was reported: once per attempt, and again after a loss."""
-    has_lost_node: bool = False
-    """True if the attempt has lost a node, rejoined or not: time counts from the loss."""
+    is_reported: bool = False  # the stall was reported: once per attempt, and after a loss
+    has_lost_node: bool = False  # it has lost a node, rejoined or not: time counts from the loss
 
     def with_work_at(self, at: float | None) -> Quiet:
         """Return it after a sign of progress at a time; None is no sign."""
@@ -346,9 +290,8 @@ class Quiet(Value):
 
 def diagnostics_interval(limit: float) -> float:
     """Return the seconds between two diagnostics."""
-    return min(
-        times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, limit / DIAGNOSTICS_PER_LIMIT)
-    )
+    interval = limit / DIAGNOSTICS_PER_LIMIT
+    return min(times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, interval))
 
 
 def informative_stack_lines(stacks: str) -> list[str]:
@@ -359,16 +302,12 @@ def informative_stack_lines(stacks: str) -> list[str]:
         if line.startswith(_FRAME) and thread:
             thread.append(line)
             continue
-        if thread and (_MAIN in thread[0] or not all(map(_is_ordinary, thread[1:]))):
+        files = [frame.rpartition("(")[2] for frame in thread[1:]]
+        if thread and (_MAIN in thread[0] or not all(one.startswith(_ORDINARY) for one in files)):
             kept += thread
         thread = [line] if line.startswith("Thread ") else []
         kept += [] if thread or not line.strip() else [line]
     return kept
-
-
-def _is_ordinary(frame: str) -> bool:
-    file = frame.rpartition("(")[2]
-    return file.startswith(_ORDINARY)
 
 
 def quiet_period(

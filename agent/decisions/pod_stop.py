@@ -10,8 +10,7 @@ from agent.base import times
 from agent.base.value import Value
 from agent.decisions.values import LogLine
 
-RUNPOD_OVER = {"EXITED", "TERMINATED"}
-"""The states of a pod that bills no compute."""
+RUNPOD_OVER = {"EXITED", "TERMINATED"}  # the states of a pod that bills no compute
 
 
 class ClusterMember(Value):
@@ -24,10 +23,8 @@ class PodState(Value):
     """What RunPod publishes about a pod, as far as it is used here."""
 
     status: str
-    actions: tuple[str, ...]
-    """The actions that the pod's status allows."""
-    cost: float
-    """Dollars an hour; 0 if unknown, or while the pod is stopped."""
+    actions: tuple[str, ...]  # the actions that the pod's status allows
+    cost: float  # dollars an hour; 0 if unknown, or while the pod is stopped
     locked: bool
     cluster: ClusterMember | None = None
 
@@ -35,12 +32,10 @@ class PodState(Value):
 class PodAnswer(Value):
     """The answer to one request."""
 
-    code: int
-    """The HTTP status; 0 if there was no valid answer."""
+    code: int  # the HTTP status; 0 if there was no valid answer
     detail: str = ""
     pod: PodState | None = None
-    retry_after: float = 0.0
-    """Seconds, as a rate limit asks."""
+    retry_after: float = 0.0  # Seconds, as a rate limit asks
 
 
 class PodRequest(str, Enum):
@@ -53,17 +48,12 @@ class PodRequest(str, Enum):
 class PodStop(Value):
     """The progress of a stop, and its next request."""
 
-    action: str
-    """`stop` or `terminate`."""
+    action: str  # `stop` or `terminate`
     next: PodRequest = PodRequest.READ
-    pause: float = 0.0
-    """Seconds until that request."""
-    failures: int = 0
-    """Answers in a row after which the same is tried again."""
-    accepted: bool = False
-    """True once RunPod accepted the action: the container will be stopped."""
-    obstacle: str = ""
-    """Why the pod still runs, as logged last."""
+    pause: float = 0.0  # seconds until that request
+    failures: int = 0  # answers in a row after which the same is tried again
+    accepted: bool = False  # true once RunPod accepted the action: the container will be stopped
+    obstacle: str = ""  # why the pod still runs, as logged last
 
 
 def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:

@@ -19,14 +19,11 @@ from agent.work.torchrun import ShareOrder
 class Wait(Value):
     """A wait: what for, its deadline, and the last evidence."""
 
-    key: str
-    """The key of the planned wait."""
+    key: str  # the key of the planned wait
     what: str
     deadline: float
-    source: str | Callable[[], str] = ""
-    """The evidence, or a function that computes it."""
-    is_following: bool = False
-    """True if it only follows a job or head that runs: no log line announces it."""
+    source: str | Callable[[], str] = ""  # the evidence, or a function that computes it
+    is_following: bool = False  # it only follows a job or head that runs: no log line announces it
 
     @property
     def evidence(self) -> str:
@@ -104,18 +101,13 @@ class OrderKind(str, Enum):
 class Order(Value, rename={"share": "seat"}):
     """An order to a worker: names and numbers, never a command, path, environment or URL."""
 
-    by: str
-    """The id of the head's agent: each agent counts its orders from 1."""
-    number: Count
-    """Counts the orders to one worker, so that none is carried out twice."""
+    by: str  # the id of the head's agent: each agent counts its orders from 1
+    number: Count  # counts the orders to one worker, so that none is carried out twice
     kind: OrderKind
     name: str = ""
-    generation: Count = 1
-    """Counts a service's starts; for a share, the number of the attempt."""
-    share: ShareOrder | None = None
-    """The share to start, if the order starts one."""
-    at: str = ""
-    """The address of the node to probe; '' for the head."""
+    generation: Count = 1  # counts a service's starts; for a share, the number of the attempt
+    share: ShareOrder | None = None  # the share to start, if the order starts one
+    at: str = ""  # the address of the node to probe; '' for the head
 
 
 class Refused(SharedEvent):
@@ -124,8 +116,7 @@ class Refused(SharedEvent):
     outcome: Outcome
 
 
-HERE = "head"
-"""Names the head's own node where a worker's node has its agent's id."""
+HERE = "head"  # names the head's own node where a worker's node has its agent's id
 
 
 class Step(str, Enum):
@@ -141,20 +132,13 @@ class Item(Value):
 
     step: Step = Step.PENDING
     evidence: str = ""
-    restarts: int = 0
-    """The restarts that still count."""
-    was_ready: bool = False
-    """True once it was ready, whatever happened later."""
-    deadline: float = math.inf
-    """When it must be ready, while it is pending; for Ray the planned limit counts instead."""
-    started_at: float = 0.0
-    """When it was started, if it was blocked before."""
-    generation: int = 1
-    """Counts its starts: reports about an earlier start are dropped."""
-    restarted_at: float | None = None
-    """When it was last restarted."""
-    restart_at: float | None = None
-    """When it is to be restarted, if it has ended."""
+    restarts: int = 0  # the restarts that still count
+    was_ready: bool = False  # true once it was ready, whatever happened later
+    deadline: float = math.inf  # while it is pending; for Ray the planned limit counts instead
+    started_at: float = 0.0  # when it was started, if it was blocked before
+    generation: int = 1  # counts its starts: reports about an earlier start are dropped
+    restarted_at: float | None = None  # when it was last restarted
+    restart_at: float | None = None  # when it is to be restarted, if it has ended
 
     def ready(self) -> Item:
         """Return it as ready."""
@@ -195,11 +179,9 @@ class Outage(Value):
     """A period in which a service that was ready did not answer, on the run's clock."""
 
     service: str
-    node: str
-    """The worker by name, or HERE."""
+    node: str  # the worker by name, or HERE
     since: float
-    until: float | None = None
-    """None while it lasts."""
+    until: float | None = None  # None while it lasts
 
 
 class ItemReport(Value):
@@ -245,14 +227,10 @@ class StepOver(SharedEvent):
     node: str = HERE
 
 
-SCORE = "score"
-"""One scoring request to the reward server."""
-REACH = "reach"
-"""A connection to another node's Ray."""
-SAMPLE = "sample"
-"""Some MB from another node's agent: the bandwidth of the link."""
-ALL_REDUCE = "all-reduce"
-"""One node's part in an all-reduce over all GPUs; its order has the node's share."""
+SCORE = "score"  # one scoring request to the reward server
+REACH = "reach"  # a connection to another node's Ray
+SAMPLE = "sample"  # some MB from another node's agent: the bandwidth of the link
+ALL_REDUCE = "all-reduce"  # a part in an all-reduce over all GPUs; its order has the node's share
 PROBES = (SCORE, REACH, SAMPLE)
 
 
@@ -260,16 +238,11 @@ class Answer(Value):
     """The result of one probe."""
 
     probe: Required
-    at: str
-    """The address of the probed node; '' for the head."""
-    evidence: str = ""
-    """Why it failed; '' on success."""
-    seconds: Seconds = 0.0
-    """How long it took: the shortest of several tries."""
-    size: Bytes = 0
-    """The bytes received in that time, for a bandwidth sample."""
-    words: str = ""
-    """More about the result; only for probes of the head itself."""
+    at: str  # the address of the probed node; '' for the head
+    evidence: str = ""  # why it failed; '' on success
+    seconds: Seconds = 0.0  # how long it took: the shortest of several tries
+    size: Bytes = 0  # the bytes received in that time, for a bandwidth sample
+    words: str = ""  # more about the result; only for probes of the head itself
 
 
 class Answered(HeadEvent):
@@ -282,27 +255,21 @@ class Preflight(Value):
     """The all-reduce before the job: its members, deadline and results."""
 
     deadline: float
-    shares: tuple[tuple[str, str, int], ...]
-    """Key, name and GPUs of each member, in the order of ranks."""
+    shares: tuple[tuple[str, str, int], ...]  # key, name and GPUs of the members, by rank
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    lost: tuple[str, ...] = ()
-    """Members that were lost meanwhile."""
+    lost: tuple[str, ...] = ()  # members that were lost meanwhile
     is_over: bool = False
 
 
 class Probes(Value):
     """Which probes were ordered, and their results."""
 
-    score_asked: frozenset[str] = frozenset()
-    """Nodes that were asked to request a score."""
-    open_scores: Mapping[str, float] = field(default_factory=dict)
-    """Those that have not answered yet, with their deadlines."""
-    reach_asked: frozenset[tuple[str, str]] = frozenset()
-    """Ordered reachability probes: (node, address)."""
+    score_asked: frozenset[str] = frozenset()  # nodes that were asked to request a score
+    open_scores: Mapping[str, float] = field(default_factory=dict)  # not answered yet: the deadline
+    reach_asked: frozenset[tuple[str, str]] = frozenset()  # (node, address)
     samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
     """Ordered bandwidth samples: (node, address) to the result, None while it is pending."""
-    samples_due: float | None = None
-    """When the samples are evaluated; None if none are due."""
+    samples_due: float | None = None  # when the samples are evaluated; None if none are due
     findings: tuple[Finding, ...] = ()
 
     def without_node(self, key: str, ip: str) -> Probes:
@@ -337,8 +304,7 @@ class Known(Value):
     cause: str
     what_to_do: str
     is_noise: bool = False
-    is_symptom: bool = False
-    """Whether the line only shows that another rank failed."""
+    is_symptom: bool = False  # whether the line only shows that another rank failed
     rank: Count | None = None
 
     def sentence(self, node: str = "") -> str:

@@ -6,9 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import parse_toml
-from agent.decisions.causes.lines import NEAR, plain_lines
-from agent.decisions.causes.row import Cause, Weight
-from agent.decisions.causes.table import find_known_lines, table
+from agent.decisions.causes.rows import NEAR, Cause, Weight, find_known_lines, plain_lines, table
 from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 
 if TYPE_CHECKING:

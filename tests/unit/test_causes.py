@@ -11,9 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decisions.causes.lines import NEAR, body_of, matches, plain_lines, rank_of
-from agent.decisions.causes.row import Again, Cause, Weight, Words, compiled
-from agent.decisions.causes.table import find_known_lines, table
+from agent.decisions.causes.rows import (
+    NEAR,
+    Again,
+    Cause,
+    Weight,
+    Words,
+    body_of,
+    compiled,
+    find_known_lines,
+    matches,
+    plain_lines,
+    rank_of,
+    table,
+)
 from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 from causes.ordinary.lines import compose
 from diagnosing.__main__ import main

@@ -13,7 +13,7 @@ from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head
-from agent.decisions.causes.table import find_known_lines, table
+from agent.decisions.causes.rows import find_known_lines, table
 from agent.decisions.causes.weigh import weigh
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
@@ -277,9 +277,8 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     }
     watched.apply_event(reported(2))  # of ranks that have ended
     assert watched.private_details()["warnings"] == warnings
-    parts = JobShares(
-        {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}
-    )
-    state = replace(state, shares=parts.with_end("agent2", ShareEnd(1, 0), 1.0))
+    failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
+    shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
+    state = replace(state, shares=JobShares(shares))
     assert weigh(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
     run.close()

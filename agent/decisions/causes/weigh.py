@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from agent.base.value import Value
-from agent.decisions.causes.lines import (
+from agent.decisions.causes.rows import (
+    Again,
+    Cause,
+    Weight,
     body_of,
+    compiled,
     is_mild,
     last_progress,
     matches,
     plain_lines,
     rank_of,
+    table,
     time_of,
 )
-from agent.decisions.causes.row import Again, Cause, Weight, compiled
-from agent.decisions.causes.table import table
 from agent.decisions.values import place
 
 if TYPE_CHECKING:
@@ -53,27 +58,21 @@ _ERROR = (
 _TRACE = r'^\s*(?:File "|raise |\^+|Traceback)'
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
 _BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
-ACTOR_WITHOUT_A_WORD = "actor without a word"
-"""The key of the row for workers of Ray whose own logs are needed."""
+ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 _AFTER_ERRORS = {"SIGKILL", "crash", "NCCL connect", "InfiniBand", "rendezvous", "node lost"}
 """Rows that an error before them leads to, whether or not a row explains it."""
-_SHOWN = 240
-"""Characters of a line in a sentence."""
-_FRAMES = 60
-"""Lines before an error that may name the node of its process."""
-_MOST_TIMES = 400
-"""Lines before an error that are searched for a time."""
+_SHOWN = 240  # characters of a line in a sentence
+_FRAMES = 60  # lines before an error that may name the node of its process
+_MOST_TIMES = 400  # lines before an error that are searched for a time
 
 
 class Log(Value):
     """The end of one log of a node."""
 
-    node: str
-    """'' for this node."""
+    node: str  # '' for this node
     name: str
     text: str
-    of_ray: bool = False
-    """Whether Ray itself wrote it, not the job."""
+    of_ray: bool = False  # whether Ray itself wrote it, not the job
 
 
 class Diagnosis(Value):
@@ -81,20 +80,16 @@ class Diagnosis(Value):
 
     line: str = ""
     log: str = ""
-    node: str = ""
-    """Whose log the line is from."""
-    ip: str = ""
-    """The address of the node that the line is about, if the log names it."""
+    node: str = ""  # whose log the line is from
+    ip: str = ""  # the address of the node that the line is about, if the log names it
     rank: int | None = None
-    key: str = ""
-    """The row's key; '' if the cause is not known."""
+    key: str = ""  # the row's key; '' if the cause is not known
     labels: tuple[str, ...] = ()
     cause: str = ""
     what_to_do: str = ""
     again: Again = Again.EITHER
     weight: Weight = Weight.LAST
-    after_loss: bool = False
-    """Whether the loss of a node leads to it."""
+    after_loss: bool = False  # whether the loss of a node leads to it
 
     @property
     def is_known(self) -> bool:
@@ -114,10 +109,8 @@ class Diagnosis(Value):
         if self.is_known:
             return f"{self.log} shows why{where}: {self.cause} ({self._shown!r}). {self.what_to_do}"
         if self.cause:
-            return (
-                f"no known cause: {self.log} shows{where} {self._shown!r}: {self.cause}. "
-                f"{self.what_to_do}"
-            )
+            what = f"{self.log} shows{where} {self._shown!r}: {self.cause}. {self.what_to_do}"
+            return f"no known cause: {what}"
         return f"no known cause: the first error{where} is {self._shown!r} in {self.log}"
 
     @property
@@ -144,14 +137,16 @@ def weigh(logs: Sequence[Log]) -> Diagnosis:
         for at, row in matches(lines, rows.all_rows).items()
         if row.key in rows.cause_keys and (logs[number].of_ray or not row.of_ray)
     ]
-    errors = [_Hit(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
-    plain = [hit for hit in errors if not _is_wrapped(texts, hit)]
+    plain = [_Hit(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
     current = [hit for hit in hits if hit.at > steps[hit.log]]
     if not current and not plain:
         current = hits
     chosen = _strongest(texts, current, plain)
     if chosen is not None and chosen.row is not None:
-        return _explained(logs, texts, chosen, chosen.row)
+        row, found = chosen.row, _found_at(logs, texts, chosen)
+        cause, what_to_do = row.filled(texts[chosen.log][chosen.at])
+        found = replace(found, key=row.key, labels=row.labels, cause=cause, what_to_do=what_to_do)
+        return replace(found, again=row.again, weight=row.weight, after_loss=row.after_loss)
     return _unexplained(logs, texts, steps, plain)
 
 
@@ -174,25 +169,10 @@ def _strongest(
     return best
 
 
-def _explained(
-    logs: Sequence[Log], texts: Sequence[Sequence[str]], hit: _Hit, row: Cause
-) -> Diagnosis:
-    lines = texts[hit.log]
-    cause, what_to_do = row.filled(lines[hit.at])
-    return Diagnosis(
-        lines[hit.at].strip(),
-        logs[hit.log].name,
-        logs[hit.log].node,
-        _ip(lines, hit.at),
-        _rank(lines, hit.at),
-        row.key,
-        row.labels,
-        cause,
-        what_to_do,
-        row.again,
-        row.weight,
-        row.after_loss,
-    )
+def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], hit: _Hit) -> Diagnosis:
+    """Return where a hit is: its line and log, and the address and rank that the log names."""
+    log, lines, at = logs[hit.log], texts[hit.log], hit.at
+    return Diagnosis(lines[at].strip(), log.name, log.node, _ip(lines, at), _rank(lines, at))
 
 
 def _unexplained(
@@ -214,13 +194,9 @@ def _unexplained(
     if not hits:
         return Diagnosis()
     first = _first(texts, hits)
-    lines, log = texts[first.log], logs[first.log]
-    ip, rank = _ip(lines, first.at), _rank(lines, first.at)
-    row = matches([lines[first.at]], table().symptom_rows).get(0)
-    cause, what_to_do = ("", "") if row is None else (row.cause, row.what_to_do)
-    return Diagnosis(
-        *(lines[first.at].strip(), log.name, log.node, ip, rank), cause=cause, what_to_do=what_to_do
-    )
+    found = _found_at(logs, texts, first)
+    row = matches([texts[first.log][first.at]], table().symptom_rows).get(0)
+    return found if row is None else replace(found, cause=row.cause, what_to_do=row.what_to_do)
 
 
 _ERROR_WORDS = (
@@ -230,39 +206,25 @@ _ERROR_WORDS = (
 )
 _SYMPTOM_WORDS = (
     *("atchdog", "NCCL", "nccl", "DistBackend", "onnection", "roken", "Bytes failed", "recvValue"),
-    *(
-        "Timed out",
-        "Timeout",
-        "timeout",
-        "DistNetwork",
-        "DistStore",
-        "store->",
-        "Barrier",
-        "EOFError",
-    ),
-    *("remote process", "ignal"),
+    *("Timed out", "Timeout", "timeout", "DistNetwork", "DistStore", "store->", "Barrier"),
+    *("EOFError", "remote process", "ignal"),
 )
 
 
 def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
-    """Yield the lines that end a Python traceback or announce the end of a native program."""
+    """Yield the lines that end a Python traceback or announce the end of a native program.
+
+    Lines that only pass on another error, and symptoms, are none of them.
+    """
     for at in range(start, len(lines)):
         line = lines[at]
         if ": " not in line and not any(word in line for word in _ERROR_WORDS):
             continue
         body = body_of(line)
-        if (compiled(_EXCEPTION).match(body) or compiled(_NATIVE).match(body)) and not is_mild(
-            line
-        ):
+        is_end = compiled(_EXCEPTION).match(body) or compiled(_NATIVE).match(body)
+        is_other = compiled(_WRAPPER).search(body) or compiled(_SYMPTOM).search(line)
+        if is_end and not is_other and not is_mild(line):
             yield at
-
-
-def _is_wrapped(texts: Sequence[Sequence[str]], hit: _Hit) -> bool:
-    line = texts[hit.log][hit.at]
-    return (
-        compiled(_WRAPPER).search(body_of(line)) is not None
-        or compiled(_SYMPTOM).search(line) is not None
-    )
 
 
 def _symptoms(texts: Sequence[Sequence[str]]) -> list[_Hit]:

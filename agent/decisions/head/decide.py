@@ -9,22 +9,9 @@ from msgspec.structs import replace
 
 from agent.base.text import listed
 from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, submission_id_of
-from agent.decisions.head import probes, retry, services, shares, waits
+from agent.decisions.head import phases, probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
-from agent.decisions.head.phases import (
-    answer_notices,
-    booting,
-    end_by_hours,
-    hours_deadline,
-    judging,
-    on_later_head,
-    on_stop,
-    resuming,
-    running,
-    stopping,
-    submitting,
-)
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title
 from agent.decisions.values import (
@@ -100,24 +87,37 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out.
 
     A stop signal and a later head end the run in every phase; a head that is leaving only applies
-    the event. All else is the steps of `PASS`.
+    the event.
     """
     after, actions = _decide_event(state, event, now)
     snapshot = h.snapshot_of(after)
-    if snapshot is not None and h.snapshot_changed(state, snapshot):
-        # first, so that an agent that is killed while it acts leaves a record of the decision
-        actions = (h.SaveSnapshot(snapshot), *actions)
-    return after, actions
+    if snapshot is None or not snapshot.is_worth_saving:
+        return after, actions
+    saved = h.snapshot_of(state) or state.goal.resumed_attempt
+    # first, so that an agent that is killed while it acts leaves a record of the decision
+    return after, actions if snapshot == saved else (h.SaveSnapshot(snapshot), *actions)
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
         return apply_event(before, event, now), ()
     if isinstance(event, StopAsked):
-        return on_stop(before, event, now)
+        return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):  # two heads must not run one job
-        return on_later_head(before, event, now)
-    state, actions = before, list[HeadAction]()
+        return phases.on_later_head(before, event, now)
+    state = apply_event(before, event, now)
+    # after the event, which may be the report that a worker owes
+    state = replace(state, fleet=state.fleet.expire_silent(now))
+    # after silent workers: the share of an absent worker is absent
+    state = shares.recount_absent(before, state)
+    # before anything changes more: it logs what the event alone changed
+    actions = messages(before, state, event)
+    # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
+    state = waits.expire_hang(state, now)
+    was, are = before.fleet.alive, state.fleet.alive
+    if was is not are:
+        left = {ip: name for ip, name in was.items() if ip not in are}
+        state = retry.record_losses(state, left, now)
     for step, _ in PASS:
         state, more = step(state, Turn(before, event, now))
         actions += more
@@ -126,98 +126,55 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     return state, tuple(actions)
 
 
-def _apply(state: HeadState, turn: Turn) -> Decision:
-    return apply_event(state, turn.event, turn.now), ()
-
-
-def _expire_silent_workers(state: HeadState, turn: Turn) -> Decision:
-    return replace(state, fleet=state.fleet.expire_silent(turn.now)), ()
-
-
-def _recount_absent_shares(state: HeadState, turn: Turn) -> Decision:
-    return shares.recount_absent(turn.before, state), ()
-
-
-def _log_changes(state: HeadState, turn: Turn) -> Decision:
-    return state, tuple(messages(turn.before, state, turn.event))
-
-
-def _record_losses(state: HeadState, turn: Turn) -> Decision:
-    was, are = turn.before.fleet.alive, state.fleet.alive
-    if was is are:
-        return state, ()
-    left = {ip: name for ip, name in was.items() if ip not in are}
-    return retry.record_losses(state, left, turn.now), ()
-
-
 def _continue_phase(state: HeadState, turn: Turn) -> Decision:
     return _BY_PHASE[state.phase](state, turn.event, turn.now)
 
 
 _BY_PHASE = {
-    HeadPhase.RESUMING: resuming,
-    HeadPhase.BOOTING: booting,
-    HeadPhase.SUBMITTING: submitting,
-    HeadPhase.RUNNING: running,
-    HeadPhase.JUDGING: judging,
-    HeadPhase.STOPPING: stopping,
+    HeadPhase.RESUMING: phases.resuming,
+    HeadPhase.BOOTING: phases.booting,
+    HeadPhase.SUBMITTING: phases.submitting,
+    HeadPhase.RUNNING: phases.running,
+    HeadPhase.JUDGING: phases.judging,
+    HeadPhase.STOPPING: phases.stopping,
 }
 
 PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
-    (_apply, "first: all other steps read the state after the event"),
-    (_expire_silent_workers, "after the event, which may be the report that a worker owes"),
-    (_recount_absent_shares, "after silent workers: the share of an absent worker is absent"),
-    (_log_changes, "before any step that changes more: it logs what the event alone changed"),
-    (waits.expire_hang, "before the phase, which handles a lost Ray"),
-    (_record_losses, "before the phase, which blames a recent loss for a job that fails"),
-    (
-        services.order_services,
-        "before the phase, which waits for the services of a new worker",
-    ),
-    (
-        services.order_steps,
-        "anywhere after the event: no other step reads the queues",
-    ),
+    (services.order_services, "before the phase, which waits for the services of a new worker"),
+    (services.order_steps, "anywhere after the event: no other step reads the queues"),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
-    (answer_notices, "after the phase, which may have ended the run by the job's own end"),
-    (end_by_hours, "after the phase, for the same reason"),
+    (phases.answer_notices, "after the phase, which may have ended the run by the job's own end"),
+    (phases.end_by_hours, "after the phase, for the same reason"),
     (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
     (services.order_unblocked_steps, "after the phase, as services"),
 )
-"""The steps of a pass, in this order, each with the reason for its place."""
+"""The last steps of a pass, in this order, each with the reason for its place."""
 
 
 def deadline(state: HeadState) -> float | None:
     """Return when `decide` must run again even if no event arrives; None for never."""
     if state.phase is HeadPhase.LEAVING:
         return None
+    goal, phase = state.goal, state.phase
     times = [wait.deadline for wait in pending_waits(state)]
-    if state.phase is HeadPhase.BOOTING and not times:
+    if phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
-    if state.phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
-        again = (state.services[key].restart_at for key in state.lost_services)
-        times += [at for at in again if at is not None]
-        alone = services.service_node_deadline(state)
-        times += [] if alone is None else [alone]
-    if state.probes.samples_due is not None:
-        times.append(state.probes.samples_due)
-    if math.isfinite(state.goal.boot_limit) and state.phase is HeadPhase.BOOTING:
-        times.append(state.phase_since + state.goal.boot_limit)
-    hours = hours_deadline(state)
-    times += [] if hours is None else [hours]
-    if state.fleet.silence_check_at is not None:
-        times.append(state.fleet.silence_check_at)
-    if state.phase is HeadPhase.STOPPING:
-        silent_by = shares.silent_shares_deadline(state)
-        times += [] if silent_by is None else [silent_by]
-    if (
-        state.below_required_since is not None
-        and state.phase is HeadPhase.RUNNING
-        and state.goal.has_job
-    ):
-        times.append(state.below_required_since + state.goal.limits[planned.NODE])
-    return min(times, default=None)
+    others = [
+        state.probes.samples_due,
+        phases.hours_deadline(state),
+        state.fleet.silence_check_at,
+    ]
+    if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
+        others += [state.services[key].restart_at for key in state.lost_services]
+        others.append(services.service_node_deadline(state))
+    if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
+        times.append(state.phase_since + goal.boot_limit)
+    if phase is HeadPhase.STOPPING:
+        others.append(shares.silent_shares_deadline(state))
+    if phase is HeadPhase.RUNNING and goal.has_job and state.below_required_since is not None:
+        times.append(state.below_required_since + goal.limits[planned.NODE])
+    return min((*times, *(at for at in others if at is not None)), default=None)
 
 
 def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
@@ -248,9 +205,10 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.CheckpointSeen(_, step, path):
             return replace(state, newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
-            return shares.apply_share_report(_apply_report(state, worker, now), worker, now)
+            state = _apply_report(state, worker, now)
+            return shares.apply_share_end(state, worker.key, worker.share, now)
         case h.OwnShareOver(over):
-            return shares.apply_share_end(state, HERE, over.attempt, over.end, now)
+            return shares.apply_share_end(state, HERE, over, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
@@ -271,11 +229,11 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case ServiceGone(name, evidence, node, generation):
             return _apply_service_state(state, (node, name), generation, (Step.LOST, evidence), now)
         case h.JobHeard(job, report) if job == state.attempt.id:
-            return replace(state, attempt=state.attempt.with_status(now, report))
+            return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
         case DriverSignaled(job) if job == state.attempt.id:
             return replace(state, attempt=replace(state.attempt, signaled=True))
         case h.Submitted(job) if job == state.attempt.id:
-            return replace(state, attempt=state.attempt.with_status(now, None))
+            return replace(state, attempt=replace(state.attempt, last_status_at=now))
         case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
@@ -293,18 +251,12 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     worker = state.fleet.workers.get(key)
     if worker is None:
         return False
-    is_away = (
-        worker.has_left
-        or worker.refused
-        or now >= worker.last_report_at + state.goal.limits[planned.NODE]
-    )
+    silent_at = worker.last_report_at + state.goal.limits[planned.NODE]
+    is_away = worker.has_left or worker.refused or now >= silent_at
     if not is_away or state.fleet.counts(worker):
         return True
-    return (
-        key in state.leftovers
-        or key in state.shares.by_node
-        or any(key == state.service_home(spec.name) for spec in state.goal.services)
-    )
+    homes = (state.service_home(spec.name) for spec in state.goal.services)
+    return key in state.leftovers or key in state.shares.by_node or key in homes
 
 
 def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
@@ -352,7 +304,9 @@ def _apply_service_state(
     item = state.services.get(key)
     if item is None or generation not in (None, item.generation):
         return state  # a report about an earlier start
-    new = _with_step(item, *change)
+    step, evidence = change
+    new = item.ready() if step is Step.READY else replace(item, evidence=evidence)
+    new = item.lost(evidence) if step is Step.LOST else new
     if new == item:
         return state
     return _record_outage(state, key, item, new, now).with_service(key, new)
@@ -366,29 +320,19 @@ def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float)
         return replace(state, outages=(*state.outages, outage)[-_MAX_OUTAGES:])
     if new.step is not Step.READY or not old.was_ready:
         return state
-    ended = tuple(
-        replace(one, until=now) if _is_same_outage(one, outage) else one for one in state.outages
+    ended = (
+        replace(one, until=now) if one == replace(outage, since=one.since) else one
+        for one in state.outages
     )
-    return replace(state, outages=ended)
-
-
-def _is_same_outage(one: Outage, other: Outage) -> bool:
-    return one.until is None and (one.service, one.node) == (other.service, other.node)
-
-
-def _with_step(item: Item, step: Step, evidence: str) -> Item:
-    if step is Step.READY:
-        return item.ready()
-    return item.lost(evidence) if step is Step.LOST else replace(item, evidence=evidence)
+    return replace(state, outages=tuple(ended))
 
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
     """Return the log lines for what an event changed."""
     found: list[HeadAction] = [*waits.hang_messages(before, after, event)]
     if isinstance(event, StepOver) and before.steps != after.steps:
-        items = after.steps.values()
-        if all(item.step is Step.READY for item in items):
-            found.append(LogLine(f"{listed(name for _, name in after.steps)}: done"))
+        are_done = all(item.step is Step.READY for item in after.steps.values())
+        found += [LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
     found += [
         LogLine(f"{service_title(after, key)} answers")
         for key in _services_in(event)
@@ -406,7 +350,8 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         ray = "" if after.goal.by_torchrun else " Ray"
         joined = [ip for ip in are if ip not in was]
         found += [LogLine(f"{are[ip]} joined{ray}") for ip in joined]
-        found += [LogLine(_spare_message(are[ip])) for ip in joined if _is_spare(after, ip)]
+        unused = "is one more than the running attempt needs: unused until another begins"
+        found += [LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
         found += [
             LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
             for ip, name in was.items()
@@ -423,10 +368,6 @@ def _is_spare(state: HeadState, ip: str) -> bool:
     if not attempt.workers:
         return len(alive) > state.required
     return ip not in attempt.workers and alive[ip] not in attempt.lost_workers.values()
-
-
-def _spare_message(name: str) -> str:
-    return f"{name} is one more than the running attempt needs: unused until another begins"
 
 
 def _contradiction_at(state: HeadState, ip: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 
 _NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
-_MOST_NAMED = 8
-"""How many missing workers are named; the rest are counted."""
+_MOST_NAMED = 8  # how many missing workers are named; the rest are counted
 
 
 class NodeState(str, Enum):
@@ -51,8 +51,7 @@ _RECORDED_AS = {
 class Worker(Value, rename=_RECORDED_AS):
     """A worker's agent, from its last report."""
 
-    key: str
-    """The agent's id: a restarted agent has a new one at the same address."""
+    key: str  # the agent's id: a restarted agent has a new one at the same address
     name: str
     ip: str = ""
     rank: int | None = None
@@ -64,30 +63,18 @@ class Worker(Value, rename=_RECORDED_AS):
     refused: str = ""
     has_left: bool = False
     error: str = ""
-    items: tuple[ItemReport, ...] = ()
-    """The services and steps that it runs by order."""
-    answers: tuple[Answer, ...] = ()
-    """The results of probes since the last report."""
-    given_rank: int | None = None
-    """The rank that the head assigned, if the platform has none."""
-    service_only: bool = False
-    """True if it only runs a service: it does not join Ray and does not count."""
-    share: ShareOver | None = None
-    """The end of its share of a torchrun job, once it has ended."""
-    gpus: int = 0
-    """The GPUs of its node."""
-    memory: str = ""
-    """What the kernel's OOM killer did there last, or ''."""
-    silent: str = ""
-    """Why it stopped reporting; '' while it reports."""
-    silent_since: float = 0.0
-    """When it was found to be silent."""
-    lost: bool = False
-    """True if its Ray does not answer either, even if GCS still lists it."""
-    running_attempt: int = 0
-    """The attempt of which processes may run there; 0 for none."""
-    notice: float | None = None
-    """Seconds until it leaves, since its platform takes its node away; None if not announced."""
+    items: tuple[ItemReport, ...] = ()  # the services and steps that it runs by order
+    answers: tuple[Answer, ...] = ()  # the results of probes since the last report
+    given_rank: int | None = None  # the rank that the head assigned, if the platform has none
+    service_only: bool = False  # it only runs a service: it does not join Ray and does not count
+    share: ShareOver | None = None  # the end of its share of a torchrun job, once it has ended
+    gpus: int = 0  # the GPUs of its node
+    memory: str = ""  # what the kernel's OOM killer did there last, or ''
+    silent: str = ""  # why it stopped reporting; '' while it reports
+    silent_since: float = 0.0  # when it was found to be silent
+    lost: bool = False  # true if its Ray does not answer either, even if GCS still lists it
+    running_attempt: int = 0  # the attempt of which processes may run there; 0 for none
+    notice: float | None = None  # seconds until its platform takes it away; None if not announced
 
     @property
     def effective_rank(self) -> int | None:
@@ -126,10 +113,8 @@ class RayNode(Value):
     gpus: float = 0.0
     alive: bool = True
     cpus: float = 0.0
-    memory: float = 0.0
-    """Bytes that Ray may use."""
-    port: int = 0
-    """The raylet's port."""
+    memory: float = 0.0  # bytes that Ray may use
+    port: int = 0  # the raylet's port
 
     @property
     def size(self) -> NodeSize:
@@ -141,14 +126,10 @@ class Fleet(Value):
     """All workers by agent reports and by GCS, with the counts that follow from both."""
 
     workers: Mapping[str, Worker] = field(default_factory=dict)
-    facts: Mapping[str, Facts] = field(default_factory=dict)
-    """The facts of each worker's machine, by agent id."""
-    findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)
-    """The findings of each worker's checks, by agent id."""
-    in_ray: frozenset[str] = frozenset()
-    """The addresses of the nodes that are alive in GCS, without the head."""
-    agent_at: Mapping[str, str] = field(default_factory=dict)
-    """By address: the id of the agent that reported from it last."""
+    facts: Mapping[str, Facts] = field(default_factory=dict)  # of each machine, by agent id
+    findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)  # of its checks
+    in_ray: frozenset[str] = frozenset()  # addresses of nodes that GCS lists, without the head
+    agent_at: Mapping[str, str] = field(default_factory=dict)  # by address: who reported last
     alive: Mapping[str, str] = field(default_factory=dict)
     """The workers that count as present: address to name.
 
@@ -160,20 +141,14 @@ class Fleet(Value):
 
     GCS notices the end of a node late: its list is older than the agent's report.
     """
-    node_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By address: the ids of the nodes that GCS lists as alive."""
-    raylet_ports: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """By address: the ports of their raylets."""
+    node_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by address, in GCS
+    raylet_ports: Mapping[str, frozenset[int]] = field(default_factory=dict)  # by address
     dead_node_ids: frozenset[str] = frozenset()
     """The ids of nodes that stopped answering; a new Ray at the address has a new id.
     """
-    by_report: bool = False
-    """True where no Ray runs: a worker counts while its agent reports that it joined.
-    """
-    silence_check_at: float | None = None
-    """When to check next for silent workers, where no Ray runs."""
-    last_preparing_at: float = -math.inf
-    """When a worker last reported that it prepares."""
+    by_report: bool = False  # no Ray runs: a worker counts while it reports that it joined
+    silence_check_at: float | None = None  # when to look for silent ones, where no Ray runs
+    last_preparing_at: float = -math.inf  # when a worker last reported that it prepares
 
     def with_report(self, worker: Worker) -> Fleet:
         """Apply a worker's report."""
@@ -187,9 +162,8 @@ class Fleet(Value):
             return new
         is_back = worker.joined if before is None else before.lost
         if is_back and self.dead_node_ids:  # it was cut off, and its Ray with it
-            new = new.with_listed_nodes(
-                new.node_ids, new.dead_node_ids - new.node_ids.get(worker.ip, frozenset())
-            )
+            listed_here = new.node_ids.get(worker.ip, frozenset())
+            new = new.with_listed_nodes(new.node_ids, new.dead_node_ids - listed_here)
         if before is not None and before.ip != worker.ip:
             new = new.release_address(before)
         if worker.ip:
@@ -226,9 +200,8 @@ class Fleet(Value):
         silent = replace(worker, silent=evidence, silent_since=since, lost=is_lost)
         new = replace(self, workers={**self.workers, key: silent})
         if is_lost and self.agent_at.get(worker.ip) == key:
-            new = new.with_listed_nodes(
-                new.node_ids, new.dead_node_ids | new.node_ids.get(worker.ip, frozenset())
-            )
+            listed_here = new.node_ids.get(worker.ip, frozenset())
+            new = new.with_listed_nodes(new.node_ids, new.dead_node_ids | listed_here)
         return new.recount(worker.ip)
 
     def with_facts(self, key: str, facts: Facts, findings: tuple[Finding, ...] = ()) -> Fleet:
@@ -331,8 +304,7 @@ class Fleet(Value):
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 
 
-def _membership(worker: Worker) -> tuple[object, ...]:
-    return worker.ip, worker.name, worker.joined, worker.has_left, worker.lost
+_membership = attrgetter("ip", "name", "joined", "has_left", "lost")
 
 
 def _shorten(texts: list[str]) -> list[str]:

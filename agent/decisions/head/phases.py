@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.ends import Outcome
 from agent.base.text import listed
-from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict_of
+from agent.decisions.attempts import (
+    Attempt,
+    StalledSinceLoss,
+    end_without_progress,
+    is_loss,
+    verdict_of,
+)
 from agent.decisions.head import probes, retry, services, shares
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
@@ -29,11 +35,11 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Restart Ray if needed, check steps and services, then wait for what is missing."""
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
-    if isinstance(event, h.CheckpointSeen):
-        vain = retry.no_progress_outcome(state)
+    if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
+        vain = end_without_progress(state.lost_attempts, state.newest_checkpoint)
         if vain is not None:
             return leave(state, vain, now)
-    if isinstance(event, h.RunRemembered) and retry.is_unknown_run(state, event):
+    if isinstance(event, h.RunRemembered) and _is_unknown_run(state, event):
         state, log = retry.adopt_run(state, event, now)
         return (state, log) if _is_leaving(state) else then(log, booting(state, Tick(), now))
     again: tuple[HeadAction, ...] = ()
@@ -51,6 +57,12 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     state, result = probes.finish_preflight(state, now)
     decision = (state, ()) if _is_leaving(state) else _check_waits(state, now)
     return then((*again, *log, *result), decision)
+
+
+def _is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:
+    """Return whether a worker has a record of this run that the head lacks (lost disk)."""
+    differs = event.run_id != state.goal.run_id or event.attempt > 0 or event.epoch > 0
+    return differs and state.attempt.number == 1
 
 
 def _is_leaving(state: HeadState) -> bool:
@@ -73,7 +85,10 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     pending = pending_waits(state) if passed else pending
     late = next((wait for wait in pending if wait.is_over(now)), None)
     if late is not None:
-        end = retry.timeout_outcome(state, late)
+        # lost, if an earlier attempt had it
+        had_it = late.key in {planned.WORKERS, planned.HEAD, planned.CLEAR}
+        row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
+        end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
         decision = _proceed_partially(state, late, now) or leave(state, end, now)
     elif pending and now >= state.phase_since + state.goal.boot_limit:
         minutes, what = round((now - state.phase_since) / 60), pending[0].what

@@ -34,15 +34,14 @@ from agent.work.services import REWARD
 from agent.work.torchrun import ShareOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.state import Decision, HeadAction, HeadState, Turn
 
 
 _MAX_LINKS_NAMED = 4
-MAX_HEAD_LINKS = 16
-"""How many workers measure their link to the head: they do so one after the other."""
+MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after the other
 
 
 def _ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
@@ -54,8 +53,14 @@ def _ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
 
 def _order_samples(state: HeadState, now: float) -> Decision:
     """Order bandwidth samples between the nodes that joined, each link once per run."""
-    probes = state.probes
-    new = [way for way in _links_to_measure(state) if way not in probes.samples]
+    probes, agents = state.probes, state.fleet.present()
+    near = [one for one in agents if (HERE, one.ip) in probes.samples]
+    others = [one for one in agents if (HERE, one.ip) not in probes.samples]
+    near += others[: max(0, MAX_HEAD_LINKS - len(near))]
+    ways = [*((HERE, one.ip) for one in near), *((one.key, "") for one in near)]
+    ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
+    ways += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
+    new = [way for way in ways if way not in probes.samples]
     if not new:
         return state, ()
     samples = {**probes.samples, **dict.fromkeys(new)}
@@ -63,39 +68,17 @@ def _order_samples(state: HeadState, now: float) -> Decision:
     return replace(state, probes=probes), tuple(ProbeNode(node, SAMPLE, at) for node, at in new)
 
 
-def _links_to_measure(state: HeadState) -> Iterator[tuple[str, str]]:
-    """Yield (node, address) for each link to measure."""
-    agents = [(ip, worker) for ip, worker in _ring(state.fleet) if worker is not None]
-    near = [one for one in agents if (HERE, one[0]) in state.probes.samples]
-    others = [one for one in agents if (HERE, one[0]) not in state.probes.samples]
-    near += others[: max(0, MAX_HEAD_LINKS - len(near))]
-    yield from ((HERE, ip) for ip, _ in near)
-    yield from ((worker.key, "") for _, worker in near)
-    for (own, worker), (ip, _) in zip(agents, [*agents[1:], *agents[:1]], strict=True):
-        if ip != own:
-            yield worker.key, ip
-
-
-def _apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> HeadState:
-    """Apply the samples among a node's answers."""
-    known = state.probes.samples
-    new = {
-        (node, one.at): one
-        for one in answers
-        if one.probe == SAMPLE and known.get((node, one.at), one) is None
-    }
-    if not new:
-        return state
-    return replace(state, probes=replace(state.probes, samples={**known, **new}))
-
-
-def _report_slow_links(state: HeadState, now: float) -> tuple[HeadState, tuple[Finding, ...]]:
-    """Return findings from the samples once all are there, or their time is over."""
-    probes = state.probes
+def _report_slow_links(state: HeadState, now: float) -> Decision:
+    """Report findings from the samples once all are there, or their time is over."""
+    probes, goal, workers = state.probes, state.goal, state.fleet.workers
     if probes.samples_due is None:
         return state, ()
-    unanswered = (pair for pair, one in probes.samples.items() if one is None)
-    awaited = (pair for pair in unanswered if _can_answer(state, pair[0]))
+    awaited = (
+        pair
+        for pair, one in probes.samples.items()
+        if one is None and _has_not_left(state, pair[0])
+        if pair[0] == HERE or not workers[pair[0]].silent
+    )
     if now < probes.samples_due and next(awaited, None) is not None:
         return state, ()
     ways = {pair: (_name(state, pair[0]), _name_at(state, pair[1])) for pair in probes.samples}
@@ -104,17 +87,20 @@ def _report_slow_links(state: HeadState, now: float) -> tuple[HeadState, tuple[F
         for pair, one in probes.samples.items()
         if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
     ]
-    goal = state.goal
-    weights = 0 if goal.facts is None else goal.facts.model_bytes
-    slow = slow_links(links, weights, goal.platform)
-    late = _late_samples([ways[pair] for pair in awaited])
-    missing = {
-        pair: Answer(SAMPLE, pair[1], "no sample in time")
+    slow = slow_links(links, 0 if goal.facts is None else goal.facts.model_bytes, goal.platform)
+    found = () if slow is None else (slow,)
+    late = [" and ".join(ways[pair]) for pair in awaited]
+    if late:
+        within = f"no sample within {times.BANDWIDTH_SAMPLE:g} s"
+        what = f"{within} of the bandwidth between {first_names(late, _MAX_LINKS_NAMED)}"
+        remedy = "Look whether these nodes are busy, or their network"
+        found = (*found, Finding(CHECK, Level.WARN, what, remedy))
+    samples = {
+        pair: Answer(SAMPLE, pair[1], "no sample in time") if one is None else one
         for pair, one in probes.samples.items()
-        if one is None
     }
-    probes = replace(probes, samples={**probes.samples, **missing}, samples_due=None)
-    return replace(state, probes=probes), tuple(one for one in (slow, late) if one is not None)
+    probes = replace(probes, samples=samples, samples_due=None)
+    return _report_findings(replace(state, probes=probes), found)
 
 
 def slowest_link(state: HeadState) -> float | None:
@@ -133,33 +119,16 @@ def link_waits(state: HeadState) -> Iterator[Wait]:
     yield Wait(planned.LINKS, "the bandwidth between the nodes", due, evidence)
 
 
-def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
-    """Return a finding about links without a sample in time."""
-    if not ways:
-        return None
-    between = first_names((f"{one} and {other}" for one, other in ways), _MAX_LINKS_NAMED)
-    limit = f"{times.BANDWIDTH_SAMPLE:g} s"
-    what = f"no sample within {limit} of the bandwidth between {between}"
-    return Finding(CHECK, Level.WARN, what, "Look whether these nodes are busy, or their network")
-
-
-def _can_answer(state: HeadState, key: str) -> bool:
-    worker = state.fleet.workers.get(key)
-    return key == HERE or (worker is not None and not worker.has_left and not worker.silent)
-
-
 def begin_preflight(state: HeadState, now: float) -> Decision:
     """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
     goal, fleet = state.goal, state.fleet
     if not goal.preflight or state.preflight is not None:
         return state, ()
-    own = (
-        goal.size if goal.by_torchrun else state.node_sizes.get(state.ray_head_ip or "", goal.size)
-    )
+    by_ray = {} if goal.by_torchrun else state.node_sizes
+    own = by_ray.get(state.ray_head_ip or "", goal.size)
     members = [(HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
-        by_ray = state.node_sizes.get(worker.ip, NodeSize(worker.gpus))
-        gpus = worker.gpus if goal.by_torchrun else by_ray.gpus
+        gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
         members.append((worker.key, worker.name, gpus))
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
     until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
@@ -170,21 +139,6 @@ def begin_preflight(state: HeadState, now: float) -> Decision:
     )
     nodes = f"{len(members)} node(s)"
     return state, (LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *orders)
-
-
-def _apply_preflight_answers(
-    state: HeadState, node: str, answers: Iterable[Answer], now: float
-) -> HeadState:
-    """Apply a node's result of the all-reduce."""
-    known = state.preflight
-    if known is None or known.is_over:
-        return state
-    for one in answers:
-        if one.probe == ALL_REDUCE and any(key == node for key, _, _ in known.shares):
-            until = min(known.deadline, now + times.HEAD_RESULT) if one.evidence else known.deadline
-            answered = {**known.answers, node: one}
-            known = replace(known, answers=answered, deadline=until)
-    return replace(state, preflight=known)
 
 
 def preflight_waits(state: HeadState) -> Iterator[Wait]:
@@ -200,7 +154,12 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     known = state.preflight
     if known is None or known.is_over:
         return state, ()
-    own, lost = known.answers.get(HERE), _lost_in_preflight(state, known)
+    own, fleet = known.answers.get(HERE), state.fleet
+    lost = tuple(
+        name
+        for key, name, _ in known.shares
+        if key != HERE and (key not in fleet.workers or not fleet.counts(fleet.workers[key]))
+    )
     if own is None and lost and not known.lost:  # it cannot succeed without them
         until = min(known.deadline, now + state.goal.limits[planned.NODE])
         known = replace(known, lost=lost, deadline=until)
@@ -221,16 +180,6 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     return leave(state, ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure), now)
 
 
-def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
-    """Return the members of the all-reduce that no longer count."""
-    workers, counts = state.fleet.workers, state.fleet.counts
-    return tuple(
-        name
-        for key, name, _ in known.shares
-        if key != HERE and (key not in workers or not counts(workers[key]))
-    )
-
-
 _MAX_LOGGED = 8
 _MAX_FINDINGS = 64
 _MAX_NAMED = 8
@@ -248,8 +197,7 @@ def advance_probes(state: HeadState, turn: Turn) -> Decision:
         state, log = _apply_answers(state, reported.key, reported.answers, now)
     if isinstance(event, Answered):
         state, log = _apply_answers(state, HERE, (event.answer,), now)
-    state, measured = _report_slow_links(state, now)
-    state, warned = _report_findings(state, measured)
+    state, warned = _report_slow_links(state, now)
     state, tried = _order_scores(state, reported, now)
     return state, (*log, *warned, *tried)
 
@@ -265,28 +213,23 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
     item = state.services.get((home, REWARD))
     if item is None or item.step is not Step.READY:
         return state, ()
-    is_first = not state.probes.score_asked
-    workers: Iterable[Worker] = () if reported is None else (reported,)
-    if is_first:
-        workers = state.fleet.workers.values()
-    new = [worker.key for worker in workers if _must_ask_score(state, worker, home)]
+    probes, workers = state.probes, state.fleet.workers
+    is_first = not probes.score_asked
+    asked = workers.values() if is_first else (() if reported is None else (reported,))
+    new = [
+        one.key
+        for one in asked
+        if one.key != home and one.key not in probes.score_asked
+        if not (one.has_left or one.refused or one.service_only)
+    ]
     if is_first and new and home != HERE:  # if it runs here, its readiness was this probe
         new.insert(0, HERE)
     if not new:
         return state, ()
-    probes = state.probes
-    until = dict.fromkeys(new, now + times.NODE_PROBE)
-    probes = replace(
-        probes, score_asked=probes.score_asked | {*new}, open_scores={**probes.open_scores, **until}
-    )
-    worker = state.fleet.workers.get(home)
-    at = "" if worker is None else worker.ip
+    scores = {**probes.open_scores, **dict.fromkeys(new, now + times.NODE_PROBE)}
+    probes = replace(probes, score_asked=probes.score_asked | {*new}, open_scores=scores)
+    at = workers[home].ip if home in workers else ""
     return replace(state, probes=probes), tuple(ProbeNode(key, SCORE, at) for key in new)
-
-
-def _must_ask_score(state: HeadState, worker: Worker, home: str) -> bool:
-    can_answer = not (worker.has_left or worker.refused or worker.service_only)
-    return can_answer and worker.key != home and worker.key not in state.probes.score_asked
 
 
 def score_waits(state: HeadState) -> Iterator[Wait]:
@@ -314,13 +257,6 @@ def _has_not_left(state: HeadState, key: str) -> bool:
     return key == HERE or (worker is not None and not worker.has_left)
 
 
-def order_neighbor_probes(state: HeadState, now: float) -> Decision:
-    """Order reachability probes and samples between neighbors, each once."""
-    state, tried = _order_reach(state)
-    state, sampled = _order_samples(state, now)
-    return state, (*tried, *sampled)
-
-
 def _order_reach(state: HeadState) -> Decision:
     """Order probes between the head and each worker, and from each worker to the next rank."""
     head, goal = state.ray_head_ip, state.goal
@@ -341,13 +277,25 @@ def _apply_answers(
     state: HeadState, node: str, answers: tuple[Answer, ...], now: float
 ) -> Decision:
     """Apply a node's answers, and report the findings that follow."""
-    state = _apply_samples(state, node, answers)
-    state = _apply_preflight_answers(state, node, answers, now)
-    probes = state.probes
-    if node in probes.open_scores and any(answer.probe == SCORE for answer in answers):
-        left = {key: until for key, until in probes.open_scores.items() if key != node}
-        state = replace(state, probes=replace(probes, open_scores=left))
-    found = (_finding(state, node, answer) for answer in answers)
+    probes, preflight = state.probes, state.preflight
+    members = {key for key, _, _ in preflight.shares} if preflight is not None else set()
+    for one in answers:
+        way = (node, one.at)
+        if one.probe == SAMPLE and probes.samples.get(way, one) is None:
+            probes = replace(probes, samples={**probes.samples, way: one})
+        if one.probe == SCORE and node in probes.open_scores:
+            left = {key: until for key, until in probes.open_scores.items() if key != node}
+            probes = replace(probes, open_scores=left)
+        is_awaited = preflight is not None and node in members and not preflight.is_over
+        if one.probe == ALL_REDUCE and preflight is not None and is_awaited:
+            until = now + times.HEAD_RESULT if one.evidence else preflight.deadline
+            preflight = replace(
+                preflight,
+                answers={**preflight.answers, node: one},
+                deadline=min(until, preflight.deadline),
+            )
+    found = [_finding(state, node, answer) for answer in answers]
+    state = replace(state, probes=probes, preflight=preflight)
     return _report_findings(state, tuple(one for one in found if one is not None))
 
 
@@ -412,25 +360,28 @@ def compare_nodes(state: HeadState, now: float) -> Decision:
     """
     goal, fleet = state.goal, state.fleet
     state = replace(state, compared_workers=fleet.alive)
-    if goal.facts is None:
-        return order_neighbor_probes(state, now)
-    keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
-    workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
-    nodes = [(goal.node, goal.facts), *workers]
-    differing = agreement(nodes, brings_libraries=goal.brings_libraries)
-    found = (*differing, *gpus_missing_in_ray(_gpu_counts(state)))
-    new = [one for one in found if one not in state.differences]
-    log = tuple(LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
-    failed = [one for one in found if one.level is Level.FAIL]
-    state = replace(state, differences=found)
-    if not failed:
-        return then(log, order_neighbor_probes(state, now))
-    text = "; ".join(f"{one.check}: {one.what}" for one in failed)
-    remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))
-    reason = f"the nodes do not agree: {text}" if {*failed} & {*differing} else text
-    culprit = "agreement" if reason != text else failed[0].check
-    end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedies)
-    return then(log, leave(state, end, now))
+    log: tuple[HeadAction, ...] = ()
+    if goal.facts is not None:
+        keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
+        workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
+        nodes = [(goal.node, goal.facts), *workers]
+        differing = agreement(nodes, brings_libraries=goal.brings_libraries)
+        found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
+        new = [one for one in found if one not in state.differences]
+        log = tuple(LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
+        failed = [one for one in found if one.level is Level.FAIL]
+        state = replace(state, differences=found)
+        if failed:
+            text = "; ".join(f"{one.check}: {one.what}" for one in failed)
+            remedy = ". ".join(dict.fromkeys(one.remedy for one in failed))
+            reason, culprit = text, failed[0].check
+            if {*failed} & {*differing}:
+                reason, culprit = f"the nodes do not agree: {text}", "agreement"
+            end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedy)
+            return then(log, leave(state, end, now))
+    state, tried = _order_reach(state)
+    state, sampled = _order_samples(state, now)
+    return state, (*log, *tried, *sampled)
 
 
 def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:

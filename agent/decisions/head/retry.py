@@ -15,7 +15,6 @@ from agent.decisions.attempts import (
     Attempt,
     LostAttempt,
     count_losses,
-    end_without_progress,
     is_loss,
     pause_after_losses,
     retries_exhausted,
@@ -38,7 +37,8 @@ def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
     """Leave with an outcome, which also ends the running attempt."""
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
     attempt = state.attempt
-    attempt = attempt if attempt.submitted is None else attempt.ended_with(now, outcome)
+    if attempt.submitted is not None:
+        attempt = replace(attempt, ended=now, end=outcome)
     state = replace(state, verdict=outcome, attempt=attempt)
     return state.enter(HeadPhase.LEAVING, now), (h.EndRun(outcome),)
 
@@ -48,8 +48,7 @@ def ray_lost_outcome(state: HeadState) -> Outcome:
     return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.evidence)
 
 
-_FORMER_HEAD = "the former head"
-"""Names the node of a head of which only workers have a record."""
+_FORMER_HEAD = "the former head"  # names the node of a head of which only workers have a record
 
 
 def record_leftovers(state: HeadState, now: float) -> HeadState:
@@ -63,13 +62,6 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     lost_at = now if state.last_loss_at is None else state.last_loss_at
     left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
     return replace(state, leftovers=left, own_leftovers="it is being ended")
-
-
-def expect_former_head(state: HeadState, attempt: int, now: float) -> HeadState:
-    """Wait for the node of a former head without a record: its last attempt may still run."""
-    if not attempt or state.goal.ray_is_given:
-        return state
-    return replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
 
 
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
@@ -87,49 +79,39 @@ def expire_leftovers(state: HeadState, now: float) -> HeadState:
     if not state.leftovers:
         return state
     grace = state.goal.limits[planned.NODE]
-    left = {}
-    for name, since in state.leftovers.items():
-        away = _unreachable_since(state, name, since)
-        if away is None or away + grace > now:  # the same sum as the wait's deadline
-            left[name] = since
+    left = {
+        key: state.leftovers[key]
+        for key, _, away in _leftovers(state)
+        if away is None or away + grace > now  # the same sum as the wait's deadline
+    }
     return state if len(left) == len(state.leftovers) else replace(state, leftovers=left)
 
 
 def clearing_waits(state: HeadState) -> Iterator[Wait]:
     """Wait for reachable nodes to stop the last attempt, and for the fence of the others."""
     before = f"the end of attempt {state.attempt.number - 1}"
-    here, away = [], {}
-    for name, since in state.leftovers.items():
-        at = _unreachable_since(state, name, since)
-        if at is None:
-            here.append(_leftover_name(state, name))
-        else:
-            away[_leftover_name(state, name)] = at
+    here = sorted(name for _, name, at in _leftovers(state) if at is None)
+    away = {name: at for _, name, at in _leftovers(state) if at is not None}
     grace = state.goal.limits[planned.NODE]
     if here or state.own_leftovers is not None:
         until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = [] if state.own_leftovers is None else ["this node"]
         evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
-        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *sorted(here)])}", until, evidence)
+        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
     if away:
         what = f"{before} on {listed(sorted(away))}, out of reach"
-        yield Wait(
-            planned.UNREACHABLE, what, max(away.values()) + grace, "it ends all itself by then"
-        )
+        until = max(away.values()) + grace
+        yield Wait(planned.UNREACHABLE, what, until, "it ends all itself by then")
 
 
-def _unreachable_since(state: HeadState, name: str, since: float) -> float | None:
-    worker = state.fleet.workers.get(name)
-    return since if worker is None else worker.unreachable_since
+def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
+    """Yield key and name of each node that may be left, and since when it is out of reach."""
+    for key, since in state.leftovers.items():
+        worker = state.fleet.workers.get(key)
+        yield (key, key, since) if worker is None else (key, worker.label, worker.unreachable_since)
 
 
-def _leftover_name(state: HeadState, name: str) -> str:
-    worker = state.fleet.workers.get(name)
-    return name if worker is None else worker.label
-
-
-MAX_LOST_NODES = 20_000
-"""How many lost nodes of an attempt are kept by name, the newest."""
+MAX_LOST_NODES = 20_000  # how many lost nodes of an attempt are kept by name, the newest
 
 
 def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
@@ -162,19 +144,13 @@ def fix_required_workers(state: HeadState) -> HeadState:
     """
     places, required = state.fleet.alive, state.required
     if state.goal.is_sized_to_nodes:
-        sized = _workers_in_size(state)
+        having = {ip for ip, size in state.node_sizes.items() if size.gpus}
+        sized = places  # the workers in the job's size: those with GPUs, if any node has GPUs
+        if not having.isdisjoint({state.ray_head_ip, *places}):
+            sized = {ip: name for ip, name in places.items() if ip in having}
         places = sized if len(sized) >= required else places
         required = len(places)
     return replace(state, attempt=replace(state.attempt, workers=places), required=required)
-
-
-def _workers_in_size(state: HeadState) -> Mapping[str, str]:
-    """Return the workers in the job's size: those with GPUs, if any node has GPUs."""
-    alive = state.fleet.alive
-    having = {ip for ip, size in state.node_sizes.items() if size.gpus}
-    if having.isdisjoint({state.ray_head_ip, *alive}):
-        return alive
-    return {ip: name for ip, name in alive.items() if ip in having}
 
 
 def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
@@ -255,7 +231,7 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
     memory = out_of_memory_nodes(state)
     if memory:
         return ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
-    ended = state.attempt.ended_with(now, end)
+    ended = replace(state.attempt, ended=now, end=end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
     if count_losses(tried) > state.goal.retries:
@@ -275,23 +251,10 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
     return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended, attempt))
 
 
-def no_progress_outcome(state: HeadState) -> Outcome | None:
-    """Return the end of a run whose attempts make no progress; None while they do."""
-    if not state.goal.has_job:
-        return None
-    return end_without_progress(state.lost_attempts, state.newest_checkpoint)
-
-
-def is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:
-    """Return whether a worker has a record of this run that the head lacks (lost disk)."""
-    is_fresh = state.attempt.number == 1
-    differs = event.run_id != state.goal.run_id or event.attempt > 0 or event.epoch > 0
-    return is_fresh and differs
-
-
 def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
     """Continue the run that a worker reports; leave if no attempt is left."""
-    state = expect_former_head(state, event.attempt, now)
+    if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
+        state = replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
     tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
@@ -300,14 +263,6 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
     actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
     state, over = replace(state, goal=goal, attempt=attempt), retries_exhausted(tried, goal.retries)
     return then(actions, (state, ()) if over is None else leave(state, over, now))
-
-
-def timeout_outcome(state: HeadState, late: Wait) -> Outcome:
-    """Return the outcome of a wait that is over: lost if an earlier attempt had it."""
-    gone = {planned.WORKERS, planned.HEAD, planned.CLEAR}
-    had_it = state.attempt.number > 1 and late.key in gone
-    row = ends.NOT_BACK_IN_TIME if had_it else ends.NOT_IN_TIME
-    return row.outcome(what=late.what, evidence=late.evidence or "no report yet")
 
 
 def attempt_sentence(state: HeadState) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
 from agent.plan import waits as planned
-from agent.work.services import ordered_steps
+from agent.work.services import ServiceSpec, ordered_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Decision, Key, StepOnDisk, Turn
-    from agent.work.services import PrepareStep, ServiceSpec
+    from agent.work.services import PrepareStep
 
 
 def first_actions(state: HeadState) -> tuple[HeadAction, ...]:
@@ -84,55 +85,47 @@ def unmet_dependencies(state: HeadState, node: str, after: tuple[str, ...]) -> t
 
 def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     spec = next((one for one in state.goal.services if one.name == name), None)
-    return _is_done(state, node, name) if spec is None else _is_ready(state, node, spec)
-
-
-def _is_done(state: HeadState, node: str, name: str) -> bool:
-    """Return whether a step is done; a node without the step does not wait for it."""
-    own = state.steps.get((HERE, name))
-    on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
-    if node == HERE or on_head:
-        return own is None or own.step is Step.READY
     worker = state.fleet.workers.get(node)
-    items = () if worker is None else worker.items
-    return all(item.step is Step.READY for item in items if item.name == name)
-
-
-def _is_ready(state: HeadState, node: str, spec: ServiceSpec) -> bool:
-    worker = state.fleet.workers.get(node)
+    if spec is None:  # a step: a node that does not have it does not wait for it
+        own = state.steps.get((HERE, name))
+        on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
+        if node == HERE or on_head:
+            return own is None or own.step is Step.READY
+        items = () if worker is None else worker.items
+        return all(item.step is Step.READY for item in items if item.name == name)
     rank = state.goal.rank if worker is None else worker.effective_rank
+    known, abandoned = state.services, state.abandoned_services
     if spec.where.includes(rank, is_head=node == HERE):
-        return _is_ready_or_abandoned(state, (node, spec.name))
-    if spec.where.kind == "workers":
-        keys = {key for key in (*state.services, *state.abandoned_services) if key[1] == spec.name}
-        return len(keys) >= state.required and all(
-            _is_ready_or_abandoned(state, key) for key in keys
-        )
-    if any(name == spec.name for _, name in state.abandoned_services):
+        keys = {(node, name)}
+    elif spec.where.kind == "workers":
+        keys = {key for key in (*known, *abandoned) if key[1] == name}
+        if len(keys) < state.required:
+            return False
+    elif any(one == name for _, one in abandoned):
         return True
-    home = state.service_home(spec.name)
-    return home is not None and _is_ready_or_abandoned(state, (home, spec.name))
-
-
-def _is_ready_or_abandoned(state: HeadState, key: Key) -> bool:
-    item = state.services.get(key)
-    return key in state.abandoned_services or (item is not None and item.step is Step.READY)
+    else:
+        keys = {(state.service_home(name) or "", name)}
+    return all(key in abandoned or known.get(key, Item()).step is Step.READY for key in keys)
 
 
 def _start_if_unblocked(
     state: HeadState, key: Key, now: float
-) -> tuple[HeadState, list[HeadAction]]:
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
     item = state.steps.get(key) or state.services.get(key)
     if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
-        return replace(state, blocked=state.blocked - {key}), []
-    missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+        return replace(state, blocked=state.blocked - {key}), ()
+    spec = _spec(state, key)
+    missing = unmet_dependencies(state, key[0], spec.after)
     if missing:
         evidence = f"waits for {listed(missing)}"
         changed = item.evidence != evidence
-        return _with_item(state, key, replace(item, evidence=evidence)) if changed else state, []
-    until = now + _time_limit(state, key, item)
+        return _with_item(state, key, replace(item, evidence=evidence)) if changed else state, ()
+    within = spec.within
+    if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
+        within = spec.restarted_within
+    until = now + within
     state = _with_item(state, key, replace(item, evidence="", started_at=now, deadline=until))
-    return replace(state, blocked=state.blocked - {key}), [_start(state, key)]
+    return replace(state, blocked=state.blocked - {key}), (_start(state, key),)
 
 
 def _start(state: HeadState, key: Key) -> HeadAction:
@@ -148,14 +141,6 @@ def _item(state: HeadState, key: Key) -> Item:
 
 def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
     return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
-
-
-def _time_limit(state: HeadState, key: Key, item: Item) -> float:
-    """Return the seconds within which it must be done or ready after its start."""
-    if key in state.steps:
-        return state.goal.step(key[1]).within
-    spec = state.goal.service(key[1])
-    return spec.within if item.restarted_at is None else spec.restarted_within
 
 
 def _with_item(state: HeadState, key: Key, item: Item) -> HeadState:
@@ -220,25 +205,21 @@ def restart_services(
         if item.step is not Step.LOST:
             continue
         spec, title = state.goal.service(key[1]), service_title(state, key)
-        if spec.argv is None:
-            state = state.with_service(key, item.restarting(now, spec.within))
-            retry = f"it is asked for {round(spec.within)} s more"
-            actions.append(
-                LogLine(f"{title} no longer answers ({item.evidence}): {retry}", "warning")
-            )
-            actions.append(h.StartService(key[1], key[0], item.generation + 1))
-            continue
         again_at = now + item.restart_pause(now) if item.restart_at is None else item.restart_at
-        if now < again_at:
+        if spec.argv is None:  # nothing to restart: it is only asked again
+            again = item.restarting(now, spec.within)
+            more = f"it is asked for {round(spec.within)} s more"
+            log = LogLine(f"{title} no longer answers ({item.evidence}): {more}", "warning")
+        elif now < again_at:
             state = state.with_service(key, replace(item, restart_at=again_at))
             continue
-        again = item.restarting(now, spec.restarted_within)
-        state = state.with_service(key, again)
-        count = f"restart {again.restarts} of {spec.restarts}"
-        actions.append(LogLine(f"{title} exited ({item.evidence}): {count}", "warning"))
-        state = hold_back(state, (key,), now)
-        start = h.StartService(key[1], key[0], again.generation)
-        actions.append(waiting_message(state, key) if key in state.blocked else start)
+        else:
+            again = item.restarting(now, spec.restarted_within)
+            count = f"restart {again.restarts} of {spec.restarts}"
+            log = LogLine(f"{title} exited ({item.evidence}): {count}", "warning")
+        state = hold_back(state.with_service(key, again), (key,), now)
+        is_blocked = key in state.blocked
+        actions += [log, waiting_message(state, key) if is_blocked else _start(state, key)]
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
@@ -274,9 +255,12 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     spec, title = state.goal.service(key[1]), service_title(state, key)
     ended = item.step is Step.LOST
     no_restart_left = ended and spec.argv and item.recent_restarts(now) >= spec.restarts
+    # the boot's waits cover first starts
+    first = item.restarted_at is None and spec.essential and state.phase is HeadPhase.BOOTING
+    overdue = item.step is Step.PENDING and not first and now >= item.deadline
     if ended and not item.was_ready:
         loss = f"{title} ended before it was ready"
-    elif no_restart_left or _is_overdue(state, key, item, now):
+    elif no_restart_left or overdue:
         loss = f"{title} is lost for good"
     else:
         return None
@@ -284,17 +268,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     return ends.SERVICE_LOST.outcome(loss=loss, evidence=evidence, name=key[1])
 
 
-def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:
-    """Return whether a service is past its deadline; the boot's waits cover first starts."""
-    awaited = item.restarted_at is None and state.goal.service(key[1]).essential
-    first = awaited and state.phase is HeadPhase.BOOTING
-    return item.step is Step.PENDING and not first and now >= item.deadline
-
-
-_UNKNOWN = "?"
-"""The disk of a node without facts: it may be shared with any other."""
-
-Orders = tuple[h.OrderStep, ...]
+_UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any other
 
 
 def first_step_queues(goal: h.HeadGoal) -> Mapping[StepOnDisk, tuple[str, ...]]:
@@ -306,105 +280,85 @@ def first_step_queues(goal: h.HeadGoal) -> Mapping[StepOnDisk, tuple[str, ...]]:
     }
 
 
-def order_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
+def order_steps(state: HeadState, turn: Turn) -> Decision:
     """Order workers to run the prepare steps whose turn it is."""
-    event, steps = turn.event, ordered_steps(state.goal.steps)
+    event, now, steps = turn.event, turn.now, ordered_steps(state.goal.steps)
+    before, orders = state, tuple[HeadAction, ...]()
     if not steps:
         return state, ()
     if isinstance(event, h.WorkerReported):
-        is_away = event.worker.has_left or event.worker.refused
-        return (
-            _leave_all_queues(state, event.worker.key)
-            if is_away
-            else _queue_new_steps(state, event.worker, steps)
-        )
-    if isinstance(event, h.WorkerReplaced):
-        return _leave_all_queues(state, event.key)
-    if isinstance(event, StepOver) and event.node == HERE and not event.failure:
-        return _leave_queue(state, HERE, event.name)
-    if isinstance(event, Tick | h.RayNodes):
-        return _drop_silent_holders(state, turn.now)
-    return state, ()
+        worker = event.worker
+        if worker.has_left or worker.refused:
+            state = _leave_all_queues(state, worker.key)
+        else:
+            state, orders = _queue_new_steps(state, worker, steps)
+    elif isinstance(event, h.WorkerReplaced):
+        state = _leave_all_queues(state, event.key)
+    elif isinstance(event, StepOver) and event.node == HERE and not event.failure:
+        state = _leave_queues(state, HERE, {event.name})
+    elif isinstance(event, Tick | h.RayNodes):  # a silent node must not hold up the others
+        for queue in state.step_queues.values():
+            holder = state.fleet.workers.get(queue[0])
+            silent_at = holder.last_report_at + times.QUEUE_HOLDER_SILENT if holder else math.inf
+            if len(queue) > 1 and now >= silent_at:
+                state = _leave_all_queues(state, queue[0])
+    return state, (*orders, *_orders_of_new_firsts(before, state))
 
 
-def order_unblocked_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
+def order_unblocked_steps(state: HeadState, turn: Turn) -> Decision:
     """Order steps that were blocked by something on another node that is ready now."""
+    before, orders = state, list[HeadAction]()
     steps = ordered_steps(state.goal.steps) if state.goal.steps else ()
-    orders = Orders()
     if any(step.after for step in steps) and unblocks_other_nodes(turn.before, state):
         for worker in state.fleet.workers.values():
             if worker.key in state.steps_ordered:  # else it has left
                 state, more = _queue_new_steps(state, worker, steps)
                 orders += more
-    return state, orders
+    return state, (*orders, *_orders_of_new_firsts(before, state))
 
 
-def _queue_new_steps(
-    state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]
-) -> tuple[HeadState, Orders]:
-    key, orders = worker.key, Orders()
-    done = sorted(item.name for item in worker.items if item.step is Step.READY)
-    for name in done:
-        state, more = _leave_queue(state, key, name)
-        orders += more
-    known = state.steps_ordered.get(key, frozenset()).union(done)
+def _queue_new_steps(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> Decision:
+    """Queue a worker for steps that it can run now; order those that need no queue."""
+    key, facts = worker.key, state.fleet.facts.get(worker.key)
+    done = {item.name for item in worker.items if item.step is Step.READY}
+    state = _leave_queues(state, key, done)
+    known = state.steps_ordered.get(key, frozenset()) | done
     new = [
         step
         for step in steps
         if step.name not in known and not unmet_dependencies(state, key, step.after)
     ]
+    queues = {**state.step_queues}
     for step in new:
-        if step.once is None:
-            orders += (h.OrderStep(step.name, key),)
-            continue
-        group = (step.name, _disk(state, key, step.once))
-        queue = (*state.step_queues.get(group, ()), key)
-        state = replace(state, step_queues={**state.step_queues, group: queue})
-        orders += _order_first_in_queue(group, queue) if len(queue) == 1 else ()
-    known = known.union(step.name for step in new)
-    return replace(state, steps_ordered={**state.steps_ordered, key: known}), orders
+        if step.once is not None:
+            disk = _UNKNOWN if facts is None else facts.disks.get(step.once, _UNKNOWN)
+            queues[step.name, disk] = (*queues.get((step.name, disk), ()), key)
+    ordered = {**state.steps_ordered, key: known.union(step.name for step in new)}
+    state = replace(state, step_queues=queues, steps_ordered=ordered)
+    return state, tuple(h.OrderStep(step.name, key) for step in new if step.once is None)
 
 
-def _leave_queue(state: HeadState, node: str, name: str) -> tuple[HeadState, Orders]:
-    """Remove a node from the queue of a step, and order the new first node to run it."""
+def _leave_queues(state: HeadState, node: str, names: set[str]) -> HeadState:
+    """Remove a node from the queues of these steps."""
+    queues = {**state.step_queues}
     for group, queue in state.step_queues.items():
-        if group[0] == name and node in queue:
-            left = tuple(one for one in queue if one != node)
-            queues = {at: q for at, q in state.step_queues.items() if at != group}
-            state = replace(state, step_queues={**queues, group: left} if left else queues)
-            return state, _order_first_in_queue(group, left) if queue[0] == node else ()
-    return state, ()
+        if group[0] in names and node in queue:
+            queues[group] = tuple(one for one in queue if one != node)
+            if not queues[group]:
+                del queues[group]
+    return replace(state, step_queues=queues)
 
 
-def _leave_all_queues(state: HeadState, key: str) -> tuple[HeadState, Orders]:
+def _leave_all_queues(state: HeadState, key: str) -> HeadState:
     if key not in state.steps_ordered:
-        return state, ()
-    orders = Orders()
-    for step in ordered_steps(state.goal.steps):
-        state, more = _leave_queue(state, key, step.name)
-        orders += more
-    others = {worker: names for worker, names in state.steps_ordered.items() if worker != key}
-    return replace(state, steps_ordered=others), orders
+        return state
+    ordered = {worker: names for worker, names in state.steps_ordered.items() if worker != key}
+    names = {step.name for step in state.goal.steps}
+    return _leave_queues(replace(state, steps_ordered=ordered), key, names)
 
 
-def _drop_silent_holders(state: HeadState, now: float) -> tuple[HeadState, Orders]:
-    orders = Orders()
-    for queue in [*state.step_queues.values()]:
-        holder = state.fleet.workers.get(queue[0])
-        if (
-            len(queue) > 1
-            and holder is not None
-            and now >= holder.last_report_at + times.QUEUE_HOLDER_SILENT
-        ):
-            state, more = _leave_all_queues(state, holder.key)
-            orders += more
-    return state, orders
-
-
-def _order_first_in_queue(group: StepOnDisk, queue: tuple[str, ...]) -> Orders:
-    return (h.OrderStep(group[0], queue[0]),) if queue and queue[0] != HERE else ()
-
-
-def _disk(state: HeadState, key: str, once: str) -> str:
-    facts = state.fleet.facts.get(key)
-    return _UNKNOWN if facts is None else facts.disks.get(once, _UNKNOWN)
+def _orders_of_new_firsts(before: HeadState, state: HeadState) -> Iterator[HeadAction]:
+    """Yield the order to each worker that has become the first of its queue."""
+    for group, queue in state.step_queues.items():
+        if queue[0] != HERE and queue[:1] != before.step_queues.get(group, ())[:1]:
+            yield h.OrderStep(group[0], queue[0])

@@ -16,9 +16,8 @@ from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
-    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadState
-    from agent.work.torchrun import ShareEnd
+    from agent.work.torchrun import ShareOver
 
 
 def start_shares(state: HeadState) -> HeadState:
@@ -26,30 +25,25 @@ def start_shares(state: HeadState) -> HeadState:
     fleet, goal = state.fleet, state.goal
     shares = {HERE: NodeShare(goal.node, goal.size)}
     for worker in fleet.present():
-        facts = fleet.facts.get(worker.key)
-        size = NodeSize(worker.gpus)
+        facts, size = fleet.facts.get(worker.key), NodeSize(worker.gpus)
         if facts is not None:
             size = NodeSize(worker.gpus, facts.cpus, facts.memory, facts.gpu_memory)
         shares[worker.key] = NodeShare(worker.name, size)
     return replace(state, shares=JobShares(shares))
 
 
-def apply_share_end(
-    state: HeadState, key: str, attempt: int, end: ShareEnd, now: float
-) -> HeadState:
+def apply_share_end(state: HeadState, key: str, over: ShareOver | None, now: float) -> HeadState:
     """Record the end of a node's share of this attempt, once."""
     share = state.shares.by_node.get(key)
-    if share is None or share.end is not None or attempt != state.attempt.number:
+    if over is None or share is None or share.end is not None:
         return state
-    return replace(state, shares=state.shares.with_end(key, end, now - end.ago))
-
-
-def apply_share_report(state: HeadState, worker: Worker, now: float) -> HeadState:
-    """Apply a worker's report about its share."""
-    over = worker.share
-    if over is None:
+    if over.attempt != state.attempt.number:
         return state
-    return apply_share_end(state, worker.key, over.attempt, over.end, now)
+    end = over.end
+    all_shares = state.shares
+    by_node = {**all_shares.by_node, key: replace(share, end=end, failed_at=now - end.ago)}
+    absent = all_shares.absent | {key} if end.lost else all_shares.absent - {key}
+    return replace(state, shares=replace(all_shares, by_node=by_node, absent=absent))
 
 
 def recount_absent(before: HeadState, state: HeadState) -> HeadState:
@@ -65,16 +59,11 @@ def recount_absent(before: HeadState, state: HeadState) -> HeadState:
 def job_report(state: HeadState) -> JobReport | None:
     """Return the job's status from all shares; None while none failed and some run."""
     failed = state.shares.first_failed
-    if failed is not None:
-        return _failed_share_report(failed)
-    return JobReport("SUCCEEDED", driver_exit_code=0) if state.shares.all_succeeded else None
-
-
-def _failed_share_report(share: NodeShare) -> JobReport:
-    end = share.end
-    assert end is not None  # noqa: S101 - called only for a failed share
-    rank = "torchrun itself" if end.local_rank is None else f"local rank {end.local_rank}"
-    return JobReport("FAILED", end.words, end.code, place=f"{rank} on {share.node}")
+    if failed is None or failed.end is None:
+        return JobReport("SUCCEEDED", driver_exit_code=0) if state.shares.all_succeeded else None
+    rank, end = failed.end.local_rank, failed.end
+    name = "torchrun itself" if rank is None else f"local rank {rank}"
+    return JobReport("FAILED", end.words, end.code, place=f"{name} on {failed.node}")
 
 
 def absent_share_nodes(state: HeadState) -> str:

@@ -45,70 +45,40 @@ RAY_RESTARTS = 2
 class HeadGoal(Value):
     """The configuration of this run, fixed at the start; times are on the run's clock."""
 
-    limits: Mapping[str, float]
-    """The limit of each wait in seconds, by its key in the plan."""
-    job_stop_grace: float
-    """Seconds that a job may take to stop."""
+    limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
+    job_stop_grace: float  # seconds that a job may take to stop
     expected_workers: int = 0
-    min_workers: int = 0
-    """The workers that suffice once the workers' deadline has passed (AGENT_PARTIAL)."""
+    min_workers: int = 0  # these suffice after the workers' deadline (AGENT_PARTIAL)
     has_job: bool = True
-    is_sized_to_nodes: bool = False
-    """True if the job's arguments are sized to the nodes that joined: it needs each of them."""
-    is_sized_by_links: bool = False
-    """True if the job's arguments depend on links that this run has not measured yet."""
+    is_sized_to_nodes: bool = False  # its arguments are: the job needs each node that joined
+    is_sized_by_links: bool = False  # its arguments depend on links that are not yet measured
     run_id: str = "run"
-    first_attempt: int = 1
-    """The number of this head's first attempt: attempts of earlier heads count."""
-    submission_id: str | None = None
-    """The id that the owner of a given Ray expects for the first attempt."""
-    services: tuple[ServiceSpec, ...] = ()
-    """All services of the run, on every node."""
-    steps: tuple[PrepareStep, ...] = ()
-    """The head's own prepare steps, in their order."""
-    disks: Mapping[str, str] = field(default_factory=dict)
-    """The disk of the head on which each marker of its steps lies."""
-    max_prepare_seconds: float = 0.0
-    """Seconds that a worker may prepare while it reports; also the limit of a blocked start."""
-    finished_steps: frozenset[str] = frozenset()
-    """The head's own prepare steps that a killed agent of this node had finished."""
-    retries: int = 0
-    """How many attempts may follow the first one after losses."""
-    lost_attempts: tuple[LostAttempt, ...] = ()
-    """The lost attempts of earlier heads of this run."""
-    former_workers: tuple[str, ...] = ()
-    """The workers of the last of these attempts, by name."""
-    resumed_attempt: AttemptSnapshot | None = None
-    """The running attempt of a killed agent of this node, whose Ray still runs."""
-    ray: str = OUR_RAY
-    """The name of Ray in messages."""
-    ray_is_given: bool = False
-    """True if others start and stop Ray: the job outlives this agent unless it is stopped."""
-    rank: int = 0
-    """The head's own."""
-    by_torchrun: bool = False
-    """True if torchrun starts the job on every node and no Ray runs."""
-    node: str = ""
-    """This node's name; `size` has its GPUs, CPUs and memory."""
+    first_attempt: int = 1  # the number of this head's first: those of earlier heads count
+    submission_id: str | None = None  # as the owner of a given Ray expects the first
+    services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
+    steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
+    disks: Mapping[str, str] = field(default_factory=dict)  # of the head's markers of steps
+    max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
+    finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
+    retries: int = 0  # how many attempts may follow the first one after losses
+    lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
+    former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
+    resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
+    ray: str = OUR_RAY  # the name of Ray in messages
+    ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
+    rank: int = 0  # the head's own
+    by_torchrun: bool = False  # true if torchrun starts the job on every node and no Ray runs
+    node: str = ""  # this node's name; `size` has its GPUs, CPUs and memory
     size: NodeSize = NodeSize(0)
-    facts: Facts | None = None
-    """The facts of the head's machine; None if the nodes are not compared."""
-    preflight: bool = False
-    """True if AGENT_PREFLIGHT asks for an all-reduce over all nodes before the job."""
-    platform: str = ""
-    """The platform of these nodes."""
-    boot_limit: float = math.inf
-    """Seconds that a boot may take, all its waits together."""
-    max_hours: float = math.inf
-    """AGENT_MAX_HOURS."""
-    used_hours: float = 0.0
-    """Of these, used by earlier agents of the run."""
-    price: float | None = None
-    """Dollars an hour of one node."""
-    notice_signal: int = 0
-    """The signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none."""
-    brings_libraries: bool = False
-    """True if the job's runtime_env may install its own libraries on every node."""
+    facts: Facts | None = None  # of the head's machine; None if nodes are not compared
+    preflight: bool = False  # AGENT_PREFLIGHT asks for an all-reduce over all nodes first
+    platform: str = ""  # the platform of these nodes
+    boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
+    max_hours: float = math.inf  # AGENT_MAX_HOURS
+    used_hours: float = 0.0  # of these, used by earlier agents of the run
+    price: float | None = None  # dollars an hour of one node
+    notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
+    brings_libraries: bool = False  # the job's runtime_env may install its own on every node
 
     @property
     def ends_at(self) -> float:
@@ -129,35 +99,24 @@ class HeadGoal(Value):
         return next(step for step in self.steps if step.name == name)
 
 
-Key = tuple[str, str]
-"""A service or step on a node: HERE or the worker's agent id, then its name."""
+Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name
 
 
 class NodeShare(Value):
     """One node's share of an attempt that torchrun starts."""
 
-    node: str
-    """The node by its name."""
+    node: str  # the node by its name
     size: NodeSize
     end: ShareEnd | None = None
-    failed_at: float = 0.0
-    """When its first rank failed, on the head's clock."""
+    failed_at: float = 0.0  # when its first rank failed, on the head's clock
 
 
 class JobShares(Value):
     """All shares of an attempt, in the order of ranks."""
 
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    """The running shares whose node is absent or lost them."""
-    silent_are_absent: bool = False
-    """True once workers that did not answer an order to stop count as absent."""
-
-    def with_end(self, key: str, end: ShareEnd, failed_at: float) -> JobShares:
-        """Record the end of a share."""
-        over = replace(self.by_node[key], end=end, failed_at=failed_at)
-        absent = self.absent | {key} if end.lost else self.absent - {key}
-        return replace(self, by_node={**self.by_node, key: over}, absent=absent)
+    absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
+    silent_are_absent: bool = False  # so count those that did not answer an order to stop
 
     @property
     def running(self) -> Iterator[str]:
@@ -255,8 +214,7 @@ class ProbeNode(HeadAction):
     node: str
     probe: str
     at: str = ""
-    share: ShareOrder | None = None
-    """Its share of a probe that all nodes run together."""
+    share: ShareOrder | None = None  # its share of a probe that all nodes run together
 
 
 class Retry(HeadAction):
@@ -271,8 +229,7 @@ class AdoptRun(HeadAction):
 
     run_id: str
     attempts: int
-    epoch: int = 0
-    """The former head's epoch, if it is higher than ours; else 0."""
+    epoch: int = 0  # the former head's epoch, if it is higher than ours; else 0
 
 
 class EndRun(HeadAction):
@@ -293,17 +250,14 @@ class HeadPhase(str, Enum):
     LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
 
 
-StepOnDisk = tuple[str, str]
-"""A prepare step and the disk on which its marker lies."""
+StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
 
 
 class Saving(Value):
     """A stop of the job that first lets the job save."""
 
-    until: float
-    """Then the job is stopped, saved or not."""
-    is_of_grace: bool
-    """True if this wait is part of the stop's own grace."""
+    until: float  # then the job is stopped, saved or not
+    is_of_grace: bool  # true if this wait is part of the stop's own grace
 
 
 class HeadState(Value):
@@ -312,84 +266,52 @@ class HeadState(Value):
     goal: HeadGoal
     attempt: Attempt
     phase: HeadPhase = HeadPhase.BOOTING
-    phase_since: float = 0.0
-    """When this phase started."""
+    phase_since: float = 0.0  # when this phase started
     ray: Item = field(default_factory=Item)
-    oom_evidence: str = ""
-    """What the kernel's OOM killer did here when Ray last exited."""
-    last_ray_exit: str = ""
-    """How the previous Ray on this node exited."""
-    hang: RayHangs | None = None
-    """The Ray processes, other than GCS and raylet, that are stopped."""
+    oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
+    last_ray_exit: str = ""  # how the previous Ray on this node exited
+    hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
     hang_since: float = 0.0
-    gcs_answers: bool = False
-    """True once GCS accepts connections: workers can join."""
-    ray_head_ip: str | None = None
-    """The address of the head node in GCS's list."""
-    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)
-    """The size of each alive node by address, from GCS."""
-    services: dict[Key, Item] = field(default_factory=dict)
-    """The services on every node, in the order in which the nodes got them."""
+    gcs_answers: bool = False  # true once GCS accepts connections: workers can join
+    ray_head_ip: str | None = None  # the address of the head node in GCS's list
+    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
+    services: dict[Key, Item] = field(default_factory=dict)  # in the order of their starts
     pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By service: the nodes on which it is not ready yet, with their deadlines."""
-    lost_services: frozenset[Key] = frozenset()
-    """Services that ended and are not restarted yet."""
-    abandoned_services: frozenset[Key] = frozenset()
-    """Optional services that failed for good: they are not started again."""
-    blocked: frozenset[Key] = frozenset()
-    """Services and the head's steps that are not started: a dependency is not ready."""
-    outages: tuple[Outage, ...] = ()
-    """When services did not answer, the newest last."""
-    steps: Mapping[Key, Item] = field(default_factory=dict)
-    """The head's own prepare steps."""
+    lost_services: frozenset[Key] = frozenset()  # services that ended and are not restarted yet
+    abandoned_services: frozenset[Key] = frozenset()  # optional ones that failed for good
+    blocked: frozenset[Key] = frozenset()  # services and own steps with a dependency not ready
+    outages: tuple[Outage, ...] = ()  # when services did not answer, the newest last
+    steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
     steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By agent id: the prepare steps that are ordered, queued or done there."""
     step_queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
     """The nodes that run a step on a shared disk, one at a time: the first one now."""
     fleet: Fleet = field(default_factory=Fleet)
-    required: int = 0
-    """How many workers the running job needs."""
-    hours_warned: bool = False
-    """True once the end by AGENT_MAX_HOURS was announced."""
-    hours_over: bool = False
-    """True once AGENT_MAX_HOURS has ended the run."""
-    below_required_since: float | None = None
-    """Since when fewer workers than required count."""
-    last_loss: str = ""
-    """The last loss of a node while the job ran, as text."""
-    last_loss_at: float | None = None
-    """When that was."""
-    newest_checkpoint: int | None = None
-    """The step of the newest checkpoint, if known."""
-    resumes_from: str = ""
-    """The checkpoint that the recipe resumes from."""
-    earlier_attempts: tuple[Attempt, ...] = ()
-    """The former attempts of this head, each with its end."""
+    required: int = 0  # how many workers the running job needs
+    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
+    hours_over: bool = False  # true once AGENT_MAX_HOURS has ended the run
+    below_required_since: float | None = None  # since when fewer workers than required count
+    last_loss: str = ""  # the last loss of a node while the job ran, as text
+    last_loss_at: float | None = None  # when that was
+    newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
+    resumes_from: str = ""  # the checkpoint that the recipe resumes from
+    earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
     leftovers: Mapping[str, float] = field(default_factory=dict)
     """Nodes that may still run the previous attempt: by agent id, or by name without an agent.
 
     The value is the time of the last contact with a node that has no agent.
     """
-    own_leftovers: str | None = None
-    """What is left of the previous attempt on this node; None once nothing is."""
-    shares: JobShares = field(default_factory=JobShares)
-    """The shares of an attempt that torchrun starts."""
-    probes: Probes = field(default_factory=Probes)
-    """The probes between nodes before the job."""
-    preflight: Preflight | None = None
-    """The all-reduce before the job, once it started."""
-    differences: tuple[Finding, ...] = ()
-    """The differences between nodes that the last comparison found."""
-    compared_workers: Mapping[str, str] | None = None
-    """The workers of that comparison, address to name."""
-    verdict: Outcome | None = None
-    """The outcome to end with; set before the job has stopped if the agent stops it."""
-    saving: Saving | None = None
-    """The job is to be stopped and was sent a signal to save; None once that is over."""
-    leaving: frozenset[str] = frozenset()
-    """Agents whose platform takes their node away, and which wait to be released."""
-    released: frozenset[str] = frozenset()
-    """Those of them that were released."""
+    own_leftovers: str | None = None  # what is left of the previous attempt here
+    shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
+    probes: Probes = field(default_factory=Probes)  # the probes between nodes before the job
+    preflight: Preflight | None = None  # the all-reduce before the job, once it started
+    differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
+    compared_workers: Mapping[str, str] | None = None  # in that one, address to name
+    verdict: Outcome | None = None  # the end; early if the agent stops the job
+    saving: Saving | None = None  # the job may save before it is stopped; None once that is over
+    leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
+    released: frozenset[str] = frozenset()  # those of them that were released
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
@@ -459,16 +381,16 @@ class HeadState(Value):
         if self.goal.by_torchrun:
             return self.shares.sizes
         fleet, head = self.fleet, self.ray_head_ip
-        own = {} if head is None else {head: self.goal.facts}
-        others = {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
-        return tuple(self._node_size(ip, facts) for ip, facts in {**own, **others}.items())
-
-    def _node_size(self, ip: str, facts: Facts | None) -> NodeSize:
-        """Return a node's size: Ray has its GPUs and CPUs, its agent all of its memory."""
-        size = self.node_sizes.get(ip, NodeSize(0))
-        if facts is None:
-            return size
-        return replace(size, memory=facts.memory or size.memory, gpu_memory=facts.gpu_memory)
+        nodes = {} if head is None else {head: self.goal.facts}
+        nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
+        sizes = []
+        for ip, facts in nodes.items():  # Ray has a node's GPUs and CPUs, its agent all its memory
+            size = self.node_sizes.get(ip, NodeSize(0))
+            if facts is not None:
+                memory = facts.memory or size.memory
+                size = replace(size, memory=memory, gpu_memory=facts.gpu_memory)
+            sizes.append(size)
+        return tuple(sizes)
 
     def deadline_of(self, key: str) -> float:
         """Return the deadline of a wait that starts with the attempt."""
@@ -479,16 +401,14 @@ class RayGone(HeadEvent):
     """The head's `ray start --block` exited."""
 
     evidence: str
-    memory: str = ""
-    """What the kernel did a moment before for want of memory, or ''."""
+    memory: str = ""  # what the kernel did a moment before for want of memory, or ''
 
 
 class RayHangs(HeadEvent):
     """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
 
     evidence: str = ""
-    beside_job: bool = False
-    """True if the driver of any job runs on this node."""
+    beside_job: bool = False  # true if the driver of any job runs on this node
 
 
 class HeadRaySilent(HeadEvent):
@@ -513,8 +433,7 @@ class WorkerIntroduced(HeadEvent):
     key: str
     name: str
     facts: Facts
-    findings: tuple[Finding, ...] = ()
-    """The findings of its own checks."""
+    findings: tuple[Finding, ...] = ()  # the findings of its own checks
 
 
 class RunRemembered(HeadEvent):
@@ -522,8 +441,7 @@ class RunRemembered(HeadEvent):
 
     run_id: str
     attempt: int
-    epoch: int = 0
-    """The epoch of the head that it followed, if higher than ours; else 0."""
+    epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
 
 
 class LaterHead(HeadEvent):
@@ -545,8 +463,7 @@ class CheckpointSeen(HeadEvent):
 
     attempt: int
     step: int | None = None
-    path: str = ""
-    """The checkpoint that the recipe resumes from."""
+    path: str = ""  # the checkpoint that the recipe resumes from
 
 
 class WorkerReported(HeadEvent):
@@ -560,8 +477,7 @@ class WorkerSilent(HeadEvent):
 
     key: str
     evidence: str
-    ray_answers: bool = False
-    """False if its Ray does not answer either: the node is lost."""
+    ray_answers: bool = False  # false if its Ray does not answer either: the node is lost
 
 
 class WorkerReplaced(HeadEvent):
@@ -588,8 +504,7 @@ class SubmitWaits(HeadEvent):
     id: str
     evidence: str
     final: bool = False
-    cancelled: bool = False
-    """True if the attempt was to be stopped and Ray has no such job."""
+    cancelled: bool = False  # true if the attempt was to be stopped and Ray has no such job
 
 
 class JobHeard(HeadEvent):
@@ -603,8 +518,7 @@ class NodesAsked(HeadEvent):
     """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
 
     id: str
-    silent: Mapping[str, str] = field(default_factory=dict)
-    """By node name: the evidence."""
+    silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
 
 
 class SaveOver(HeadEvent):
@@ -624,8 +538,7 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
-Decision = tuple[HeadState, tuple[HeadAction, ...]]
-"""A new state, and what is to be done."""
+Decision = tuple[HeadState, tuple[HeadAction, ...]]  # a new state, and what is to be done
 
 
 def then(first: tuple[HeadAction, ...], decision: Decision) -> Decision:
@@ -648,8 +561,11 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
     if attempt.submitted is None or attempt.ended is not None or not state.goal.has_job:
         return None
     is_stopping = state.phase is HeadPhase.STOPPING
+    # the next agent gets the rest from its boot and from Ray
+    saved = replace(attempt, began=0.0, not_before=0.0, last_status_at=0.0, report=None)
+    saved = replace(saved, unreachable_nodes="")
     return AttemptSnapshot(
-        attempt=attempt.without_reports(),
+        attempt=saved,
         required=state.required,
         dead_node_ids=state.fleet.dead_node_ids,
         last_loss=state.last_loss,
@@ -658,9 +574,3 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
         end=state.verdict if is_stopping else None,
         stop_ordered_at=state.phase_since if is_stopping else 0.0,
     )
-
-
-def snapshot_changed(before: HeadState, snapshot: AttemptSnapshot) -> bool:
-    """Return whether the snapshot must be saved: it differs from the saved one."""
-    former = snapshot_of(before) or before.goal.resumed_attempt
-    return snapshot.is_worth_saving and snapshot != former

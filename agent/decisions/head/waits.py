@@ -20,7 +20,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.state import Decision, HeadEvent, Key, Turn
+    from agent.decisions.head.state import HeadEvent, Key
     from agent.work.services import ServiceSpec
 
 
@@ -33,12 +33,12 @@ def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
     return replace(state, hang=event, hang_since=state.hang_since if lasts else now)
 
 
-def expire_hang(state: HeadState, turn: Turn) -> Decision:
+def expire_hang(state: HeadState, now: float) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
-    if state.hang is None or not _ray_is_needed(state) or turn.now < _hang_deadline(state):
-        return state, ()
-    evidence = f"{state.hang.evidence} for {round(turn.now - state.hang_since)} s"
-    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None), ()
+    if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
+        return state
+    evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
+    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None)
 
 
 def hang_waits(state: HeadState) -> Iterator[Wait]:
@@ -78,9 +78,7 @@ def _hang_deadline(state: HeadState) -> float:
     return state.hang_since + times.RAY_HANGS
 
 
-_MAX_NAMED = 8
-"""How many nodes with a service that is not ready are named; the rest are counted."""
-_RAY_TAKES_JOB = "Ray to take the job"
+_MAX_NAMED = 8  # how many nodes with a service that is not ready are named; the rest are counted
 
 
 def pending_waits(state: HeadState) -> tuple[Wait, ...]:
@@ -102,10 +100,11 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     yield from needed
     attempt = state.attempt
     yield from preflight_waits(state)
-    if not needed:
-        yield from score_waits(state)
-        yield from link_waits(state)
-    if not needed and attempt.not_before > attempt.began:
+    if needed:
+        return
+    yield from score_waits(state)
+    yield from link_waits(state)
+    if attempt.not_before > attempt.began:
         what = f"attempt {attempt.number} to begin"
         yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
 
@@ -122,20 +121,12 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     yield from _step_waits(state)
     yield from retry.clearing_waits(state)
     if len(state.fleet.alive) < state.required:
-        fleet, required = state.fleet, state.required
-        yield Wait(
-            planned.WORKERS,
-            "workers",
-            _workers_deadline(state),
-            lambda: fleet.describe_missing(required, None),
-        )
-
-
-def _workers_deadline(state: HeadState) -> float:
-    """Return the workers' deadline, later while a worker that prepares still reports."""
-    longest = state.attempt.began + state.goal.max_prepare_seconds
-    prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
-    return max(state.deadline_of(planned.WORKERS), prepares_until)
+        # later while a worker that prepares still reports
+        longest = state.attempt.began + state.goal.max_prepare_seconds
+        prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
+        until = max(state.deadline_of(planned.WORKERS), prepares_until)
+        missing = partial(state.fleet.describe_missing, state.required, None)
+        yield Wait(planned.WORKERS, "workers", until, missing)
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
@@ -169,7 +160,9 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
             key = f"{spec.name} {spec.where.sentence()}"
             evidence = partial(_last_detail, state, spec)
-            yield Wait(key, what, _node_deadline(state), evidence)
+            limits = state.goal.limits
+            until = state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
+            yield Wait(key, what, until, evidence)
 
 
 def _last_detail(state: HeadState, spec: ServiceSpec) -> str:
@@ -177,11 +170,6 @@ def _last_detail(state: HeadState, spec: ServiceSpec) -> str:
     workers = state.fleet.workers.values()
     details = (worker.detail for worker in workers if worker.effective_rank == spec.where.rank)
     return next(filter(None, details), "no report yet")
-
-
-def _node_deadline(state: HeadState) -> float:
-    limits = state.goal.limits
-    return state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
@@ -212,9 +200,8 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     if state.verdict is not None and snapshot is not None:
         yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
     elif attempt.submitted is None:
-        yield Wait(
-            planned.HEAD, state.goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence
-        )
+        until = state.deadline_of(planned.HEAD)
+        yield Wait(planned.HEAD, state.goal.ray, until, state.ray.evidence)
     else:
         until = attempt.last_status_at + state.goal.limits[planned.JOB]
         what = f"the status of attempt {attempt.number} from Ray"
@@ -224,25 +211,19 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
 def submit_wait(state: HeadState) -> Wait:
     """Return the wait for a submission."""
     until = state.phase_since + state.goal.limits[planned.SUBMIT]
-    who = "torchrun to start" if state.goal.by_torchrun else _RAY_TAKES_JOB
+    who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
     return Wait(planned.SUBMIT, who, until, state.ray.evidence)
 
 
-def _submitting_waits(state: HeadState) -> Iterator[Wait]:
-    yield submit_wait(state)
-
-
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    doubt = state.attempt.unreachable_nodes
+    doubt, what, within = (
+        state.attempt.unreachable_nodes,
+        "a report from every node",
+        times.NODES_ASKED,
+    )
     if doubt:
-        what, until = "GCS to report a lost node", state.phase_since + times.GCS_REPORTS_LOSS
-        yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
-    else:
-        yield Wait(
-            planned.FAILURE_REPORTS,
-            "a report from every node",
-            state.phase_since + times.NODES_ASKED,
-        )
+        what, within = "GCS to report a lost node", times.GCS_REPORTS_LOSS
+    yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
 
 
 def stop_deadline(state: HeadState) -> float:
@@ -261,14 +242,14 @@ def _stop_limit(state: HeadState) -> float:
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:
     if state.saving is not None:
         yield Wait(planned.SAVE, "the job to save", state.saving.until)
-        return
-    yield Wait(planned.STOP, "the job to stop", stop_deadline(state))
+    else:
+        yield Wait(planned.STOP, "the job to stop", stop_deadline(state))
 
 
 _WAITS = {
     HeadPhase.RESUMING: _resuming_waits,
     HeadPhase.BOOTING: _boot_waits,
-    HeadPhase.SUBMITTING: _submitting_waits,
+    HeadPhase.SUBMITTING: lambda state: (submit_wait(state),),
     HeadPhase.RUNNING: _running_waits,
     HeadPhase.JUDGING: _judging_waits,
     HeadPhase.STOPPING: _stopping_waits,

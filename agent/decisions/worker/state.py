@@ -49,22 +49,14 @@ class RayStep(str, Enum):
 class WorkerGoal(Value):
     """The configuration of a worker, fixed at the start; times are on the run's clock."""
 
-    head: str
-    """The head's address as configured, for messages."""
-    limits: Mapping[str, float]
-    """The limit of each wait in seconds, by its key in the plan."""
-    steps: tuple[PrepareStep, ...] = ()
-    """This node's prepare steps, which must be done before it joins."""
-    services: tuple[ServiceSpec, ...] = ()
-    """The services that the head may order: any other order is refused."""
-    without_job: bool = False
-    """True with AGENT_JOB=none: a stop is then the expected end, with code 0."""
-    rank: int | None = None
-    """This node's rank, if its platform has one."""
-    service_only_ranks: frozenset[int] = frozenset()
-    """The ranks of nodes that only run a service and do not join Ray."""
-    by_torchrun: bool = False
-    """True if torchrun starts its share of the job and no Ray runs."""
+    head: str  # the head's address as configured, for messages
+    limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
+    steps: tuple[PrepareStep, ...] = ()  # this node's, which must be done before it joins
+    services: tuple[ServiceSpec, ...] = ()  # what the head may order: all else is refused
+    without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
+    rank: int | None = None  # this node's rank, if its platform has one
+    service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
+    by_torchrun: bool = False  # true if torchrun starts its share of the job and no Ray runs
 
 
 class SurvivingRay(Value):
@@ -73,8 +65,7 @@ class SurvivingRay(Value):
     epoch: int
     head_ip: str
     run_id: str
-    attempt: int
-    """The attempt for which it was started."""
+    attempt: int  # the attempt for which it was started
     unreached_since: float | None = None
     """Since when the head is unreachable, on this run's clock (below 0: before its start)."""
 
@@ -88,59 +79,38 @@ class WorkerState(Value):
     evidence: str = "not asked yet"
     head_ip: str | None = None
     epoch: int | None = None
-    has_agent: bool = False
-    """True once a head's agent answered: from then on an answer of GCS alone is not enough."""
-    is_plain_head: bool = False
-    """True if the head is a plain `ray start --head` without an agent."""
+    has_agent: bool = False  # a head's agent answered: GCS alone is not enough from then on
+    is_plain_head: bool = False  # true if the head is a plain `ray start --head` without an agent
     ray_ready: bool = False
-    given_rank: int | None = None
-    """The rank that the head assigned, if the platform has none."""
+    given_rank: int | None = None  # the rank that the head assigned, if the platform has none
     head_phase: str = ""
     last_reply_at: float = 0.0
     steps: Mapping[str, Item] = field(default_factory=dict)
-    awaiting_order: frozenset[str] = frozenset()
-    """Steps that run when the head orders them."""
-    blocked: frozenset[str] = frozenset()
-    """Steps that are not started: another step of this node is not done."""
-    interrupted_steps: frozenset[str] = frozenset()
-    """Steps that the fence stopped and that run again once the head is reached."""
-    services: Mapping[str, Item] = field(default_factory=dict)
-    """The services that the head ordered."""
-    last_order: Order | None = None
-    """The last order that was carried out or refused."""
+    awaiting_order: frozenset[str] = frozenset()  # steps that run when the head orders them
+    blocked: frozenset[str] = frozenset()  # not started: another step of this node is not done
+    interrupted_steps: frozenset[str] = frozenset()  # by the fence; rerun once the head is reached
+    services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
+    last_order: Order | None = None  # the last order that was carried out or refused
     ray: RayStep = RayStep.DOWN
-    ray_evidence: str = ""
-    """How `ray start` last exited."""
-    raylet_evidence: str = ""
-    """Why this node's raylet does not count as up."""
+    ray_evidence: str = ""  # how `ray start` last exited
+    raylet_evidence: str = ""  # why this node's raylet does not count as up
     retry_at: float | None = None
     tries: int = 0
     run_id: str = ""
     """The run that it belongs to, from its first join on; before, the run of the last reply."""
-    head_is_silent: bool = False
-    """True while the head does not answer."""
-    head_attempt: int = 0
-    """The head's current or last attempt; 0 before the first reply."""
-    ray_attempt: int = 0
-    """The head's attempt when Ray was started here."""
-    last_reached_at: float = 0.0
-    """When the head's agent or its GCS was last reached."""
+    head_is_silent: bool = False  # true while the head does not answer
+    head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
+    ray_attempt: int = 0  # the head's attempt when Ray was started here
+    last_reached_at: float = 0.0  # when the head's agent or its GCS was last reached
     unreached_since: float | None = None
     """Since when neither the head's agent nor its GCS is reached; None while one is."""
-    fenced: bool = False
-    """True after the fence stopped everything here, until one of them is reached again."""
-    fenced_attempt: int | None = None
-    """The attempt whose share the fence stopped: its end is no result of the job."""
-    silence_logged: bool = False
-    """True once the log has that the head does not answer."""
-    has_joined_before: bool = False
-    """True once it was part of the cluster: a timeout is then a loss, 75."""
-    share_attempt: int | None = None
-    """The attempt of this node's last share."""
-    share_over: ShareOver | None = None
-    """The end of that share; None while it runs."""
-    taken_at: float | None = None
-    """When it leaves at the latest, since its platform takes this node away."""
+    fenced: bool = False  # the fence stopped everything, and none of them is reached yet
+    fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
+    silence_logged: bool = False  # true once the log has that the head does not answer
+    has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
+    share_attempt: int | None = None  # the attempt of this node's last share
+    share_over: ShareOver | None = None  # the end of that share; None while it runs
+    taken_at: float | None = None  # when it leaves at the latest, as its platform takes it away
     verdict: Outcome | None = None
 
     def notice(self, now: float) -> float | None:
@@ -212,14 +182,10 @@ class HeadSpoke(LocalWorkerEvent):
     phase: str = ""
     verdict: Outcome | None = None
     refusal: str = ""
-    held: bool = False
-    """True if it only serves the verdict of a run to which this agent never belonged."""
-    rank: int | None = None
-    """The rank that it assigned to this node, if the platform has none."""
-    attempt: int = 0
-    """Its current or last attempt; 0 without an agent."""
-    run_id: str = ""
-    """Its run id; '' before it has this node's run id."""
+    held: bool = False  # it only serves the verdict of a run to which this agent never belonged
+    rank: int | None = None  # the rank that it assigned to this node, if the platform has none
+    attempt: int = 0  # its current or last attempt; 0 without an agent
+    run_id: str = ""  # its run id; '' before it has this node's run id
 
 
 class HeadSilent(LocalWorkerEvent):
@@ -251,8 +217,7 @@ class Ordered(LocalWorkerEvent):
 
 
 WorkerEvent = LocalWorkerEvent | ShareOver  # reports send ShareOver as well
-FROM_OUTSIDE = (HeadSpoke, Ordered)
-"""Events that carry data of the head."""
+FROM_OUTSIDE = (HeadSpoke, Ordered)  # events that carry data of the head
 
 
 class StartRay(WorkerAction):
@@ -315,5 +280,4 @@ class EndWorker(WorkerAction):
     """Stop everything, report the end to the head, exit."""
 
     outcome: Outcome
-    must_report: bool = False
-    """True if the head must get the report: the failure is this node's own."""
+    must_report: bool = False  # the head must get the report: the failure is this node's own
