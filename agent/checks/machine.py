@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
-from agent.node.facts import CUDA, MIB
+from agent.node.facts import CUDA, HIP, MIB, ROCR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,10 +88,8 @@ def cores(node: CheckedNode) -> Result:
 def processes(node: CheckedNode) -> Result:
     """Too few threads abort Ray with 'pthread_create failed: Resource temporarily unavailable'."""
     room = node.facts.room
-    if room is None:
-        return ok("no limit")
-    if room.left >= _LEAST_PROCESSES:
-        return ok(f"room for {room.left} more: {room.limit}")
+    if room is None or room.left >= _LEAST_PROCESSES:
+        return ok("no limit" if room is None else f"room for {room.left} more: {room.limit}")
     return warn(
         f"room for only {room.left} more processes and threads: {room.limit}",
         "Raise the limit: `--pids-limit`, pids.max, `ulimit -u`; fewer CPUs (AGENT_NUM_CPUS) start "
@@ -114,7 +112,6 @@ def free_ports(node: CheckedNode) -> Result:
     )
 
 
-_HIDES_ALL = {"", "-1", "none", "NoDevFiles", "void"}
 _RESTART = (
     "Restart the pod or the container (`docker restart`); if it comes back, change the machine"
 )
@@ -143,10 +140,7 @@ def visible_devices(node: CheckedNode) -> Result:
     """Ray, verl and vLLM exit on two different selections of AMD GPUs."""
     if not node.facts.gpu_contradiction:
         return ok("one selection, or all of them")
-    remedy = (
-        "Select AMD GPUs by HIP_VISIBLE_DEVICES alone: unset ROCR_VISIBLE_DEVICES and "
-        "CUDA_VISIBLE_DEVICES"
-    )
+    remedy = f"Select AMD GPUs by {HIP} alone: unset {ROCR} and {CUDA}"
     return fail(node.facts.gpu_contradiction, remedy)
 
 
@@ -157,7 +151,7 @@ def chosen_gpus(node: CheckedNode) -> Result:
         return ok("all of them")
     numbers = [word.strip() for word in value.split(",")]
     missing = [word for word in numbers if word.isdigit() and int(word) >= facts.gpus]
-    if value.strip() in _HIDES_ALL:
+    if value.strip() in {"", "-1", "none", "NoDevFiles", "void"}:
         what = f"{CUDA}={value!r} hides all {facts.gpus} GPUs"
     elif missing:
         what = f"{CUDA}={value} names GPU {', '.join(missing)}, of {facts.gpus} from 0 on"
@@ -185,12 +179,6 @@ def gpu_health(node: CheckedNode) -> Result:
     return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
 
 
-_NOT_COUNTED = (
-    "Run `pod-agent doctor` there, which queries the driver; or set AGENT_NUM_GPUS to the number "
-    "of GPUs for Ray on each node (0: none)"
-)
-
-
 def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding, ...]:
     """Find nodes where Ray counts fewer GPUs than are present; none at all is a failure.
 
@@ -201,11 +189,15 @@ def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding,
     for name, present, by_ray in nodes:
         if by_ray < present:
             groups.setdefault((by_ray, present), []).append(name)
+    remedy = (
+        "Run `pod-agent doctor` there, which queries the driver; or set AGENT_NUM_GPUS to the "
+        "number of GPUs for Ray on each node (0: none)"
+    )
     found = []
     for (by_ray, present), names in sorted(groups.items()):
         what = f"Ray counts {by_ray or 'none'} of the {present} on {first_names(names)}"
         level = Level.WARN if by_ray else Level.FAIL
-        found.append(Finding("Ray's GPUs", level, what, _NOT_COUNTED))
+        found.append(Finding("Ray's GPUs", level, what, remedy))
     return tuple(found)
 
 

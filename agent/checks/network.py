@@ -106,10 +106,8 @@ def proxies(node: CheckedNode) -> Result:
     which, given = f"{', '.join(named)} set", node.topology.given_ray
     if given is None:
         return ok(f"{which}; head and node are added to no_proxy")
-    return warn(
-        f"{which} here, and perhaps in {given.owner}'s pods: it breaks Ray there",
-        "Name the nodes' network in no_proxy of those pods",
-    )
+    what = f"{which} here, and perhaps in {given.owner}'s pods: it breaks Ray there"
+    return warn(what, "Name the nodes' network in no_proxy of those pods")
 
 
 def leftovers(node: CheckedNode) -> Result:
@@ -119,10 +117,8 @@ def leftovers(node: CheckedNode) -> Result:
     if not named or node.topology.given_ray is not None:
         return ok("no address of another Ray")
     addresses = ", ".join(f"{name}={variables[name]}" for name in named)
-    return warn(
-        f"{addresses}: not passed on to Ray and the job, which use this run's addresses",
-        f"Unset {' and '.join(named)}",
-    )
+    what = f"{addresses}: not passed on to Ray and the job, which use this run's addresses"
+    return warn(what, f"Unset {' and '.join(named)}")
 
 
 CHECK = "network"
@@ -130,9 +126,6 @@ SLOW = 300e6
 """Bits per second below which syncing a model's weights takes minutes."""
 EXAMPLE = 15_000_000_000
 """Bytes of a model of 7 billion parameters, used if the job's model is not known."""
-_MOST_NAMED = 4
-_SAME_RATE = 1.5
-_REMEDY = "Use nodes with a faster network between them, or fewer and larger ones"
 
 
 def slow_links(
@@ -150,7 +143,7 @@ def slow_links(
     if not slow:
         return None
     low, high = min(slow.values()), max(slow.values())
-    mbps = _mbps(low) if high < _SAME_RATE * low else f"{_mbps(low)} to {_mbps(high)}"
+    mbps = _mbps(low) if high < 1.5 * low else f"{_mbps(low)} to {_mbps(high)}"
     size = weights or EXAMPLE
     gb = f"{size / 1e9:.2g} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
     synced = (
@@ -164,7 +157,8 @@ def slow_links(
     what = f"{mbps} Mbps between {_between(slow, len(rates))}: syncing {synced} takes {duration}"
     if platform == RUNPOD:
         what += "; Instant Clusters have faster links"
-    return Finding(CHECK, Level.WARN, what, _REMEDY)
+    remedy = "Use nodes with a faster network between them, or fewer and larger ones"
+    return Finding(CHECK, Level.WARN, what, remedy)
 
 
 def _mbps(rate: float) -> str:
@@ -184,10 +178,8 @@ def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
         return f"{one} and {first_names(name for name in names if name != one)}"
     if len(pairs) == measured:
         return f"all {len(names)} nodes"
-    named = [" and ".join(sorted(pair)) for pair in pairs[:_MOST_NAMED]]
-    if len(pairs) > _MOST_NAMED:
-        named.append(f"{len(pairs) - _MOST_NAMED} more")
-    return "; ".join(named)
+    more = [f"{len(pairs) - 4} more"] if len(pairs) > 4 else []
+    return "; ".join([*(" and ".join(sorted(pair)) for pair in pairs[:4]), *more])
 
 
 _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"

@@ -37,9 +37,6 @@ FIRST_WITH_HIP = (2, 45)
 FIRST_DEBUGPY = (1, 8)
 """The oldest debugpy that Ray's distributed debugger accepts."""
 FIRST_WITH_TOKEN = (2, 52)
-FIRST_FOR_ANY_CLICK = (2, 53)
-FIRST_BROKEN_CLICK, FIRST_FIXED_CLICK = (8, 3, 0), (8, 5, 1)
-"""Between them, click's sentinel for "not set" cannot be copied."""
 
 
 def version(text: str) -> tuple[int, int]:
@@ -71,18 +68,6 @@ _NAMES_BY_MEMORY = {
 }
 _MEMORY_BY_NAME = {name: memory for memory, names in _NAMES_BY_MEMORY.items() for name in names}
 """The memory in GB of GPUs whose name does not contain it, by a part of the name."""
-
-
-def gpu_memory(models: tuple[str, ...]) -> int | None:
-    """Return the memory in GB of the smallest of these GPU models; None if one is not known."""
-    found = []
-    for model in models:
-        labeled = _LABELED.search(model)
-        parts = [part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model)]
-        if labeled is None and not parts:
-            return None
-        found.append(int(labeled[1]) if labeled else _MEMORY_BY_NAME[max(parts, key=len)])
-    return min(found, default=None)
 
 
 class Folder(Value):
@@ -130,10 +115,10 @@ class RayPython(Value):
         click 8.2.1 and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that
         copy.
         """
-        if self.enum_copies_are_same or version(self.version or "") >= FIRST_FOR_ANY_CLICK:
+        if self.enum_copies_are_same or version(self.version or "") >= (2, 53):
             return False
         click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
-        return FIRST_BROKEN_CLICK <= click < FIRST_FIXED_CLICK
+        return (8, 3, 0) <= click < (8, 5, 1)
 
 
 class Framework(Value):
@@ -276,8 +261,15 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
 
     @property
     def gpu_memory(self) -> int | None:
-        """Return the memory in GB of the smallest GPU; None if not known."""
-        return gpu_memory(self.node_versions.gpu_models)
+        """Return the memory in GB of the smallest GPU; None if one is not known."""
+        found = []
+        for model in self.node_versions.gpu_models:
+            labeled = _LABELED.search(model)
+            parts = [part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model)]
+            if labeled is None and not parts:
+                return None
+            found.append(int(labeled[1]) if labeled else _MEMORY_BY_NAME[max(parts, key=len)])
+        return min(found, default=None)
 
     @property
     def job_python(self) -> str:
@@ -292,15 +284,11 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
         """Return this node's addresses except loopback."""
         return tuple(a for a in chain(*self.interfaces.values()) if not ip_address(a).is_loopback)
 
-    def can_resolve(self, host: str) -> bool:
-        """Return whether the addresses of a host are known."""
-        return bool(self._addresses_of(host))
-
     def is_own(self, host: str) -> bool:
         """Return whether a name or address is this node's own."""
         if host in {self.hostname, "localhost"} or self.own_address_of(host) is not None:
             return True
-        return any(ip_address(address).is_loopback for address in self._addresses_of(host))
+        return any(ip_address(address).is_loopback for address in self.addresses_of(host))
 
     def is_own_name(self, host: str) -> bool:
         """Return whether it is this node's host name, in full or short."""
@@ -312,9 +300,10 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
         The hint is for this node's own name, if the resolver does not help.
         """
         own = set(self.addresses())
-        return next((a for a in self._addresses_of(host, hint) if a in own), None)
+        return next((a for a in self.addresses_of(host, hint) if a in own), None)
 
-    def _addresses_of(self, host: str, hint: str | None = None) -> tuple[str, ...]:
+    def addresses_of(self, host: str, hint: str | None = None) -> tuple[str, ...]:
+        """Return the known addresses of a host; the hint is as in `own_address_of`."""
         if is_ip(host):
             return (host,)
         found = self.known_names.get(host, ())
@@ -413,21 +402,17 @@ def visible_devices(
     """
     rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
     chosen = _combined(rocr, cuda if hip is None else hip)
-    passed, dropped, note = dict(environ), [], ""
-    if maker == "nvidia" and rocr is not None:
-        dropped = [ROCR]
+    passed = dict(environ)
+    if maker == "nvidia" and passed.pop(ROCR, None) is not None:
         why = "it means nothing to NVIDIA GPUs, and verl refuses it beside CUDA_VISIBLE_DEVICES"
-        note = f"{ROCR} is not passed on: {why}"
-    elif _assigns_by_hip(maker, ray) and chosen is not None:
-        others = {ROCR: rocr, CUDA: cuda if hip in {None, cuda} else None}
-        dropped = [name for name, text in others.items() if text is not None]
-        if dropped:
-            passed[HIP] = chosen
-            note = (
-                f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: Ray gives AMD "
-                "GPUs to its actors by it alone, and refuses or contradicts the others"
-            )
-    return {name: text for name, text in passed.items() if name not in dropped}, note
+        return passed, f"{ROCR} is not passed on: {why}"
+    others = (ROCR, CUDA) if hip in {None, cuda} else (ROCR,)
+    dropped = [name for name in others if name in environ]
+    if not _assigns_by_hip(maker, ray) or chosen is None or not dropped:
+        return passed, ""
+    passed = {name: text for name, text in passed.items() if name not in dropped} | {HIP: chosen}
+    why = "Ray gives AMD GPUs to its actors by it alone, and refuses or contradicts the others"
+    return passed, f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
 
 
 def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> str:

@@ -118,10 +118,6 @@ def _process_limits(
         yield Room(soft, f"`ulimit -u` is {soft}")
 
 
-_NO_THREAD = "can't start new thread"
-"""The message of Python's RuntimeError, which has no errno."""
-
-
 class ProcessLimitError(UnavailableError):
     """A limit of processes, threads or memory prevents the start of a process."""
 
@@ -132,16 +128,16 @@ def starting(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
-        limit_error = process_limit_error(what, error)
-        if limit_error is None:
-            raise
-        raise limit_error from None
+        if limit_error := process_limit_error(what, error):
+            raise limit_error from None
+        raise
 
 
 def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | None:
     """Return a ProcessLimitError if this error means that a limit is reached."""
     number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EAGAIN or _NO_THREAD in str(error):
+    # Python's RuntimeError has no errno
+    if number == errno.EAGAIN or "can't start new thread" in str(error):
         limits = "; ".join(room.limit for room in _process_limits()) or "a limit of the system"
         why = f"no room for another process or thread ({limits})"
         remedy = (

@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -136,35 +136,34 @@ def _command() -> tuple[str, ...]:
     return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
 
 
-class _FrameworkFiles(NamedTuple):
-    """Files by which a framework is recognized."""
-
-    module: str
-    """The package that the job's command runs."""
-    version_files: tuple[str, ...] = ()
-    """Version files of a checkout, relative to the folder that contains the package."""
-    has: str = ""
-    """A file that only this fork has: forks share a package name."""
-
-
-_KNOWN_FRAMEWORKS = {
-    "verl": _FrameworkFiles("verl", ("verl/version/version",)),
-    "openrlhf": _FrameworkFiles("openrlhf", ("version.txt",)),
-    "openrlhf-m": _FrameworkFiles("openrlhf", has="openrlhf/models/remote_rm"),
-    "search-r1": _FrameworkFiles("verl", has="search_r1"),
-    "trl": _FrameworkFiles("trl", ("trl/VERSION", "VERSION")),
+_KNOWN_FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "verl": ("verl", "", ("verl/version/version",)),
+    "openrlhf": ("openrlhf", "", ("version.txt",)),
+    "openrlhf-m": ("openrlhf", "openrlhf/models/remote_rm", ()),
+    "search-r1": ("verl", "search_r1", ()),
+    "trl": ("trl", "", ("trl/VERSION", "VERSION")),
 }
-"""Frameworks by their name in a recipe's row."""
+"""By the name in a recipe's row: the package that the job's command runs; a file that only this
+fork has, since forks share a package name; version files of a checkout. Files are relative to the
+folder that contains the package.
+"""
 
 
 def framework_facts(name: str, folder: str) -> dict[str, str]:
     """Return the fields of Framework as found in a folder and on this Python's path."""
-    marks = _KNOWN_FRAMEWORKS[name]
+    module, own_file, version_files = _KNOWN_FRAMEWORKS[name]
     path = [folder, *sys.path]
-    found = _around(marks.module, path)
-    if found is None or not (found / marks.has).exists():
+    found = _around(module, path)
+    if found is None or not (found / own_file).exists():
         return {"name": name}
-    return {"name": name, "folder": str(found), "version": _version(name, marks, found, path)}
+    # Metadata beside the package counts first. Metadata elsewhere is from an editable install and
+    # may be outdated, so the checkout's version file comes before it.
+    metadata = [(at.resolve(), version) for key, version, at in _distributions(path) if key == name]
+    beside = [version for at, version in metadata if at == found]
+    first_lines = [_text(found / file).partition("\n")[0] for file in version_files]
+    in_files = [line.strip()[:_LONGEST_VERSION] for line in first_lines]
+    candidates = (*beside, *in_files, *(version for _, version in metadata))
+    return {"name": name, "folder": str(found), "version": next(filter(None, candidates), "")}
 
 
 def _around(module: str, path: list[str]) -> Path | None:
@@ -175,16 +174,3 @@ def _around(module: str, path: list[str]) -> Path | None:
             spec = importlib.util.find_spec(module)
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     return Path(places[0]).resolve().parent if places else None
-
-
-def _version(name: str, marks: _FrameworkFiles, found: Path, path: list[str]) -> str:
-    """Return its version, or ''.
-
-    Metadata beside the package counts first. Metadata elsewhere is from an editable install and may
-    be outdated, so the checkout's version file comes before it.
-    """
-    metadata = [(folder.resolve(), one) for key, one, folder in _distributions(path) if key == name]
-    beside = [version for folder, version in metadata if folder == found]
-    first_lines = [_text(found / file).partition("\n")[0] for file in marks.version_files]
-    in_files = [line.strip()[:_LONGEST_VERSION] for line in first_lines]
-    return next(filter(None, (*beside, *in_files, *(version for _, version in metadata))), "")

@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 _MODEL = "Model:"
 
 
-def node_versions(gpu_maker: str) -> NodeVersions:
-    """Return the versions that the nodes of a run compare."""
-    models = gpu_models(gpu_maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm"))
-    return NodeVersions(agent=__version__, gpu_models=models)
-
-
 def gpu_models(maker: str, nvidia: Path, drm: Path) -> tuple[str, ...]:
     """Return the models of this node's GPUs from the driver's files; AMD's with their memory."""
     found: set[str] = set()
@@ -177,7 +171,10 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
             os.access(verbs, os.R_OK | os.W_OK) for verbs in Path("/dev/infiniband").glob("uverbs*")
         ),
         known_names=known_names,
-        node_versions=node_versions(maker),
+        node_versions=NodeVersions(
+            __version__,
+            gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
@@ -21,16 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Excludes = Callable[[Path], bool]
-
-
-class Matcher(Protocol):
-    """The part of `pathspec` that is used; Ray's copy has no types."""
-
-    def from_lines(self, pattern_factory: str, lines: Sequence[str]) -> Matcher:
-        """Read the lines of a .gitignore."""
-
-    def match_file(self, file: str) -> bool:
-        """Return whether they exclude a path."""
+    MakeRule = Callable[[Path, Sequence[str]], Excludes]
+    """From a folder and the lines of its .gitignore."""
 
 
 LIMIT = 100 << 20
@@ -78,8 +70,8 @@ def measure(
     folder: Path, excludes: Sequence[str], ray: str, environ: Mapping[str, str]
 ) -> UploadSize | None:
     """Measure what the Ray in this folder would pack; None if its rules cannot be read."""
-    spec = _rays_matcher(ray)
-    if spec is None:
+    make_rule = _rays_rules(ray)
+    if make_rule is None:
         return None
     ignore_files = [".gitignore"]
     if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1":
@@ -92,12 +84,12 @@ def measure(
     if default is not None:
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
-    rules = [_rule(spec, folder, excludes)] if excludes else []
+    rules = [make_rule(folder, excludes)] if excludes else []
     size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
     complete = True
     credentials: list[str] = []
-    for path, amount in _walk(folder, spec, ignore_files, rules):
+    for path, amount in _walk(folder, make_rule, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
         files += 1
@@ -125,30 +117,25 @@ def _holds_credentials(path: Path, relative: str, size: int) -> bool:
 
 
 def _walk(
-    path: Path, spec: Matcher, ignore_files: Sequence[str], rules: list[Excludes]
+    path: Path, make_rule: MakeRule, ignore_files: Sequence[str], rules: list[Excludes]
 ) -> Iterator[tuple[Path, int]]:
     """Yield each file that is not excluded, as Ray walks a folder (2.40 to 2.60)."""
     files = [path / name for name in ignore_files if (path / name).is_file()]
     lines = [file.read_text(errors="replace").splitlines() for file in files]
-    rules = [*rules, *(_rule(spec, path, patterns) for patterns in lines)]
+    rules = [*rules, *(make_rule(path, patterns) for patterns in lines)]
     if any(rule(path) for rule in rules):
         return
     try:
         if path.is_dir():
             for inner in sorted(path.iterdir()):
-                yield from _walk(inner, spec, ignore_files, rules)
+                yield from _walk(inner, make_rule, ignore_files, rules)
         elif path.is_file():
             yield path, path.stat().st_size
     except OSError:  # Ray reports what it cannot read
         return
 
 
-def _rule(spec: Matcher, root: Path, lines: Sequence[str]) -> Excludes:
-    found = spec.from_lines("gitwildmatch", lines)
-    return lambda path: bool(found.match_file(str(path.relative_to(root))))
-
-
-def _rays_matcher(ray: str) -> Matcher | None:
+def _rays_rules(ray: str) -> MakeRule | None:
     """Load Ray's copy of pathspec; None if it has none."""
     init = Path(ray, "_private/thirdparty/pathspec/__init__.py")
     name = "pod_agent_rays_pathspec"
@@ -161,7 +148,12 @@ def _rays_matcher(ray: str) -> Matcher | None:
         found.loader.exec_module(module)
     except (ImportError, SyntaxError):
         return None
-    return getattr(module, "PathSpec", None)
+
+    def make_rule(root: Path, lines: Sequence[str]) -> Excludes:
+        rules = module.PathSpec.from_lines("gitwildmatch", lines)
+        return lambda path: bool(rules.match_file(str(path.relative_to(root))))
+
+    return make_rule if hasattr(module, "PathSpec") else None
 
 
 def _text(ray: str, file: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
@@ -23,10 +24,9 @@ T = TypeVar("T", int, str)
 
 
 class GivenRay(Value):
-    """A Ray that the platform starts and stops: its addresses."""
+    """A Ray that its owner, the platform, starts and stops."""
 
     owner: str
-    """Who starts and stops it."""
     gcs_host: str
     gcs_port: int
     dashboard: str
@@ -36,7 +36,6 @@ class GivenRay(Value):
     submission_id: str | None = None
     """The submission id that the owner expects; None if the agent may choose."""
     asks_token: bool = False
-    """True if it requires a token."""
 
     @property
     def gcs(self) -> str:
@@ -81,7 +80,6 @@ class PlatformInfo(Value):
     single_node: bool = False
     """True if nothing indicates a second node."""
     given_ray: GivenRay | None = None
-    """The Ray that the platform starts and stops, if it does."""
     notes: tuple[str, ...] = ()
 
 
@@ -95,14 +93,11 @@ class RankVariables(Value):
     gpus: str | None = None
     run_id: tuple[str, ...] = ()
     """The first of these that is set is the run id."""
-    detected_by: frozenset[str] = frozenset()
-    """The platform is detected if any of these is set."""
     numbered_nodes: bool = False
     """True if nodes are named by rank, such as node0."""
     owns_machine: bool = True
     """True in a container of the agent, where any running Ray is left over from it."""
     restarts_groups: bool = False
-    """As in `PlatformInfo`."""
 
 
 def info_by_rank(
@@ -166,18 +161,16 @@ def read_number(
     text = environ.get(name)
     if text is None:
         return None
-    if re.fullmatch(r"\d{1,9}", text.strip()):
-        value = int(text)
-        if value >= low and (high is None or value <= high):
-            return value
-    most = "" if high is None else f" and at most {high}"
-    raise platform_error(name, repr(text), f"a whole number of at least {low}{most}")
+    value = int(text) if re.fullmatch(r"\d{1,9}", text.strip()) else -1
+    if value < low or (high is not None and value > high):
+        most = "" if high is None else f" and at most {high}"
+        raise platform_error(name, repr(text), f"a whole number of at least {low}{most}")
+    return value
 
 
 def read_host(environ: Mapping[str, str], name: str) -> str | None:
     """Read a host from a platform's variable; None if it is unset or empty."""
-    text = environ.get(name, "").strip()
-    return parse_host(text, name) if text else None
+    return parse_host(text, name) if (text := environ.get(name, "").strip()) else None
 
 
 def parse_host(text: str, name: str) -> str:
@@ -195,7 +188,6 @@ DSTACK = RankVariables(
     head="DSTACK_MASTER_NODE_IP",
     gpus="DSTACK_GPUS_PER_NODE",
     run_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
-    detected_by=frozenset({"DSTACK_NODE_RANK", "DSTACK_NODES_NUM"}),  # also on a single node
     numbered_nodes=True,
 )
 SKYPILOT = RankVariables(
@@ -238,7 +230,6 @@ LWS = RankVariables(
     rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
-    detected_by=frozenset({"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"}),
     restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
 
@@ -250,10 +241,11 @@ def group_member(environ: Mapping[str, str]) -> str | None:
 
 
 def detector(row: RankVariables) -> Callable[[Mapping[str, str], Settings], PlatformInfo | None]:
-    """Return the function that detects the platform of a row by `detected_by`."""
+    """Return the function that detects the platform of a row by any of its three variables."""
 
     def detect(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-        return info_by_rank(environ, row) if row.detected_by & environ.keys() else None
+        is_here = {row.rank, row.nodes, row.head} & environ.keys()
+        return info_by_rank(environ, row) if is_here else None
 
     return detect
 
@@ -283,21 +275,20 @@ PYTORCHJOB_BY_PET = RankVariables(
 )
 """Operators from 1.7 on, where WORLD_SIZE counts processes and PET_NNODES pods."""
 
-PYTORCHJOB_EVIDENCE = {"KUBERNETES_SERVICE_HOST", "MASTER_ADDR", "RANK", "WORLD_SIZE"}
-PYTORCHJOB_ELASTIC = "PET_RDZV_ENDPOINT"
-
 
 def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a pod of a PyTorchJob: on Kubernetes, with all three variables of the operator."""
     if "RUNPOD_POD_ID" in environ or "LOCAL_RANK" in environ:
         return None  # a RunPod pod, or a process of torchrun, which sets RANK by process
     by_pet = {PYTORCHJOB_BY_PET.rank, PYTORCHJOB_BY_PET.nodes} <= environ.keys()
-    if environ.keys() >= PYTORCHJOB_EVIDENCE:
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    if {"MASTER_ADDR", "RANK", "WORLD_SIZE"} <= environ.keys():
         return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB_BY_WORLD_SIZE)
-    if {"KUBERNETES_SERVICE_HOST", PYTORCHJOB_ELASTIC} <= environ.keys() and settings.head is None:
-        elastic = f"{PYTORCHJOB_ELASTIC}={environ[PYTORCHJOB_ELASTIC]}"
+    endpoint = environ.get("PET_RDZV_ENDPOINT")
+    if endpoint is not None and settings.head is None:
+        given = f"PET_RDZV_ENDPOINT={endpoint} without a rank (an elastic PyTorchJob)"
         expected = "the head's host in AGENT_HEAD on every pod, or a fixed number of pods"
-        given = f"{elastic} without a rank (an elastic PyTorchJob)"
         raise platform_error("AGENT_HEAD", given, expected)
     return None
 
@@ -361,12 +352,12 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
 
 def _sagemaker_hosts(text: str) -> list[str]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not found or not all(isinstance(h, str) for h in found):
-        raise platform_error(HOSTS, repr(text), 'a JSON list of hosts such as ["algo-1", "algo-2"]')
+        found = msgspec.json.decode(text, type=list[str])
+    except ValueError:
+        found = []
     hosts = sorted(parse_host(name, HOSTS) for name in found)
+    if not hosts:
+        raise platform_error(HOSTS, repr(text), 'a JSON list of hosts such as ["algo-1", "algo-2"]')
     if len(set(hosts)) < len(hosts):
         raise platform_error(HOSTS, repr(text), "every host once")
     return hosts
@@ -383,9 +374,8 @@ def detect_torchrun(environ: Mapping[str, str], settings: Settings) -> PlatformI
     A node count of 1 is ignored, since images set all three for their own torchrun. HEAD_POD_ID
     takes precedence: the user sets it for this agent only.
     """
-    if not {TORCHRUN.rank, TORCHRUN.nodes, TORCHRUN.head} <= environ.keys() or settings.head_pod_id:
-        return None
-    if read_number(environ, TORCHRUN.nodes, 1) == 1:
+    has_all = {TORCHRUN.rank, TORCHRUN.nodes, TORCHRUN.head} <= environ.keys()
+    if not has_all or settings.head_pod_id or read_number(environ, TORCHRUN.nodes, 1) == 1:
         return None
     on_runpod = "RUNPOD_POD_ID" in environ
     info = info_by_rank(environ, TORCHRUN)

@@ -64,7 +64,6 @@ class Topology(Value):
     """This node's role and the address of its head; the user's settings override the platform."""
 
     platform: PlatformInfo
-    """The node as the platform describes it."""
     is_head: bool
     node_name: str
     expected_workers: int
@@ -173,19 +172,16 @@ def _head_address(
     head, role = settings.head, settings.ray_worker
     if head is None:
         return
-    owns, resolves = facts.is_own(head), facts.can_resolve(head)
+    owns, resolves = facts.is_own(head), bool(facts.addresses_of(head))
     own = ", ".join(facts.addresses()) or "none found"
     what = f"AGENT_HEAD={head} {'is' if owns else 'is not'} an address of this node ({own})"
     mismatch = owns != platform.is_head
     if resolves and role is not None and owns != is_head:
-        yield Problem(
-            "RAY_WORKER + AGENT_HEAD",
-            f"a contradiction: RAY_WORKER={int(role)}, but {what}",
-            "RAY_WORKER=0 on the head alone, or RAY_WORKER unset",
-        )
+        got = f"a contradiction: RAY_WORKER={int(role)}, but {what}"
+        expected = "RAY_WORKER=0 on the head alone, or RAY_WORKER unset"
+        yield Problem("RAY_WORKER + AGENT_HEAD", got, expected)
     elif resolves and settings.head_pod_id is not None and platform.role_is_proven and mismatch:
-        evidence = ", ".join(platform.evidence)
-        got = f"two heads: {evidence}, but {what}"
+        got = f"two heads: {', '.join(platform.evidence)}, but {what}"
         yield Problem("HEAD_POD_ID + AGENT_HEAD", got, "one of the two")
     if role is None and platform.has_ranks and mismatch and (owns or resolves):
         yield Problem(

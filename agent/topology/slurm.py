@@ -182,11 +182,8 @@ def _cpus(environ: Mapping[str, str], rank: int) -> int | None:
     here = environ.get("SLURM_CPUS_ON_NODE", "")
     if re.fullmatch(r"[0-9]{1,6}", here):
         return int(here) or None
-    runs = [
-        re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
-        for word in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")
-    ]
-    for run in runs:
+    for word in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(","):
+        run = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
         if run is None:
             return None
         rank -= int(run[2] or 1)

@@ -10,7 +10,8 @@ import pytest
 from agent import __version__
 from agent.node.facts import compared_variables
 from agent.node.python_facts import installed
-from agent.node.read import gpu_models, node_versions
+from agent.node.read import gather, gpu_models
+from unit.worlds import MACHINE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +108,7 @@ def test_the_versions_of_a_node() -> None:
         "DEBUG_RAY": "1",
         "WANDB_API_KEY": "secret",
     }
-    assert node_versions("").agent == __version__
+    found = gather({}, MACHINE.ray, environ, None, is_first_process=False, temp="/tmp")
+    assert found.node_versions.agent == __version__
     picked = {"DEBUG_RAY": "1", "GLOO_TIMEOUT": "e" * 200, "NCCL_DEBUG": "INFO"}
     assert compared_variables(environ) == picked

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.node.facts import gpu_memory
+from agent.node.facts import Facts, NodeVersions
 from agent.work.recipes import sizing
 from agent.work.recipes.recipe import MisfitError, ModelShape, NodeSize
 from agent.work.recipes.sizing import Layout, Workload, sizing_of
@@ -276,6 +276,11 @@ def test_long_sequences_are_warned_of() -> None:
     assert "a sequence of all 136000 tokens may run out of memory: about " in found.warnings[-1]
 
 
+def gpu_memory(*models: str) -> int | None:
+    """Return the memory of a node with these GPUs."""
+    return Facts("node", {}, node_versions=NodeVersions(gpu_models=models)).gpu_memory
+
+
 @pytest.mark.parametrize(
     ("model", "memory"),
     [
@@ -294,14 +299,14 @@ def test_long_sequences_are_warned_of() -> None:
 )
 def test_memory_of_gpus(model: str, memory: int | None) -> None:
     """The name of a GPU has its memory, or stands for it."""
-    assert gpu_memory((model,)) == memory
+    assert gpu_memory(model) == memory
 
 
 def test_the_smallest_gpu_counts() -> None:
     """A node's memory is that of its smallest GPU, if all are known."""
-    assert gpu_memory(("NVIDIA H200", "NVIDIA H100 PCIe")) == 80
-    assert gpu_memory(("NVIDIA H200", "NVIDIA TITAN")) is None
-    assert gpu_memory(()) is None
+    assert gpu_memory("NVIDIA H200", "NVIDIA H100 PCIe") == 80
+    assert gpu_memory("NVIDIA H200", "NVIDIA TITAN") is None
+    assert gpu_memory() is None
 
 
 def fits(load: Workload) -> bool:
