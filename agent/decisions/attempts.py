@@ -179,10 +179,14 @@ class AttemptSnapshot(Value):
         )
 
 
-class DriverSignaled(HeadEvent):
-    """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
+class AttemptEvent(HeadEvent):
+    """An event of the attempt with this submission id; ignored if that is not the current one."""
 
     id: str
+
+
+class DriverSignaled(AttemptEvent):
+    """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 
 
 class LostAttempt(Value):

@@ -97,10 +97,7 @@ def _after_reading(
 def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
     """Wait for the end of the container, and ask again if it does not come."""
     log = None if stop.accepted else LogLine(f"{sentence}: waiting for the container's end")
-    return (
-        PodStop(stop.action, PodRequest.READ, times.POD_STOPS, accepted=True),
-        log,
-    )
+    return PodStop(stop.action, pause=times.POD_STOPS, accepted=True), log
 
 
 def _refused(stop: PodStop, why: str) -> tuple[PodStop, LogLine]:

@@ -176,10 +176,7 @@ def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], hit: _Hit) ->
 
 
 def _unexplained(
-    logs: Sequence[Log],
-    texts: Sequence[Sequence[str]],
-    steps: Sequence[int],
-    plain: Sequence[_Hit],
+    logs: Sequence[Log], texts: Sequence[Sequence[str]], steps: Sequence[int], plain: Sequence[_Hit]
 ) -> Diagnosis:
     """Return the innermost error's own line, or the first symptom."""
     traced = [hit for hit in plain if _has_trace(texts[hit.log], hit.at)]

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.text import listed
-from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, submission_id_of
+from agent.decisions.attempts import (
+    Attempt,
+    AttemptEvent,
+    AttemptSnapshot,
+    DriverSignaled,
+    submission_id_of,
+)
 from agent.decisions.head import phases, probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
@@ -25,6 +31,7 @@ from agent.decisions.values import (
     Step,
     StepOver,
     StopAsked,
+    Tick,
 )
 from agent.plan import waits as planned
 
@@ -99,6 +106,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
+    if isinstance(event, AttemptEvent) and event.id != before.attempt.id:
+        event = Tick()
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
         return apply_event(before, event, now), ()
     if isinstance(event, StopAsked):
@@ -160,11 +169,7 @@ def deadline(state: HeadState) -> float | None:
     times = [wait.deadline for wait in pending_waits(state)]
     if phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
-    others = [
-        state.probes.samples_due,
-        phases.hours_deadline(state),
-        state.fleet.silence_check_at,
-    ]
+    others = [state.probes.samples_due, phases.hours_deadline(state), state.fleet.silence_check_at]
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services[key].restart_at for key in state.lost_services]
         others.append(services.service_node_deadline(state))
@@ -228,19 +233,19 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             )
         case ServiceGone(name, evidence, node, generation):
             return _apply_service_state(state, (node, name), generation, (Step.LOST, evidence), now)
-        case h.JobHeard(job, report) if job == state.attempt.id:
+        case h.JobHeard(_, report):
             return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
-        case DriverSignaled(job) if job == state.attempt.id:
+        case DriverSignaled():
             return replace(state, attempt=replace(state.attempt, signaled=True))
-        case h.Submitted(job) if job == state.attempt.id:
+        case h.Submitted():
             return replace(state, attempt=replace(state.attempt, last_status_at=now))
-        case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
+        case h.NodesAsked(_, silent) if silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
                 return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
             attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
             return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
-        case h.SubmitWaits(job, evidence) if job == state.attempt.id:
+        case h.SubmitWaits(_, evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case _:
             return state
@@ -283,12 +288,11 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     """Remove an agent that ended, with its services and probes."""
     worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
-    state = replace(state, leftovers=left) if len(left) < len(state.leftovers) else state
     fleet = state.fleet.without_agent(key)
     is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.node_ids
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
     given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
-    state = replace(state, fleet=fleet, probes=probes, abandoned_services=given_up)
+    state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
     return _forget_services(state, key)
 
 
@@ -314,17 +318,14 @@ def _apply_service_state(
 
 def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:
     """Record the start or the end of an outage of a service that was ready."""
-    worker = state.fleet.workers.get(key[0])
+    worker, outages = state.fleet.workers.get(key[0]), state.outages
     outage = Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is Step.READY and new.step is not Step.READY:
-        return replace(state, outages=(*state.outages, outage)[-_MAX_OUTAGES:])
-    if new.step is not Step.READY or not old.was_ready:
-        return state
-    ended = (
-        replace(one, until=now) if one == replace(outage, since=one.since) else one
-        for one in state.outages
-    )
-    return replace(state, outages=tuple(ended))
+        outages = (*outages, outage)[-_MAX_OUTAGES:]
+    elif new.step is Step.READY and old.was_ready:
+        open_ones = {replace(outage, since=one.since) for one in outages}
+        outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
+    return replace(state, outages=outages)
 
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
@@ -333,16 +334,14 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     if isinstance(event, StepOver) and before.steps != after.steps:
         are_done = all(item.step is Step.READY for item in after.steps.values())
         found += [LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
-    found += [
-        LogLine(f"{service_title(after, key)} answers")
-        for key in _services_in(event)
-        if _is_ready(after, key) and not _is_ready(before, key)
-    ]
+    for key in _services_in(event):
+        then, now = (state.services.get(key, Item()).step for state in (before, after))
+        if now is Step.READY and then is not Step.READY:
+            found.append(LogLine(f"{service_title(after, key)} answers"))
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
-        worker = after.fleet.workers[event.key]
-        former = before.fleet.workers[event.key]
-        doubt, then = contradiction(after.fleet, worker), contradiction(before.fleet, former)
-        if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, then):
+        worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
+        doubt, doubted = contradiction(after.fleet, worker), contradiction(before.fleet, former)
+        if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, doubted):
             doubt = doubt or "nor does its Ray answer"
             found.append(LogLine(f"{worker.label} is silent, {worker.silent}; {doubt}", "warning"))
     was, are = before.fleet.alive, after.fleet.alive
@@ -384,8 +383,3 @@ def _services_in(event: HeadEvent) -> list[Key]:
     if isinstance(event, h.WorkerReported):
         return [(event.worker.key, item.name) for item in event.worker.items]
     return [(event.node, event.name)] if isinstance(event, ServiceReady) else []
-
-
-def _is_ready(state: HeadState, key: Key) -> bool:
-    item = state.services.get(key)
-    return item is not None and item.step is Step.READY

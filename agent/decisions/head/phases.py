@@ -181,13 +181,13 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
         return leave(state, event.outcome, now)
-    if isinstance(event, h.Submitted) and event.id == state.attempt.id:
+    if isinstance(event, h.Submitted):
         state = state.enter(HeadPhase.RUNNING, now)
         if not state.goal.by_torchrun:
             return state, (LogLine("the job is submitted"),)
         # a worker's share may already have ended
         return then((LogLine("the job is started"),), running(state, event, now))
-    if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
+    if isinstance(event, h.SubmitWaits) and event.final:
         return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
     wait = submit_wait(state)
     if wait.is_over(now):
@@ -226,7 +226,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """
     report = state.attempt.report
     assert report is not None  # noqa: S101 - entered only with the end of a job
-    asked = isinstance(event, h.NodesAsked) and event.id == state.attempt.id
+    asked = isinstance(event, h.NodesAsked)
     late = any(wait.is_over(now) for wait in pending_waits(state))
     if (asked and not state.attempt.unreachable_nodes) or late or retry.recent_loss(state, now):
         return end_attempt(state, retry.attempt_end(state, report, now), now)
@@ -235,7 +235,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
 
 def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
     """End an attempt whose job ended, whose Ray exited, or without status from Ray."""
-    if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
+    if isinstance(event, h.JobHeard) and event.report.ended:
         if retry.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
         return end_attempt(state, retry.attempt_end(state, event.report, now), now)
@@ -296,9 +296,9 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if state.ray.step is Step.LOST:
         end = state.verdict or ray_lost_outcome(state)
         return end_attempt(follow_resumed_job(state, now)[0], end, now)
-    if isinstance(event, h.NeverSubmitted) and event.id == attempt.id:
+    if isinstance(event, h.NeverSubmitted):
         return _boot_again(state, now)
-    if isinstance(event, h.Submitted | h.JobHeard) and event.id == attempt.id:
+    if isinstance(event, h.Submitted | h.JobHeard):
         log = LogLine(f"attempt {attempt.number} goes on: its job is followed again")
         state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
         return then((log,), running(state, event, now))
@@ -462,14 +462,13 @@ def follow_resumed_job(state: HeadState, now: float) -> Decision:
 def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Wait for the job to stop, until its grace is over."""
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
-    own = state.attempt.id
-    ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
+    ended = isinstance(event, h.JobHeard) and event.report.ended
     verdict = state.verdict
     if state.goal.by_torchrun:
         state = shares.expire_silent_shares(state, now)
         ended = state.shares.is_settled
-    refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
-    unknown = isinstance(event, h.NeverSubmitted) and event.id == own
+    refusal = event if isinstance(event, h.SubmitWaits) else None
+    unknown = isinstance(event, h.NeverSubmitted)
     if ended and is_loss(verdict) and not state.attempt.signaled:
         # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
         # whatever its exit code
@@ -495,7 +494,7 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> Decision
     saving, attempt = state.saving, state.attempt
     if saving is None:
         return state, ()
-    over = isinstance(event, h.SaveOver) and event.id == attempt.id
+    over = isinstance(event, h.SaveOver)
     has_left = not {*attempt.announced_nodes}.isdisjoint(attempt.lost_nodes)
     is_away = has_left and not saving.is_of_grace
     if not over and not is_away and now < saving.until:
@@ -520,7 +519,7 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
 
 def answer_notices(state: HeadState, turn: Turn) -> Decision:
     """Have the job save before it loses an announced node; release nodes that nothing waits for."""
-    event, former = turn.event, state.leaving
+    event, now, former = turn.event, turn.now, state.leaving
     if isinstance(event, h.WorkerReported) and event.worker.notice is not None:
         state = _with_notice(state, event.worker)
     if isinstance(event, h.WorkerReplaced) and event.key in state.leaving | state.released:
@@ -530,7 +529,14 @@ def answer_notices(state: HeadState, turn: Turn) -> Decision:
         return state, ()
     is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.verdict is None
     if state.leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
-        return _save_first(state, turn.now)
+        # the job gets its signal; it is stopped when it has saved, or when the first node leaves
+        workers = state.fleet.workers
+        taken = [workers[key] for key in sorted(state.leaving) if key in workers]
+        seconds = min((worker.notice or 0.0 for worker in taken), default=0.0)
+        end = ends.NODE_TAKEN.outcome(nodes=listed([worker.label for worker in taken]))
+        within = f"the job may save within {round(seconds)} s, and is stopped then"
+        log = LogLine(f"{end.reason}: {within}", "warning")
+        return stop_job(state, end, now, (log,), Saving(now + seconds, is_of_grace=False))
     if state.saving is not None:
         return state, ()
     free = sorted(state.leaving)
@@ -562,15 +568,3 @@ def _is_needed(state: HeadState) -> bool:
     ips = {workers[key].ip for key in state.leaving if key in workers}
     gone = {ip: name for ip, name in state.fleet.alive.items() if ip in ips}
     return retry.is_below_required(retry.without_workers(state, gone))
-
-
-def _save_first(state: HeadState, now: float) -> Decision:
-    """Send the job its signal; it is stopped when it has saved, or when the first node leaves."""
-    known = state.fleet.workers
-    workers = [known[key] for key in sorted(state.leaving) if key in known]
-    nodes = listed([worker.label for worker in workers])
-    seconds = min((worker.notice or 0.0 for worker in workers), default=0.0)
-    end = ends.NODE_TAKEN.outcome(nodes=nodes)
-    within = f"the job may save within {round(seconds)} s, and is stopped then"
-    log = LogLine(f"{end.reason}: {within}", "warning")
-    return stop_job(state, end, now, (log,), Saving(now + seconds, is_of_grace=False))

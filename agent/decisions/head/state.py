@@ -15,6 +15,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.attempts import (
     Attempt,
+    AttemptEvent,
     AttemptSnapshot,
     JobReport,
     LostAttempt,
@@ -146,16 +147,18 @@ class JobShares(Value):
         return tuple(share.size for share in self.by_node.values())
 
 
-class SubmitJob(HeadAction):
+class AttemptAction(HeadAction):
+    """An action about the attempt with this submission id."""
+
+    id: str
+
+
+class SubmitJob(AttemptAction):
     """Submit the job to Ray under this id, once per attempt."""
 
-    id: str
 
-
-class FollowJob(HeadAction):
+class FollowJob(AttemptAction):
     """Follow the job that a killed agent submitted under this id; do not submit."""
-
-    id: str
 
 
 class SaveSnapshot(HeadAction):
@@ -164,16 +167,13 @@ class SaveSnapshot(HeadAction):
     snapshot: AttemptSnapshot
 
 
-class StopJob(HeadAction):
+class StopJob(AttemptAction):
     """Ask Ray to stop an attempt."""
 
-    id: str
 
-
-class SaveJob(HeadAction):
+class SaveJob(AttemptAction):
     """Send an attempt the signal on which it saves; SaveOver follows."""
 
-    id: str
     signum: int
 
 
@@ -183,10 +183,8 @@ class ReleaseWorker(HeadAction):
     node: str
 
 
-class AskNodes(HeadAction):
+class AskNodes(AttemptAction):
     """Ask each node whether it still runs this attempt."""
-
-    id: str
 
 
 class RestartRay(HeadAction):
@@ -486,45 +484,37 @@ class WorkerReplaced(HeadEvent):
     key: str
 
 
-class Submitted(HeadEvent):
+class Submitted(AttemptEvent):
     """Ray accepted an attempt."""
 
-    id: str
 
-
-class NeverSubmitted(HeadEvent):
+class NeverSubmitted(AttemptEvent):
     """Ray has no job of an attempt that a killed agent was about to submit."""
 
-    id: str
 
-
-class SubmitWaits(HeadEvent):
+class SubmitWaits(AttemptEvent):
     """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
-    id: str
     evidence: str
     final: bool = False
     cancelled: bool = False  # true if the attempt was to be stopped and Ray has no such job
 
 
-class JobHeard(HeadEvent):
+class JobHeard(AttemptEvent):
     """Ray returned the status of an attempt."""
 
-    id: str
     report: JobReport
 
 
-class NodesAsked(HeadEvent):
+class NodesAsked(AttemptEvent):
     """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
 
-    id: str
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
 
 
-class SaveOver(HeadEvent):
+class SaveOver(AttemptEvent):
     """An attempt has saved a checkpoint, or cannot save on a signal."""
 
-    id: str
     evidence: str
 
 

@@ -10,22 +10,11 @@ from msgspec import field
 
 from agent.base.ends import Outcome
 from agent.base.value import Value
-from agent.decisions.values import (
-    Item,
-    ItemReport,
-    LocalWorkerEvent,
-    Order,
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
-    Step,
-    StepOver,
-    WorkerAction,
-)
+from agent.decisions.values import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
 from agent.work.services import PrepareStep, ServiceSpec, ordered_steps
 from agent.work.torchrun import ShareOrder, ShareOver
 
-__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver", "WorkerAction"]
+__all__ = ["ShareOver", "WorkerAction"]
 
 
 class WorkerPhase(str, Enum):
