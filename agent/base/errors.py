@@ -75,8 +75,7 @@ class SettingsError(AgentError):
             culprit=problems[0].variable,
         )
         self.problems = problems
-        self.hints = hints
-        """Possible causes, such as a misspelled variable."""
+        self.hints = hints  # possible causes, such as a misspelled variable
 
 
 class PreflightError(AgentError):

@@ -146,14 +146,11 @@ def own_command(python: str, *arguments: str) -> list[str]:
 
 def shell_line(argv: Iterable[str]) -> str:
     """Return a command as a shell reads it, with as few quotes as possible."""
-    return " ".join(_shell_word(word) for word in argv)
-
-
-def _shell_word(word: str) -> str:
-    # shlex writes a single quote within a word as five characters.
-    if "'" in word and not set(word) & set('"$`\\!\n'):
-        return f'"{word}"'
-    return shlex.quote(word)
+    return " ".join(
+        # shlex writes a single quote within a word as five characters
+        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!\n') else shlex.quote(word)
+        for word in argv
+    )
 
 
 def needs_shell_quoting(path: str) -> bool:
@@ -188,27 +185,23 @@ class Terminal(NamedTuple):
 
     def render(self, lines: Iterable[Line], clean: Callable[[str], str]) -> str:
         """Return lines as text; `clean` masks secrets, before a fold could split one."""
-        return "\n".join(self._line(line, clean) for line in lines)
-
-    def _line(self, line: Line, clean: Callable[[str], str]) -> str:
-        label, text = clean(line.label), clean(line.text)
-        if self.width is not None and self.width >= _LEAST_WIDTH:
-            below = len(label) if len(label) < self.width // 2 else 4
-            folded = textwrap.wrap(
-                text,
-                self.width,
-                initial_indent=" " * len(label),
-                subsequent_indent=" " * below,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            text = "\n".join(folded)[len(label) :]
-        return self.paint(label, line.tone) + text
-
-    def paint(self, text: str, tone: Tone) -> str:
-        """Return a text in the color of a tone."""
-        code = _CODES.get(tone) if self.has_colors else None
-        return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
+        shown = []
+        for line in lines:
+            label, text = clean(line.label), clean(line.text)
+            if self.width is not None and self.width >= _LEAST_WIDTH:
+                below = len(label) if len(label) < self.width // 2 else 4
+                folded = textwrap.wrap(
+                    text,
+                    self.width,
+                    initial_indent=" " * len(label),
+                    subsequent_indent=" " * below,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                text = "\n".join(folded)[len(label) :]
+            code = _CODES.get(line.tone) if self.has_colors and label else None
+            shown.append(f"\x1b[{code}m{label}\x1b[0m{text}" if code else f"{label}{text}")
+        return "\n".join(shown)
 
 
 NO_TERMINAL = Terminal()  # a file or a pipe: lines as they are

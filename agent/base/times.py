@@ -16,21 +16,18 @@ again at once after a reply, so this is also the longest time between two report
 PEER_DEAD = 3.0  # TCP keepalive closes the connection of a held report: a lost pod does not.
 RECONNECT = 0.5  # A worker also closes its connection to report at once: it is back within this.
 PROBE_OF_SILENT = 2.2
-"""A worker whose connection closed is probed for so long, then logged as silent.
-
-A lost SYN is sent again after 1 s; on a link that loses 30 % and delays the rest by 200 ms each
-way, an answer takes 0.4 s at best, and half of all tries are lost. With `RECONNECT` it stays
-below the 3 s within which a lost worker is named. A killed agent on a running machine takes less:
-the connection is refused at once.
+"""A worker whose connection closed is probed for so long, then logged as silent: with `RECONNECT`
+within the 3 s in which a lost worker is named. A lost SYN is sent again after 1 s; on a link that
+loses 30 % and delays the rest by 200 ms each way, an answer takes 0.4 s at best, and half of all
+tries are lost. A killed agent on a running machine refuses the connection at once.
 """
 PROBE_EVIDENCE = 1.0  # A probe that ends at its own limit has no evidence: that one is later.
 PROBE_INTERVAL = 5.0  # Between two probes of a worker that stays silent.
 AGENT_SILENT = REPLY_HELD + 5.0  # A worker with an older report may be replaced at its address.
 SILENT_WITHOUT_RAY = 15.0  # With torchrun such a worker is lost; with Ray, GCS decides as well.
 GCS_REPORTS_LOSS = 75.0
-"""GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60).
-
-Waited for on a given Ray, whose nodes may be unreachable for the agent.
+"""GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60). Waited
+for on a given Ray, whose nodes may be unreachable for the agent.
 """
 # AGENT_NODE_GRACE (60s): from then on a needed node that is still lost ends the attempt.
 FENCE_SHARE = 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.node.facts import PROXIES, visible_devices
-from agent.settings.model import TOKEN_MODE
+from agent.settings.model import TOKEN_MODE, secret_texts
 from agent.settings.redact import SHORTEST, secrets_in
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _NEVER_INHERITED = (
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
+_INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
 _CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)  # the token, and the mode that makes Ray require it
 _SEARCH_PATHS = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"),
@@ -37,8 +38,13 @@ def for_node(
 
     The user's variables override those that are chosen here.
     """
-    chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
-    unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
+    chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
+    interface = facts.interface_of(node_ip)
+    if interface is not None:
+        chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    if settings.wandb_api_key is None and not facts.wandb_login:
+        chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
+    unproxied = _proxy_exceptions(environ, node_ip, head_ip)
     everything = {**chosen, **for_children(environ, settings), **unproxied}
     return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
 
@@ -54,7 +60,7 @@ def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, st
     if settings.wandb_api_key is None:
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
-    return {**inherited, **_secrets(settings), **chosen}
+    return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen}
 
 
 def for_torchrun(
@@ -118,19 +124,10 @@ def chosen_for_display(
     environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
 ) -> dict[str, str]:
     """Return what the agent adds, changes or drops, with secrets masked, for `plan`."""
-    masked = dict.fromkeys(_secrets(settings), "********")
+    masked = dict.fromkeys(secret_texts(settings, _INHERITED_SECRETS), "********")
     added = {name: text for name, text in full.items() if environ.get(name) != text}
     dropped = {name: "(dropped)" for name in environ if name not in full}
     return {**added, **dropped, **{name: text for name, text in masked.items() if name in full}}
-
-
-def _secrets(settings: Settings) -> dict[str, str]:
-    found = {
-        "WANDB_API_KEY": settings.wandb_api_key,
-        "RAY_AUTH_TOKEN": settings.ray_auth_token,
-        "AGENT_REWARD_TOKEN": settings.reward_token,
-    }
-    return {name: s.reveal() for name, s in found.items() if s is not None}
 
 
 _OWN_RAY = {
@@ -142,16 +139,6 @@ _OWN_RAY = {
 }
 _DEBUGGERS = {"1": ("RAY_DEBUG", "legacy"), "post-mortem": ("RAY_DEBUG_POST_MORTEM", "1")}
 """The variable of each debugger, by DEBUG_RAY; Ray accepts only one of them."""
-
-
-def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
-    chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
-    interface = facts.interface_of(node_ip)
-    if interface is not None:
-        chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    if settings.wandb_api_key is None and not facts.wandb_login:
-        chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
-    return chosen
 
 
 def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) -> dict[str, str]:

@@ -102,7 +102,8 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     is_head, rank = topology.is_head, topology.own_rank
     here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
     alone = tuple(spec for spec in here if spec.alone)
-    all_steps = _steps(settings, topology, file, facts, alone)
+    node = CheckedNode(facts, settings, topology)
+    all_steps = _steps(node, file, alone)
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
     is_guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
     ray = OwnRay(
@@ -118,14 +119,12 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     if topology.given_ray is None and launcher(settings, None) == TORCHRUN:
         count = processes(gpus_of(settings, facts.gpus, environ), settings)
         launch = Torchrun(facts.job_python, ports.gcs, count, budget.job - 1.0)
-    effective = replace(loaded, settings=with_reward(settings, file))
-    recipe = _planned_recipe(effective, topology, facts, basis)
-    job = _planned_job(effective, topology, recipe, runtime_env, upload)
-    node = CheckedNode(facts, settings, topology)
+    effective = replace(node, settings=with_reward(settings, file))
+    recipe = _planned_recipe(effective, loaded.command, basis)
+    job = _planned_job(effective, loaded.command, recipe, runtime_env, upload)
     for_recipe: tuple[Finding, ...] = ()
     if job is not None and job.recipe is not None:
-        its_node = replace(node, settings=effective.settings)
-        for_recipe = recipe_findings(job.recipe.known, its_node, job.checkpoints)
+        for_recipe = recipe_findings(job.recipe.known, effective, job.checkpoints)
     is_restarted = platform.restarts_containers and facts.is_first_process
     return Plan(
         settings=settings,
@@ -151,26 +150,23 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
             *misspelling_findings(loaded.misspelled),
             *run_checks(facts, settings, topology),
             *job_program(node),
-            *placeholder_slips(_texts_with_placeholders(effective, all_steps, services)),
+            *placeholder_slips(_texts_with_placeholders(loaded, all_steps, services)),
             *for_recipe,
         ),
-        notes=(
-            *loaded.ignored,
-            *platform.notes,
-            *filter(None, _notes(effective.settings, topology, facts, environ, job)),
-        ),
+        notes=(*loaded.ignored, *platform.notes, *_notes(effective, environ, job)),
         on_done=settings.on_done or ("hold" if is_restarted else "exit"),
     )
 
 
 def _planned_recipe(
-    loaded: Loaded, topology: Topology, facts: Facts, basis: JobBasis
+    node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
 ) -> RecipeJob | None:
     """Plan the recipe for the expected nodes; raises SettingsError if no cluster fits it.
 
     Every node plans it, since each sets the recipe's environment variables.
     """
-    settings, known = loaded.settings, known_job(loaded.settings, loaded.command)
+    settings, topology, facts = node.settings, node.topology, node.facts
+    known = known_job(settings, command)
     if known is None or topology.is_idle:
         return None
     try:
@@ -181,22 +177,22 @@ def _planned_recipe(
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     memory = topology.platform.memory or facts.memory
     nodes = (NodeSize(gpus, cpus, memory, facts.gpu_memory),) * (topology.expected_workers + 1)
-    folder = checkpoint_folder(settings, loaded.command)
+    folder = checkpoint_folder(settings, command)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
     seen = replace(given, columns=facts.data_columns, infiniband=bool(facts.rdma), basis=basis)
     return plan_recipe(known, seen)
 
 
 def _planned_job(
-    loaded: Loaded,
-    topology: Topology,
+    node: CheckedNode,
+    command: tuple[str, ...] | None,
     recipe: RecipeJob | None,
     runtime_env: dict[str, object],
     upload: UploadSize | None,
 ) -> Job | None:
     """Return the job; None without one, and on a worker where Ray runs it."""
-    settings, command = loaded.settings, loaded.command
-    if not topology.is_head and launcher(settings, command) != TORCHRUN:
+    settings = node.settings
+    if not node.topology.is_head and launcher(settings, command) != TORCHRUN:
         return None
     folder = checkpoint_folder(settings, command)
     if command is not None:
@@ -254,16 +250,13 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 
 
 def _steps(
-    settings: Settings,
-    topology: Topology,
-    file: ServicesFile,
-    facts: Facts,
-    alone: tuple[ServiceSpec, ...],
+    node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
 ) -> tuple[PrepareStep, ...]:
     """Return the prepare steps of the run, including this node's fetch of the model.
 
     A node that only runs a service needs no model, unless the service depends on it.
     """
+    settings, topology, facts = node.settings, node.topology, node.facts
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
@@ -300,13 +293,8 @@ def _processes(
         yield PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG)
 
 
-def _notes(
-    settings: Settings,
-    topology: Topology,
-    facts: Facts,
-    environ: Mapping[str, str],
-    job: Job | None,
-) -> Iterator[str]:
+def _notes(node: CheckedNode, environ: Mapping[str, str], job: Job | None) -> Iterator[str]:
+    settings, topology, facts = node.settings, node.topology, node.facts
     given, most, price = topology.given_ray, settings.max_hours, settings.price_per_hour
     if given is not None and topology.is_head:
         whose = f"the job's environment is that of {given.owner}'s pods"
@@ -319,8 +307,9 @@ def _notes(
         if settings.wandb_api_key is None:
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
             yield f"WANDB_API_KEY is not set: W&B {what}"
-        yield visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
-        yield fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+        hidden = visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
+        fetch = fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+        yield from filter(None, (hidden, fetch))
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1
             total = 0.0 if price is None else most * price * nodes
@@ -446,45 +435,37 @@ def service_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
     services, given = all_services(settings, command, file), topology.given_ray
+    nodes, workers = topology.platform.nodes, topology.expected_workers
+    alone = len(service_only_ranks(services))
+    # with the nodes that do not join Ray
+    most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
     table = f"AGENT_SERVICES={settings.services}"
     for at, spec in enumerate(services):
         if spec.name == REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
         where = f"{table} [services.{'reward' if spec.name == REWARD else spec.name}]"
-        yield from _place_problems(where, spec, settings, topology, services)
+        rank = spec.where.rank
+        if given is not None and spec.where.kind != "head":
+            expected = f"head: no agent runs on {given.owner}'s nodes"
+            yield Problem(f"{where} where", spec.where.sentence(), expected)
+        if rank is not None and nodes is not None and rank >= nodes:
+            expected = f"a rank from 0 to {nodes - 1}"
+            yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
+        is_free = nodes is None and given is None and topology.is_head
+        if rank is not None and is_free and rank >= most:
+            expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
+            yield Problem(f"{where} where", f"rank {rank} of {most} expected node(s)", expected)
+        if spec.alone and topology.is_head and topology.own_rank == rank:
+            expected = "the rank of another node: the head runs Ray"
+            yield Problem(f"{where} alone", "true on the head's own rank", expected)
         if spec.port is not None:
             base = topology.platform.ports
-            others, workers = _ports_here(settings, base, given, joins_ray=not spec.alone)
+            others, of_workers = _ports_here(settings, base, given, joins_ray=not spec.alone)
             met = (one for one in services[:at] if one.where.meets(spec.where))
             others |= {f"service {one.name}": one.port for one in met if one.port}
-            for got in conflicts_of(spec.name, spec.port, others, workers):
+            for got in conflicts_of(spec.name, spec.port, others, of_workers):
                 yield Problem(f"{where} ready", got, "a free port")
     for step in file.steps:
         if given is not None and step.where.kind != "head":
             expected = f"head: no agent runs on {given.owner}'s nodes"
             yield Problem(f"{table} [prepare.{step.name}] where", step.where.kind, expected)
-
-
-def _place_problems(
-    where: str,
-    spec: ServiceSpec,
-    settings: Settings,
-    topology: Topology,
-    services: tuple[ServiceSpec, ...],
-) -> Iterator[Problem]:
-    given, nodes, rank = topology.given_ray, topology.platform.nodes, spec.where.rank
-    alone, workers = len(service_only_ranks(services)), topology.expected_workers
-    # with the nodes that do not join Ray
-    most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
-    if given is not None and spec.where.kind != "head":
-        expected = f"head: no agent runs on {given.owner}'s nodes"
-        yield Problem(f"{where} where", spec.where.sentence(), expected)
-    if rank is not None and nodes is not None and rank >= nodes:
-        expected = f"a rank from 0 to {nodes - 1}"
-        yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
-    if rank is not None and nodes is None and given is None and topology.is_head and rank >= most:
-        expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
-        yield Problem(f"{where} where", f"rank {rank} of {most} expected node(s)", expected)
-    if spec.alone and topology.is_head and topology.own_rank == rank:
-        expected = "the rank of another node: the head runs Ray"
-        yield Problem(f"{where} alone", "true on the head's own rank", expected)

@@ -166,17 +166,13 @@ class Plan(Value):
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:
         """Return names and texts that may hold secrets: the command, and the services file's."""
-        env = (pair for spec in self.all_services for pair in spec.env)
-        commands = ((spec.name, spec.asked) for spec in self.all_services)
-        probes = (spec.ready for spec in self.all_services)
-        requests = ((probe.url, probe.body or "") for probe in probes if type(probe) is HttpProbe)
-        return (
-            ("", shlex.join(self.command or ())),
-            *env,
-            *commands,
-            *(("", text) for request in requests for text in request),
-            *((step.name, step.command) for step in self.steps),
-        )
+        found = [("", shlex.join(self.command or ()))]
+        found += [(step.name, step.command) for step in self.steps]
+        for spec in self.all_services:
+            found += [*spec.env, (spec.name, spec.asked)]
+            if isinstance(spec.ready, HttpProbe):
+                found += [("", spec.ready.url), ("", spec.ready.body or "")]
+        return tuple(found)
 
     def ray_and_service_ports(self, but: frozenset[str] = frozenset()) -> list[int]:
         """Return the fixed ports, without the agent's and those of the listeners in `but`."""

@@ -96,7 +96,21 @@ def planned_waits(
     if topology.is_head:
         yield from _on_the_head(settings, topology, steps, services, job, before)
     else:
-        yield from _on_a_worker(settings, topology, steps, before)
+        head, fence = f"the head {topology.head_host}", times.FENCE_SHARE * settings.node_grace
+        yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
+        here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
+        yield from _of_steps(settings, here, before)
+        if launcher(settings, None) != TORCHRUN:
+            yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
+        out_of_reach = "head and GCS out of reach, until all here is stopped"
+        yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
+        if notice_signal(settings):
+            saved, within = (
+                "the job to save before this node leaves",
+                stop_budget(settings.stop_grace),
+            )
+            yield PlannedWait(SAVE, saved, within.job, "AGENT_STOP_GRACE")
+        yield PlannedWait(SILENT_HEAD, "a silent head", settings.head_grace, "AGENT_HEAD_GRACE")
     yield PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")
 
 
@@ -141,30 +155,6 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
-
-
-def _on_a_worker(
-    settings: Settings,
-    topology: Topology,
-    steps: tuple[PrepareStep, ...],
-    before: Mapping[str, float],
-) -> Iterator[PlannedWait]:
-    head = f"the head {topology.head_host}"
-    yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
-    here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
-    yield from _of_steps(settings, here, before)
-    if launcher(settings, None) != TORCHRUN:
-        yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
-    fence = "head and GCS out of reach, until all here is stopped"
-    limit = times.FENCE_SHARE * settings.node_grace
-    yield PlannedWait(FENCE, fence, limit, "AGENT_NODE_GRACE")
-    if notice_signal(settings):
-        saved, limit = (
-            "the job to save before this node leaves",
-            stop_budget(settings.stop_grace).job,
-        )
-        yield PlannedWait(SAVE, saved, limit, "AGENT_STOP_GRACE")
-    yield PlannedWait(SILENT_HEAD, "a silent head", settings.head_grace, "AGENT_HEAD_GRACE")
 
 
 def _of_steps(

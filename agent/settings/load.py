@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import Line, escaped, first_names, nearly_equal
 from agent.base.value import Value
-from agent.settings.model import (
-    FIELD_OF,
-    FOREIGN_NAMES,
-    GROUPS,
-    KNOWN_NAMES,
-    SECRET_FILE_VARIABLES,
-    SECRETS,
-    SET_BY_PLATFORM,
-    VARIABLES,
-    Settings,
-)
+from agent.settings import model
+from agent.settings.model import Settings
 from agent.settings.rules import contradictions
 
 if TYPE_CHECKING:
@@ -65,7 +56,16 @@ def load(
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
         ignored.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
         origins[name] = "default (a Kubernetes service link was ignored)"
-    settings = _validate(raw, problems)
+    fields: dict[str, Any] = {}
+    for name, text in raw.items():
+        try:
+            text.encode()
+            fields[model.FIELD_OF[name]] = model.VARIABLES[name].read(text)
+        except ValueError as error:  # noqa: PERF203 - one bad value does not hide the next
+            is_text = not isinstance(error, UnicodeEncodeError)
+            got = "a secret that cannot be one" if name in model.SECRETS else repr(text)
+            problems.append(Problem(name, got, str(error) if is_text else "text in UTF-8"))
+    settings = Settings(**fields)
     argv = None if command is None else tuple(command)
     bad = {problem.variable for problem in problems}
     problems += [
@@ -80,9 +80,10 @@ def load(
 
 def settings_for_end(environ: Mapping[str, str]) -> Settings:
     """Return the settings that say how a node ends, without those that are wrong."""
+    keys = {*model.SET_BY_PLATFORM}
     of_the_end = {
         *("AGENT_LOG", "AGENT_LOG_DIR", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR"),
-        *("AGENT_RUNPOD_API", *SET_BY_PLATFORM, *(f"{name}_FILE" for name in SET_BY_PLATFORM)),
+        *("AGENT_RUNPOD_API", *keys, *(f"{name}_FILE" for name in keys)),
     }
     given = {name: text for name, text in environ.items() if name in of_the_end}
     try:
@@ -90,7 +91,7 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
     except SettingsError as error:
         wrong = {problem.variable for problem in error.problems}
         # Without a key the pod cannot be stopped: it is held.
-        wrong |= {"AGENT_ON_DONE"} & given.keys() if wrong & {*SET_BY_PLATFORM} else set()
+        wrong |= {"AGENT_ON_DONE"} & given.keys() if wrong & keys else set()
         rest = {name: text for name, text in given.items() if name not in wrong}
         return settings_for_end(rest) if len(rest) < len(given) else Settings()
 
@@ -98,14 +99,15 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
 def _collect(
     environ: Mapping[str, str], read_file: Callable[[str], str], problems: list[Problem]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    raw = {name: environ[name] for name in FIELD_OF if name in environ}
+    raw = {name: environ[name] for name in model.FIELD_OF if name in environ}
     origins = dict.fromkeys(raw, "environment")
     for name in [n for n, text in raw.items() if not text.strip() and n in _MAY_BE_EMPTY]:
         raw.pop(name)
         origins[name] = "default (empty in the environment)"
-    for secret in SECRETS:
-        forms = [f for f, of in SECRET_FILE_VARIABLES.items() if of == secret and f in environ]
-        if forms and secret in SET_BY_PLATFORM:
+    files = [(name, of) for name, of in model.SECRET_FILE_VARIABLES.items() if name in environ]
+    for secret in model.SECRETS:
+        forms = [name for name, of in files if of == secret]
+        if forms and secret in model.SET_BY_PLATFORM:
             raw.pop(secret, None)
         given = [secret] * (secret in raw) + forms
         if len(given) > 1:
@@ -126,13 +128,13 @@ def _collect(
 
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
     """Add a problem for each misspelled AGENT_* name; return sentences on other unknown names."""
-    ours = [name for name in KNOWN_NAMES if not name.startswith(_PREFIX)]
+    ours = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
     foreign, misspelled = [], []
-    for name in sorted(environ.keys() - {*KNOWN_NAMES, *FOREIGN_NAMES}):
+    for name in sorted(environ.keys() - {*model.KNOWN_NAMES, *model.FOREIGN_NAMES}):
         is_prefixed = name.startswith(_PREFIX)
         # other tools may use a name without the prefix, in any case
         near = partial(nearly_equal, name if is_prefixed else name.upper())
-        meant = next(filter(near, KNOWN_NAMES if is_prefixed else ours), None)
+        meant = next(filter(near, model.KNOWN_NAMES if is_prefixed else ours), None)
         if is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:
@@ -152,7 +154,7 @@ def _name_with_shared_words(name: str) -> str:
     """
     words, best, most = name.removeprefix(_PREFIX).split("_"), "", 0.0
     long = [word for word in words if len(word) >= _SHORTEST_WORD]
-    for known in VARIABLES:
+    for known in model.VARIABLES:
         theirs = known.removeprefix(_PREFIX).split("_")
         others = [word for word in theirs if len(word) >= _SHORTEST_WORD]
         shared = sum(any(a.startswith(b) or b.startswith(a) for b in others) for a in long)
@@ -162,26 +164,13 @@ def _name_with_shared_words(name: str) -> str:
     return best
 
 
-def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
-    fields: dict[str, Any] = {}
-    for name, text in raw.items():
-        try:
-            text.encode()
-            fields[FIELD_OF[name]] = VARIABLES[name].read(text)
-        except ValueError as error:  # noqa: PERF203 - one bad value does not hide the next
-            is_text = not isinstance(error, UnicodeEncodeError)
-            got = "a secret that cannot be one" if name in SECRETS else repr(text)
-            problems.append(Problem(name, got, str(error) if is_text else "text in UTF-8"))
-    return Settings(**fields)
-
-
 def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yield the rows of `pod-agent env` by group: each variable, its value, origin and meaning."""
     group = ""
-    for name, about in VARIABLES.items():
-        group = GROUPS.get(name, group)
+    for name, about in model.VARIABLES.items():
+        group = model.GROUPS.get(name, group)
         origin = loaded.origins.get(name, "default")
-        value = "********" if name in SECRETS else environ.get(name, "")
+        value = "********" if name in model.SECRETS else environ.get(name, "")
         yield {
             "group": group,
             "name": name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, overload
 
 from agent.base.value import Value
@@ -251,3 +251,9 @@ KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
 
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""
+
+
+def secret_texts(settings: Settings, names: Iterable[str] = SECRETS) -> dict[str, str]:
+    """Return those of these secrets that are set, by the variable's name."""
+    found = {name: getattr(settings, FIELD_OF[name]) for name in names}
+    return {name: secret.reveal() for name, secret in found.items() if secret is not None}

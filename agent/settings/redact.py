@@ -31,7 +31,7 @@ from urllib.parse import quote, quote_plus, unquote
 from msgspec.structs import asdict, replace
 
 from agent.base.value import Value
-from agent.settings.model import SECRETS
+from agent.settings.model import SECRETS, secret_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -148,8 +148,8 @@ def _embedded_secrets(text: str) -> Iterator[str]:
         yield unquote(password)
     yield from _USER_ALONE.findall(text)
     yield from _BEARER.findall(text)
-    named = [(m[1], m[2] or m[3] or m[4]) for m in _PAIR.finditer(text)]
-    named += [(m[1], m[2] or m[3] or m[4]) for m in _OPTION.finditer(text)]
+    pairs = (*_PAIR.finditer(text), *_OPTION.finditer(text))
+    named = [(m[1], m[2] or m[3] or m[4]) for m in pairs]
     named += [(key, _unescaped(literal)) for key, literal in _MEMBER.findall(text)]
     for name, value in named:
         if (looks_secret(name) or name.lower() == "pwd") and not _is_ordinary(value):
@@ -165,7 +165,9 @@ def _unescaped(literal: str) -> str:
 
 def _encodings(secret: str) -> Iterator[str]:
     """Yield a secret in every form in which a text may contain it."""
-    for text in (secret, *(_lines(secret) if "\n" in secret else ())):
+    lines = [line.strip() for line in secret.splitlines()] if "\n" in secret else []
+    long = (s for s in lines if len(s) >= _SHORTEST_LINE and not s.startswith("-----"))
+    for text in (secret, *long):
         yield text
         yield json.dumps(text)[1:-1]
         yield json.dumps(text, ensure_ascii=False)[1:-1]
@@ -175,23 +177,13 @@ def _encodings(secret: str) -> Iterator[str]:
         yield quote(raw, safe="")
         yield quote(raw)
         yield quote_plus(raw)
-        yield from _base64_forms(raw)
-
-
-def _lines(secret: str) -> Iterator[str]:
-    stripped = (line.strip() for line in secret.splitlines())
-    return (s for s in stripped if len(s) >= _SHORTEST_LINE and not s.startswith("-----"))
-
-
-def _base64_forms(raw: bytes) -> Iterator[str]:
-    """Yield its base64 forms at each offset within a longer text, such as after `user:`."""
-    for before in range(3):
-        encoded = binascii.b2a_base64(bytes(before) + raw, newline=False).decode()
-        # the first and last characters also hold bits of the neighbors
-        core = encoded[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
-        if len(core) > SHORTEST:
-            yield core
-            yield core.replace("+", "-").replace("/", "_")
+        for before in range(3):  # its offset within a longer base64 text, such as after `user:`
+            encoded = binascii.b2a_base64(bytes(before) + raw, newline=False).decode()
+            # the first and last characters also hold bits of the neighbors
+            core = encoded[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
+            if len(core) > SHORTEST:
+                yield core
+                yield core.replace("+", "-").replace("/", "_")
 
 
 class Redactor:
@@ -221,9 +213,7 @@ class Redactor:
 
 
 def redactor_for(
-    environ: Mapping[str, str],
-    settings: Settings | None,
-    more: Iterable[tuple[str, str]] = (),
+    environ: Mapping[str, str], settings: Settings | None, more: Iterable[tuple[str, str]] = ()
 ) -> Redactor:
     """Return a redactor for the secrets of an environment.
 
@@ -232,9 +222,5 @@ def redactor_for(
     everything = (*environ.items(), *more)
     found = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
-        ours = (
-            *(settings.wandb_api_key, settings.ray_auth_token),
-            *(settings.runpod_api_key, settings.reward_token),
-        )
-        found |= {s.reveal() for s in ours if s is not None}
+        found |= {*secret_texts(settings).values()}
     return Redactor(found)

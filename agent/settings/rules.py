@@ -10,14 +10,8 @@ from urllib.parse import urlsplit
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, ports_from_settings
 from agent.base.text import is_public, nearly_equal
-from agent.settings.jobs import (
-    BY_NAME,
-    NO_JOB,
-    has_own_reward,
-    known_job,
-    launcher,
-    reward_model,
-)
+from agent.settings.jobs import BY_NAME, NO_JOB, has_own_reward, known_job, launcher, reward_model
+from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,12 +33,11 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_job(settings, command),
         *_check_recipe(settings, command),
         *_check_reward(settings, command),
-        *_check_token(settings),
+        *_check_secrets(settings),
         *_check_ports(settings, command),
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
-        *_check_on_done(settings),
     ]
 
 
@@ -151,13 +144,11 @@ def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterat
             yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
 
 
-def _check_token(settings: Settings) -> Iterator[Problem]:
-    tokens = (
-        ("RAY_AUTH_TOKEN", settings.ray_auth_token),
-        ("AGENT_REWARD_TOKEN", settings.reward_token),
-    )
-    for name, secret in tokens:
-        token = "" if secret is None else secret.reveal()
+def _check_secrets(settings: Settings) -> Iterator[Problem]:
+    if settings.on_done in POD_ACTIONS and settings.runpod_api_key is None:
+        expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
+        yield Problem("RUNPOD_API_KEY", "nothing", expected)
+    for name, token in secret_texts(settings, ("RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")).items():
         if not token.isascii() or not token.isprintable() or " " in token:
             expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
             yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
@@ -229,47 +220,32 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
             yield Problem(name, "a value, though torchrun starts the job and no Ray runs", expected)
 
 
-def _check_on_done(settings: Settings) -> Iterator[Problem]:
-    if settings.on_done in POD_ACTIONS and settings.runpod_api_key is None:
-        expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
-        yield Problem("RUNPOD_API_KEY", "nothing", expected)
-
-
 TEMP_DIR = "--temp-dir"
 """Not passed on as given: the plan puts Ray's sessions into its own folder below it."""
-_ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which choose the head"
-_PORT = "AGENT_PORT, which Ray's inner ports follow"
-_ARGV = "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray"
-_ALWAYS = "nothing: the agent always sets it"
-SET_BY_AGENT: Mapping[str, str] = {
-    "--head": _ROLE,
-    "--address": _ROLE,
-    "--node-ip-address": "AGENT_NODE_IP",
-    "--port": "AGENT_RAY_PORT",
-    "--gcs-server-port": "AGENT_RAY_PORT",
-    "--include-dashboard": "nothing: jobs are submitted through the dashboard",
-    "--dashboard-host": "AGENT_DASHBOARD_HOST",
-    "--dashboard-port": "AGENT_DASHBOARD_PORT",
-    **dict.fromkeys(
-        (
-            *("--ray-client-server-port", "--node-manager-port", "--object-manager-port"),
-            *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port"),
-            *("--dashboard-grpc-port", "--runtime-env-agent-port", "--metrics-export-port"),
-            *("--min-worker-port", "--max-worker-port", "--worker-port-list"),
-        ),
-        _PORT,
+_SET_BY: Mapping[str, str] = {
+    "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which choose the head": "--head --address",
+    "AGENT_NODE_IP": "--node-ip-address",
+    "AGENT_RAY_PORT": "--port --gcs-server-port",
+    "nothing: jobs are submitted through the dashboard": "--include-dashboard",
+    "AGENT_DASHBOARD_HOST": "--dashboard-host",
+    "AGENT_DASHBOARD_PORT": "--dashboard-port",
+    "AGENT_PORT, which Ray's inner ports follow": (
+        "--ray-client-server-port --node-manager-port --object-manager-port --metrics-export-port "
+        "--dashboard-agent-listen-port --dashboard-agent-grpc-port --dashboard-grpc-port "
+        "--runtime-env-agent-port --min-worker-port --max-worker-port --worker-port-list"
     ),
-    "--num-cpus": "AGENT_NUM_CPUS",
-    "--num-gpus": "AGENT_NUM_GPUS",
-    "--resources": "AGENT_RESOURCES",
-    "--ray-debugger-external": "DEBUG_RAY=1",
-    "--redis-password": _ARGV,
-    "--redis-username": _ARGV,
-    "--autoscaling-config": "nothing: EXPECTED_WORKERS sets the number of nodes",
-    "--block": _ALWAYS,
-    "--disable-usage-stats": _ALWAYS,
-    "--help": "nothing: run `ray start --help` yourself",
+    "AGENT_NUM_CPUS": "--num-cpus",
+    "AGENT_NUM_GPUS": "--num-gpus",
+    "AGENT_RESOURCES": "--resources",
+    "DEBUG_RAY=1": "--ray-debugger-external",
+    "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray": (
+        "--redis-password --redis-username"
+    ),
+    "nothing: EXPECTED_WORKERS sets the number of nodes": "--autoscaling-config",
+    "nothing: the agent always sets it": "--block --disable-usage-stats",
+    "nothing: run `ray start --help` yourself": "--help",
 }
+SET_BY_AGENT = {flag: instead for instead, flags in _SET_BY.items() for flag in flags.split()}
 """Flags that the agent sets or that would break the run, with what to use instead."""
 
 _HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
