@@ -93,10 +93,7 @@ def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
     return ""
 
 
-_BEFORE_SETTINGS = {
-    "openrlhf": {"ZeRO stage": "3"},
-    "openrlhf-m": {"ZeRO stage": "3"},
-}
+_BEFORE_SETTINGS = {name: {"ZeRO stage": "3"} for name in ("openrlhf", "openrlhf-m")}
 """What the recipes of an agent set whose file has no settings, by framework."""
 
 

@@ -35,11 +35,6 @@ NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
 
 
-def has_placeholder(text: str) -> bool:
-    """Return whether a text contains a placeholder."""
-    return _PLACEHOLDER.search(text) is not None
-
-
 class Where(Value):
     """The nodes on which something runs."""
 
@@ -54,9 +49,8 @@ class Where(Value):
 
     def may_include(self, rank: int | None, *, is_head: bool) -> bool:
         """Return whether a node is one of them, or may be once the head has assigned its rank."""
-        if self.kind == "rank" and rank is None and not is_head:
-            return True
-        return self.includes(rank, is_head=is_head)
+        is_open = self.kind == "rank" and rank is None and not is_head
+        return is_open or self.includes(rank, is_head=is_head)
 
     def meets(self, other: Where) -> bool:
         """Return whether a node may be in both."""
@@ -88,12 +82,12 @@ class Placeholders(Value):
 
         In a URL or before a port an IPv6 address gets brackets.
         """
-        return _PLACEHOLDER.sub(self._value, text)
 
-    def _value(self, found: re.Match[str]) -> str:
-        before, name, after = found[1] or "", found[2], found[3] or ""
-        value = str(getattr(self, name))
-        return f"{before}{in_url(value) if before or after else value}{after}"
+        def value(found: re.Match[str]) -> str:
+            before, after, value = found[1] or "", found[3] or "", getattr(self, found[2])
+            return f"{before}{in_url(value) if before or after else value}{after}"
+
+        return _PLACEHOLDER.sub(value, text)
 
 
 PREPARE = "AGENT_PREPARE"
@@ -109,7 +103,7 @@ class PrepareStep(Value):
     command: str
     where: Where
     within: float
-    deadline_variable: str
+    deadline_variable: str = "AGENT_WAIT_PREPARE"
     once: str | None = None
     """A file that is written after success; if it exists, the step is skipped."""
     after: tuple[str, ...] = ()
@@ -121,7 +115,7 @@ class PrepareStep(Value):
 
         Nodes that may share its output take turns, and placeholders need values from the head.
         """
-        return self.once is not None or has_placeholder(self.command)
+        return self.once is not None or _PLACEHOLDER.search(self.command) is not None
 
     @property
     def log(self) -> str:
@@ -140,16 +134,12 @@ def prepare_steps(
 
     AGENT_PREPARE_EACH makes a node ready: on the head, AGENT_PREPARE starts after it.
     """
-    rows = (
-        (PREPARE_EACH, settings.prepare_each, ON_EVERY, ()),
-        (PREPARE, settings.prepare, ON_HEAD, (PREPARE_EACH,)),
-    )
-    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
-    own = (
-        PrepareStep(name, command, where, within, variable, after=after)
-        for name, command, where, after in rows
-        if command is not None
-    )
+    within = settings.wait_prepare
+    own = []
+    if settings.prepare_each is not None:
+        own.append(PrepareStep(PREPARE_EACH, settings.prepare_each, ON_EVERY, within))
+    if settings.prepare is not None:
+        own.append(PrepareStep(PREPARE, settings.prepare, ON_HEAD, within, after=(PREPARE_EACH,)))
     return (*own, *more)
 
 
@@ -178,8 +168,8 @@ def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[P
         return ()
     pinned = () if settings.model_revision is None else ("--revision", settings.model_revision)
     command = shlex.join(own_command(ray.executable, "fetch-model", model, *pinned))
-    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
-    return (PrepareStep(MODEL, command, ON_EVERY, within, variable, after=(PREPARE_EACH,)),)
+    within = settings.wait_prepare
+    return (PrepareStep(MODEL, command, ON_EVERY, within, after=(PREPARE_EACH,)),)
 
 
 def fetch_note(settings: Settings, ray: RayPython, *, is_here: bool) -> str:
@@ -291,25 +281,28 @@ def reward_service(settings: Settings, command: tuple[str, ...] | None) -> Servi
     The agent's own Python runs the bundled one: the image installs math-verify there.
     """
     reward = reward_choice(settings, command)
-    port, path = settings.reward_port, settings.reward_path
-    url = f"http://{NODE_IP}:{port}{path}"
-    within, variable = settings.wait_reward, "AGENT_WAIT_REWARD"
     if reward == "off":
         return None
+    port, path = settings.reward_port, settings.reward_path
+    url = reward if is_url(reward) else f"http://{NODE_IP}:{port}{path}"
+    external = ServiceSpec(
+        *(REWARD, reward, None, ScoringProbe(url), settings.wait_reward, "AGENT_WAIT_REWARD"),
+        url=url,
+    )
     if is_url(reward):
-        return ServiceSpec(REWARD, reward, None, ScoringProbe(reward), within, variable, url=reward)
-    own = ServiceSpec(REWARD, reward, None, ScoringProbe(url), within, variable, port=port, url=url)
+        return external
     if reward == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = known_job(settings, command)
         if job is not None and job.dialect != DEFAULT_DIALECT:
             flags += ["--dialect", job.dialect]
         argv = tuple(own_command(sys.executable, "reward-server", *flags))
-        return replace(own, argv=argv, bind=f"{NODE_IP} and {_LOOPBACK}")
+        return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
     return replace(
-        own,
+        external,
         argv=("/bin/sh", "-c", reward),
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
+        port=port,
         bind=BY_COMMAND,
         after=(PREPARE_EACH, PREPARE),  # the data that it reads
     )
@@ -364,8 +357,7 @@ def find_cycle(after: Mapping[str, Iterable[str]]) -> list[str]:
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
-        found: list[str] = error.args[1]
-        return found[:0:-1]
+        return list(error.args[1][:0:-1])
     return []
 
 
@@ -402,7 +394,6 @@ class Latency(Value):
 
     def with_answer(self, seconds: float) -> Latency:
         """Return a copy that counts one more answer."""
-        bucket = sum(seconds > bound for bound in LATENCY_BOUNDS)
         counts = [*self.counts]
-        counts[bucket] += 1
+        counts[sum(seconds > bound for bound in LATENCY_BOUNDS)] += 1
         return Latency(round(seconds, 4), round(self.total + seconds, 4), tuple(counts))

@@ -55,11 +55,16 @@ class Program(Value):
     Words after `i` are whole numbers, after `f` any numbers.
     """
     spelling: Mapping[str, str]
-    """How this version spells a flag that the recipe calls by another name."""
+    """How a version without dotted flags calls those whose names do not follow from the dots."""
 
     def spelling_of(self, flag: str) -> str:
-        """Return the flag as this version spells it."""
-        return self.spelling.get(flag, flag)
+        """Return the flag as this version spells it.
+
+        Before flags had dots, train.batch_size was train_batch_size, and data.max_len max_len.
+        """
+        last = flag.rpartition(".")[2]
+        names = (flag, self.spelling.get(flag, flag), flag.replace(".", "_"), last)
+        return next((name for name in names if name in self.flags), flag)
 
     def checked(self, flag: str, words: list[str]) -> tuple[str, ...]:
         """Return the words of a flag, or refuse the flag or words that the program would refuse."""

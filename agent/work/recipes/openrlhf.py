@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
 
-DOTTED: Version = (0, 10, 2)
-"""The first release whose flags have dots."""
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
 _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
@@ -51,23 +49,7 @@ _BATCHES_PER_ROLLOUT = 8
 _WANDB = "by-WANDB_API_KEY"
 """Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
 
-_WITH_UNDERSCORES = """
-    actor.num_gpus_per_node actor.num_nodes ckpt.path critic.num_gpus_per_node
-    critic.num_nodes ds.tensor_parallel_size eval.dataset eval.steps ref.num_gpus_per_node
-    ref.num_nodes reward.num_gpus_per_node reward.num_nodes rollout.batch_size
-    rollout.max_tokens_per_gpu train.batch_size train.max_tokens_per_gpu vllm.enable_sleep
-    vllm.gpu_memory_utilization vllm.num_engines vllm.sync_backend vllm.tensor_parallel_size
-"""
-_WITHOUT_SECTION = """
-    ckpt.save_steps data.apply_chat_template data.input_key data.input_template
-    data.label_key data.max_len ds.adam_offload ds.load_in_4bit ds.packing_samples
-    ds.param_dtype ds.ring_attn_size ds.zero_stage ds.zpg rollout.n_samples_per_prompt
-    train.agent_func_path train.colocate_actor_ref train.colocate_critic_reward
-    vllm.enable_prefix_caching
-"""
-FLAT = {
-    **{name: name.replace(".", "_") for name in _WITH_UNDERSCORES.split()},
-    **{name: name.rpartition(".")[2] for name in _WITHOUT_SECTION.split()},
+SPELLING = {
     "train.colocate_all": "colocate_all_models",
     "train.async_enable": "async_train",
     "train.dynamic_batch_enable": "use_dynamic_batch",
@@ -92,7 +74,7 @@ FLAT = {
     "logger.wandb.key": "use_wandb",
     "logger.wandb.run_name": "wandb_run_name",
 }
-"""What a dotted flag was called up to 0.10.1."""
+"""What a dotted flag was called up to 0.10.1, if that does not follow from its dots."""
 
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
@@ -281,10 +263,12 @@ def stage_of(layout: Layout) -> str:
     return "2" if layout == ZERO2 else "3"
 
 
-def program(module: str, flags: str, version: Version, flat: Mapping[str, str] = FLAT) -> Program:
+def program(
+    module: str, flags: str, version: Version, spelling: Mapping[str, str] = SPELLING
+) -> Program:
     """Return a program of OpenRLHF in one release, with the flags of that release."""
     name = f"{module} of OpenRLHF {version_text(version)}"
-    return Program(name, flags_of(flags, version), {} if version >= DOTTED else flat)
+    return Program(name, flags_of(flags, version), spelling)
 
 
 def flags_of(program: str, version: Version) -> dict[str, str]:

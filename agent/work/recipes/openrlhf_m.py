@@ -46,7 +46,7 @@ _SETTINGS = (
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
     flags = openrlhf.flags_of("m", VERSIONS[-1])
-    program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.FLAT)
+    program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.SPELLING)
     arguments = Arguments(program, asked.args)
     openrlhf.check_cpus(asked, reward_tasks=True)
     openrlhf.add_lengths(arguments, 4096, 8000)

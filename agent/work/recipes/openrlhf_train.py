@@ -15,18 +15,10 @@ if TYPE_CHECKING:
 VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
 
-_FLAT = openrlhf.FLAT | {
+_SPELLING = openrlhf.SPELLING | {
     "adam.lr": "learning_rate",
-    "train.max_epochs": "max_epochs",
-    "data.max_samples": "max_samples",
-    "data.multiturn": "multiturn",
     "model.model_name_or_path": "pretrain",
     "model.gradient_checkpointing_enable": "gradient_checkpointing",
-    "data.dataset": "dataset",
-    "data.output_key": "output_key",
-    "data.chosen_key": "chosen_key",
-    "data.rejected_key": "rejected_key",
-    "eval.split": "eval_split",
 }
 _PAIRS = (
     ("data.chosen_key", "chosen", "column of the better answer"),
@@ -54,7 +46,7 @@ def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
     kind = asked.recipe.removeprefix("openrlhf-")
     module = f"train_{kind}"
-    program = openrlhf.program(module, kind, asked.version, _FLAT)
+    program = openrlhf.program(module, kind, asked.version, _SPELLING)
     arguments = Arguments(program, asked.args)
     world = gpu_processes(asked.nodes)
     if not world:

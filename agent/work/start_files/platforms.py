@@ -110,63 +110,30 @@ def runpod(request: Request) -> list[StartFile]:
     if start:
         script = " && ".join([*start, f"exec {command}"]).replace('"', '\\"')
         command = f'bash -c "{script}"'
-    env = {
-        "RAY_AUTH_TOKEN": "{{ RUNPOD_SECRET_ray_auth_token }}",
-        "AGENT_WAIT_HEAD": "30m",
-        "AGENT_WAIT_WORKERS": "30m",
-        **job_variables(request, folders, restarted=True),
-    }
-    persistent = {"persistent": {"size": 300, "path": "/workspace"}}
-    network = {"network": [{"volumeId": request.volume, "path": "/workspace"}]}
-    rest: dict[str, object] = {
-        "disk": 200,
-        "mounts": network if shared else persistent,
-        "ports": [],
-        "startJupyter": False,
-        "startSsh": False,
-    }
+    variables = job_variables(request, folders, restarted=True)
+    text = fill(
+        "runpod.json",
+        request,
+        quoted_image=json.dumps(request.container_image),
+        gpu=gpu,
+        command=json.dumps(command, ensure_ascii=False),
+        variables=",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in variables.items()),
+        volume=json.dumps(request.volume) if shared else "",
+        persistent=not shared,
+        **{kind: kind == request.variant for kind in ("pods", "cluster")},
+    )
     following = ["# in RunPod's console: make the secret ray_auth_token (openssl rand -hex 32)"]
     if request.variant == "cluster":
-        sizes = {"gpuCountPerPod": request.gpus, "podCount": request.nodes}
-        body: dict[str, object] = {
-            "image": request.container_image,
-            "compute": {"gpuTypeId": gpu, **sizes},
-            "args": command,
-            "name": f"pod-agent-{request.recipe}",
-            "type": "TRAINING",
-            "env": env,
-            **rest,
-        }
         name = "instant-cluster.json"
         following.append(f"# POST {name} to https://api.runpod.io/v2/clusters")
     else:
-        body = {
-            "image": request.container_image,
-            "args": command,
-            "env": {"EXPECTED_WORKERS": str(request.nodes - 1), **env},
-            "name": f"pod-agent: {request.preset.about}",
-            "category": "NVIDIA",
-            **rest,
-        }
         name = "template.json"
         where = f"--gpus {request.gpus} --center EU-RO-1"
         following.append(f"RUNPOD_API_KEY=… python3 pods.py --gpu {gpu!r} {where}")
     if shared and not request.url:
         place = f"s3://{request.volume}/pod-agent --endpoint-url https://s3api-eu-ro-1.runpod.io"
         following.insert(0, f"aws s3 cp dist/pod-agent {place} --region eu-ro-1")
-    return [StartFile(name, _json(body), tuple(following))]
-
-
-def _json(body: dict[str, object]) -> str:
-    """Return JSON with a line for each key, and for each variable."""
-    lines = []
-    for key, value in body.items():
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict) and key == "env":
-            first, *others = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            text = ",\n    ".join(["{" + first, *others]) + "\n  }"
-        lines.append(f"  {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return [StartFile(name, text, tuple(following))]
 
 
 def ssh(request: Request) -> list[StartFile]:
