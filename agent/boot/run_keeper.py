@@ -13,25 +13,21 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.decisions.attempts import is_loss, retries_exhausted
+from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import state as h
 from agent.decisions.head.state import LaterHead, RunRemembered
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, access, iso_time, safe_name
 from agent.record.log import disk_alarm
-from agent.record.node_record import Moment
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
     AttemptRecord,
     RunRecord,
     RunState,
-    Underway,
     next_epoch,
     proof_of,
-    snapshot_from_record,
-    snapshot_to_record,
 )
 from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import notice_signal
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
     from agent.control.protocol import Hello
-    from agent.decisions.attempts import AttemptSnapshot
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
     from agent.work.recipes.recipe import JobBasis
@@ -305,20 +300,29 @@ class RunKeeper:
         """
         now = iso_time(time.time())
         lock = 0 if self._lock is None else self._lock.inode
-        record = self.record.begin_attempt(number, submission_id, now, checkpoint, nodes, lock)
+        record = self.record.begin_attempt(
+            AttemptRecord(
+                *(number, submission_id, now),
+                checkpoint=checkpoint,
+                nodes=nodes,
+                head=self.record.head,
+                lock=lock,
+            )
+        )
         needed = len(nodes) if required is None else required
-        began = Underway(Moment.before(0.0), needed, places=places or {})
-        self._save(record.with_snapshot(number, began))
+        begun = Attempt(submission_id, number, submitted=0.0, workers=places or {})
+        known = AttemptSnapshot(replace(begun, checkpoint=checkpoint), needed)
+        self._save(record.with_snapshot(known, 0.0))
 
     def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
         """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
-        self._save(self.record.with_snapshot(known.attempt.number, snapshot_to_record(known, now)))
+        self._save(self.record.with_snapshot(known, now))
 
     def open_attempt(self, now: float) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open."""
         if self.record.open_attempt is None:
             return None
-        found = snapshot_from_record(self.record.open_attempt, now)
+        found = self.record.open_attempt.resumed(now)
         if self._replaces_agent or found.end is None or is_loss(found.end):
             return found
         return replace(found, end=None)  # a user who starts a run again wants it to continue

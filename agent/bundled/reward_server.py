@@ -29,7 +29,7 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -68,12 +68,8 @@ class BadRequestError(Exception):
     """An error in a request, naming the field."""
 
 
-class ScoredItem(NamedTuple):
-    """One text to score, with its prompt and label if the request has them."""
-
-    query: str
-    prompt: str | None
-    label: str | float | None
+ScoredItem = tuple[str, "str | None", "str | float | None"]
+"""A text to score, with its prompt and label if the request has them."""
 
 
 def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
@@ -93,13 +89,13 @@ def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
         _check("response", fields["response"], _TEXT)
         _check("label", label, _LABEL)
         known = prompt if isinstance(prompt, str) else None
-        return [ScoredItem(fields["response"], known, label)], True
+        return [(fields["response"], known, label)], True
     if fields.get("query") is None:
         raise BadRequestError("query: missing; expected a list of strings")
     query = _items(fields, "query", _TEXT)
     prompts = _items(fields, "prompts", _TEXT, len(query))
     labels = _items(fields, "labels", _LABEL, len(query))
-    return list(map(ScoredItem, query, prompts, labels)), False
+    return list(zip(query, prompts, labels, strict=True)), False
 
 
 def _items(fields: dict[str, Any], name: str, kinds: _Kinds, size: int | None = None) -> list[Any]:
@@ -133,13 +129,6 @@ def _kind(value: object) -> str:
     return "null" if value is None else names.get(type(value), "a number")
 
 
-class Scored(NamedTuple):
-    """The score of one item, and whether math-verify left it undecided."""
-
-    grade: maths.Grade
-    undecided: bool = False
-
-
 class Scorer:
     """Scores batches off the event loop, chunk by chunk."""
 
@@ -152,11 +141,15 @@ class Scorer:
         """Parse a body, as `read_request` does."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read_request, body)
 
-    async def score(self, batch: list[ScoredItem]) -> list[Scored]:
-        """Score every item of a batch in order; raise NoVerdictError if time runs out."""
+    async def score(self, batch: list[ScoredItem]) -> tuple[list[maths.Grade], set[int]]:
+        """Score a batch in order; return too what math-verify left undecided.
+
+        Raises NoVerdictError if time runs out.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
-        scored: list[Scored] = []
+        scored: list[maths.Grade] = []
+        undecided: set[int] = set()
         pairs: dict[int, tuple[str, str]] = {}
         for start in range(0, len(batch), _CHUNK):
             if loop.time() > deadline:
@@ -166,15 +159,15 @@ class Scorer:
             for grade, is_open in grades:
                 if is_open:
                     pairs[len(scored)] = (grade.answer or "", grade.gold or "")
-                scored.append(Scored(grade))
+                scored.append(grade)
         if pairs and self.pool.installed:
             verdicts = await self.pool.decide(pairs.values(), deadline - loop.time())
             for index, pair in pairs.items():
-                grade, verdict = scored[index].grade, verdicts[pair]
-                if verdict is Verdict.EQUAL:
-                    grade = grade._replace(reward=1.0)
-                scored[index] = Scored(grade, verdict is Verdict.UNDECIDED)
-        return scored
+                if verdicts[pair] is Verdict.EQUAL:
+                    scored[index] = scored[index]._replace(reward=1.0)
+                elif verdicts[pair] is Verdict.UNDECIDED:
+                    undecided.add(index)
+        return scored, undecided
 
     async def close_pool(self, _app: web.Application) -> None:
         """End math-verify's processes; pending requests get a 503."""
@@ -191,14 +184,18 @@ def _grades(batch: list[ScoredItem]) -> list[tuple[maths.Grade, bool]]:
     return [(one, not one.reward and maths.is_open(one.answer, one.gold)) for one in grades]
 
 
-def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict[str, Any]:
-    """Build the reply to a batch."""
-    rewards = [item.grade.reward for item in scored]
-    answered = [float(item.grade.answer is not None) for item in scored]
-    marks = {"undecided": [float(item.undecided) for item in scored]} if undecided else {}
+def reply_to(
+    scored: Sequence[maths.Grade], dialect: str, undecided: set[int] | None
+) -> dict[str, Any]:
+    """Build the reply to a batch; `undecided` is None without math-verify."""
+    rewards = [one.reward for one in scored]
+    answered = [float(one.answer is not None) for one in scored]
+    marks: dict[str, list[float]] = {}
+    if undecided is not None:
+        marks = {"undecided": [float(index in undecided) for index in range(len(scored))]}
     if dialect == OPENRLHF_M:
         return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards, **marks}
-    unlabelled = [float(item.grade.gold is None) for item in scored]
+    unlabelled = [float(one.gold is None) for one in scored]
     logs = {"correct": rewards, "answered": answered, "unlabelled": unlabelled, **marks}
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
@@ -216,16 +213,16 @@ def make_app(
             return error(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
         try:
             items, is_single = await scorer.read(await request.read())
+            scored, undecided = await scorer.score(items)
         except BadRequestError as problem:
             return error(400, str(problem))
-        try:
-            scored = await scorer.score(items)
         except NoVerdictError as problem:
             message = f"no rewards yet, retry: {problem}"
             return error(503, message, {"Retry-After": str(_RETRY_AFTER)})
         if is_single:
-            return web.json_response(scored[0].grade.reward)
-        return web.json_response(reply_to(scored, dialect, undecided=scorer.pool.installed))
+            return web.json_response(scored[0].reward)
+        marked = undecided if scorer.pool.installed else None
+        return web.json_response(reply_to(scored, dialect, marked))
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.json_response({"ok": True})
@@ -293,10 +290,8 @@ async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: st
 
 def _cannot_listen(problem: OSError, host: str, port: int) -> str:
     if problem.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is taken: end the program that listens there "
-            f"(`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
-        )
+        end = f"end the program that listens there (`ss -ltnp 'sport = :{port}'` names it)"
+        return f"port {port} on {host} is taken: {end}, or choose another with --port"
     # Python 3.13's asyncio skips addresses that do not exist; with none left, errno is None
     if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
         return f"{host} is no address of this machine: give one that it owns with --host"

@@ -54,6 +54,7 @@ _PASSED_ON = {
     *("temperature", "beta", "seed", "save_steps", "save_total_limit"),
 }
 """Arguments that are fields of GRPOConfig."""
+_PASSED_TO_VLLM = ("vllm_tensor_parallel_size", "vllm_gpu_memory_utilization")
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -145,8 +146,7 @@ def train(options: argparse.Namespace) -> None:
         eval_dataset=evaluated,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_step_printer())
-    trainer.add_callback(_saver(requested))
+    trainer.add_callback(_callback(requested))
     start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
@@ -176,12 +176,10 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         fields |= {"eval_strategy": "steps", "eval_steps": options.eval_steps, "do_eval": True}
         fields |= {"per_device_eval_batch_size": options.num_generations}
     if options.vllm_tensor_parallel_size:
+        longest = options.vllm_prompt_tokens + options.max_completion_length
         fields |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-        fields |= {
-            "vllm_tensor_parallel_size": options.vllm_tensor_parallel_size,
-            "vllm_gpu_memory_utilization": options.vllm_gpu_memory_utilization,
-            "vllm_max_model_length": options.vllm_prompt_tokens + options.max_completion_length,
-        }
+        fields |= {name: vars(options)[name] for name in _PASSED_TO_VLLM}
+        fields |= {"vllm_max_model_length": longest}
     if options.shard != "none" and not options.cpu:
         # FSDP keeps float32 for the optimizer; every process loads half as much
         fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
@@ -243,11 +241,15 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
     return load_dataset(data, split=split)
 
 
-def _step_printer() -> Any:  # noqa: ANN401 - a TrainerCallback
-    """Return a callback that prints one line per step."""
+def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallback
+    """Return a callback that prints one line per step, and saves at the end of a requested one.
+
+    A checkpoint needs all processes, so they agree after each step.
+    """
+    import torch  # noqa: PLC0415 - as above
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
-    class StepPrinter(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
+    class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
         def on_log(self, _args: object, state: Any, *_: object, **named: Any) -> None:  # noqa: ANN401 - TRL's own
             logs = named["logs"]
             for part in ("", "eval_") if state.is_world_process_zero else ():
@@ -257,18 +259,6 @@ def _step_printer() -> Any:  # noqa: ANN401 - a TrainerCallback
                     length = float(logs.get(f"{part}completions/mean_length", 0))
                     print(f"{at} mean reward {mean:.3f} tokens {length:.0f}", flush=True)
 
-    return StepPrinter()
-
-
-def _saver(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallback
-    """Return a callback that saves at the end of a step in which a save was requested.
-
-    A checkpoint needs all processes, so they agree after each step.
-    """
-    import torch  # noqa: PLC0415 - as above
-    from transformers import TrainerCallback  # noqa: PLC0415 - as above
-
-    class Saver(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
         def on_step_end(self, args: Any, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - TRL's own
             was_requested = requested.is_set()
             if was_requested:  # a request that follows this line stays for the next step
@@ -278,7 +268,7 @@ def _saver(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallba
                 torch.distributed.all_reduce(wanted, torch.distributed.ReduceOp.MAX)
             control.should_save = control.should_save or bool(wanted.item())
 
-    return Saver()
+    return Callback()
 
 
 def last_checkpoint(folder: Path) -> str | None:
@@ -303,9 +293,9 @@ def agreed(last: str | None) -> str | None:
     distributed.all_gather_object(seen, last)
     if len(set(seen)) == 1:
         return last
+    others = " and ".join(sorted({str(one or "none") for one in seen[1:]} - {seen[0]}))
     raise TrainerSetupError(
-        f"process 0 sees {seen[0] or 'no checkpoint'} and others "
-        f"{' and '.join(sorted({str(one or 'none') for one in seen[1:]} - {seen[0]}))}: "
+        f"process 0 sees {seen[0] or 'no checkpoint'} and others {others}: "
         "--checkpoints must be a folder on a disk that all nodes share"
     )
 
@@ -329,13 +319,15 @@ class Rewards:
         asked = [_text(prompt) for prompt in prompts]
         texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
         labels = columns.get(self._label_key) if self._label_key else None
+        fields = {
+            "query": texts,
+            "prompts": asked,
+            **({} if labels is None else {"labels": labels}),
+        }
         rewards: list[float] = []
         for start in range(0, len(texts), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            request: dict[str, Any] = {"query": texts[part], "prompts": asked[part]}
-            if labels is not None:
-                request["labels"] = labels[part]
-            rewards += self._client.rewards(request)
+            rewards += self._client.rewards({name: items[part] for name, items in fields.items()})
         return rewards
 
 

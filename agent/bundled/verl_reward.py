@@ -82,11 +82,10 @@ class _Asker:
         self._url, self._within = url, within
         self._slots = asyncio.Semaphore(parallel)
         # The semaphore bounds requests; a second bound inside would make connecting time out.
+        unbounded = aiohttp.TCPConnector(limit=0)
         token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), headers=headers
-        )
+        self.session = aiohttp.ClientSession(connector=unbounded, headers=headers)
 
     async def ask(self, request: dict[str, Any]) -> float:
         """Retry until there is a reward, or until the deadline."""
@@ -148,23 +147,18 @@ class _Asker:
     def _sentence(self, what: str) -> str:
         parts = urlsplit(self._url)  # credentials stay out of logs
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return (
-            f"reward server {address} {what}. Its log has the reason (see `pod-agent status`); "
-            "AGENT_REWARD chooses the server"
-        )
+        look = "Its log has the reason (see `pod-agent status`); AGENT_REWARD chooses the server"
+        return f"reward server {address} {what}. {look}"
 
 
-_ASKERS: dict[asyncio.AbstractEventLoop, dict[str, _Asker]] = {}
+_ASKERS: dict[tuple[asyncio.AbstractEventLoop, str], _Asker] = {}
 
 
 def _asker(url: str, within: float, parallel: int) -> _Asker:
     """Return the client of this server in the running event loop."""
     loop = asyncio.get_running_loop()
-    if loop not in _ASKERS:
-        for ended in [other for other in _ASKERS if other.is_closed()]:
-            for asker in _ASKERS.pop(ended).values():
-                asker.session.detach()  # it can no longer be closed
-    askers = _ASKERS.setdefault(loop, {})
-    if url not in askers:
-        askers[url] = _Asker(url, within, parallel)
-    return askers[url]
+    for other, old in [key for key in _ASKERS if key[0].is_closed()]:
+        _ASKERS.pop((other, old)).session.detach()  # it can no longer be closed
+    if (loop, url) not in _ASKERS:
+        _ASKERS[loop, url] = _Asker(url, within, parallel)
+    return _ASKERS[loop, url]

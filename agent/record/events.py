@@ -112,18 +112,15 @@ class Ended(Value):
     seconds: float
 
 
-class Dropped(Value):
-    """An event of another node that raised an error; each error is recorded once."""
-
-    event: str
-    why: str
-
-
 class Unrecorded(Value):
     """An event that could not be recorded."""
 
     event: str
     why: str
+
+
+class Dropped(Unrecorded):
+    """An event of another node that raised an error; each error is recorded once."""
 
 
 # --- one event -----------------------------------------------------------------------------------

@@ -240,15 +240,14 @@ def _joined(node: NodeHistory) -> list[str]:
         elif kind == "ByeHeard":
             left[data["node"]] = data["cause"]
     slowest = sorted(joined.items(), key=lambda one: -one[1])
-    return [
-        *_first_names("joined", [f"{name} after {_time(at)}" for name, at in slowest], "sooner"),
-        *_first_names("left", [f"{name} ({cause})" for name, cause in left.items()], "more"),
-    ]
-
-
-def _first_names(what: str, names: list[str], rest: str) -> list[str]:
-    more = f" and {len(names) - _MOST_NAMES} {rest}" if len(names) > _MOST_NAMES else ""
-    return [f"{what}: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+    lines = []
+    for what, rest, names in (
+        ("joined", "sooner", [f"{name} after {_time(at)}" for name, at in slowest]),
+        ("left", "more", [f"{name} ({cause})" for name, cause in left.items()]),
+    ):
+        more = f" and {len(names) - _MOST_NAMES} {rest}" if len(names) > _MOST_NAMES else ""
+        lines += [f"{what}: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+    return lines
 
 
 def _services(node: NodeHistory) -> list[str]:

@@ -92,12 +92,11 @@ class KnownLines:
 
     def warnings(self) -> list[dict[str, str]]:
         """Return the warnings for `/status`."""
-        found = [*(("", known) for known in self.causes), *self._remote]
+        found = [*(("", known) for known in self.causes), *((f"{n}: ", k) for n, k in self._remote)]
         return [
             {
                 "check": "job output",
-                "what": f"{f'{node}: ' if node else ''}{known.cause}{place('', known.rank)} "
-                f"({known.shown})",
+                "what": f"{node}{known.cause}{place('', known.rank)} ({known.shown})",
                 "remedy": known.what_to_do,
             }
             for node, known in found
@@ -146,8 +145,7 @@ class JobLines:
     """Collects the job's output; one thread writes, others read."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
-        self._clean = clean
-        self.known = KnownLines(clean)
+        self._clean, self.known = clean, KnownLines(clean)
         self.last_output: float | None = None
         """Time of the last output on the monotonic clock."""
         self._rest = b""

@@ -134,11 +134,9 @@ def parse_stat(text: str) -> ProcessStat | None:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the state of a process, or None."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return parse_stat(text)
+    with suppress(OSError):
+        return parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace"))
+    return None
 
 
 def read_pid_space() -> PidSpace:
@@ -197,18 +195,15 @@ def may_reuse(found: FoundFolder, node: str, here: PidSpace) -> bool:
     pids are valid here, or it is of this pod, which keeps its host name when it is restarted, but
     not its boot id and pid namespace.
     """
-    if found.lock is LockHolder.THEIRS:
-        return False
-    if found.is_new:
-        return True
-    record = found.record
+    record, is_ours = found.record, found.lock is LockHolder.OURS
+    if found.lock is LockHolder.THEIRS or found.is_new:
+        return found.is_new and found.lock is not LockHolder.THEIRS
     if record is None:
-        return found.lock is LockHolder.OURS
+        return is_ours
     if record.node != node or found.is_agent_running:
         return False
-    if record.ended or here.sees(record.place):
-        return True
-    return found.lock is LockHolder.OURS and record.place.hostname == here.hostname
+    is_same_pod = is_ours and record.place.hostname == here.hostname
+    return record.ended or here.sees(record.place) or is_same_pod
 
 
 def is_agent_running(record: NodeRecord) -> bool:

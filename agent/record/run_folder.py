@@ -258,7 +258,7 @@ class RunFolder:
         self._lock: FileLock
         self.path = self._make(safe_name(run_id))
         if link:
-            self._link(safe_name(run_id))
+            self.become_latest()
 
     @classmethod
     def waiting(cls, root: Path, node: str) -> RunFolder:
@@ -287,25 +287,23 @@ class RunFolder:
     # --- taking a folder -------------------------------------------------------------------------
 
     def _make(self, run_id: str) -> Path:
+        why = "all its numbers are taken"
         try:
-            for name in numbered_names(safe_name(self._name)):
-                path = self._root / run_id / name
-                if self._claim(path):
-                    if access.fault:
-                        say(
-                            f"AGENT_LOG_MODE: others can read {path}: {access.fault}. Choose "
-                            "a disk with file modes in AGENT_LOG_DIR, or set AGENT_LOG_MODE=umask",
-                            "warning",
-                        )
-                    return path
-            raise FileExistsError(errno.EEXIST, "all its numbers are taken")
+            paths = map((self._root / run_id).joinpath, numbered_names(safe_name(self._name)))
+            path = next(filter(self._claim, paths), None)
         except OSError as error:
+            path, why = None, error_text(error)
+        if path is None:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",
-                why=error_text(error),
+                why=why,
                 remedy="Choose a writable folder in AGENT_LOG_DIR",
                 culprit="AGENT_LOG_DIR",
-            ) from None
+            )
+        if access.fault:
+            remedy = "Choose a disk with file modes in AGENT_LOG_DIR, or set AGENT_LOG_MODE=umask"
+            say(f"AGENT_LOG_MODE: others can read {path}: {access.fault}. {remedy}", "warning")
+        return path
 
     def _claim(self, path: Path) -> bool:
         """Take a folder, unless another agent holds it."""
@@ -330,12 +328,9 @@ class RunFolder:
 
     def become_latest(self) -> None:
         """Make `latest` point to this run."""
-        self._link(self.path.parent.name)
-
-    def _link(self, run_id: str) -> None:
         part = self._root / f".latest-{secrets.token_hex(4)}"
         with suppress(OSError):  # some disks have no links
-            part.symlink_to(run_id, target_is_directory=True)
+            part.symlink_to(self.path.parent.name, target_is_directory=True)
             part.replace(self._root / "latest")
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -375,7 +370,7 @@ class RunFolder:
         for folder in (old, old.parent):
             with suppress(OSError):  # gone, or in use by another node
                 folder.rmdir()
-        self._link(safe_name(run_id))
+        self.become_latest()
 
 
 def _make_folder(path: Path) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from enum import Enum
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from agent.base import times
@@ -36,7 +35,7 @@ from agent.settings.redact import MASK, looks_secret
 from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 RUN_FILE = "run.json"
@@ -54,42 +53,12 @@ class RunState(str, Enum):
     ENDED = "ended"
 
 
-class RecordedLoss(Value):
-    """The last loss of an attempt."""
+class SavedSnapshot(Value):
+    """A snapshot of an open attempt, for an agent that resumes it."""
 
-    what: str
-    at: Moment
-
-
-class RecordedStop(Value):
-    """An ordered stop of an attempt, and the outcome to end with."""
-
-    outcome: Outcome = field(name="as")
-    at: Moment
-
-
-class Underway(Value):
-    """What only the head's agent knows of an open attempt, for an agent that resumes it."""
-
-    began: Moment
-    required: int
-    """How many workers it needs."""
-    gone: tuple[str, ...] = ()
-    """The nodes lost since, by name."""
-    places: Mapping[str, str] = field(default_factory=dict)
-    """Its workers at submission, address to name."""
-    missed: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that were lost since, address to name."""
-    dead: tuple[str, ...] = ()
-    """The ids of Ray nodes that do not answer."""
-    loss: RecordedLoss | None = None
-    short: Moment | None = None
-    """Since when fewer workers than required count."""
-    stopping: RecordedStop | None = None
-    signaled: bool = False
-    """True once the agent itself sent SIGTERM to its driver."""
-    announced: tuple[str, ...] = ()
-    """The nodes that its platform takes away, by name."""
+    clock: Moment
+    """When the clock of its times was 0."""
+    known: AttemptSnapshot
 
 
 class AttemptRecord(Value):
@@ -111,13 +80,30 @@ class AttemptRecord(Value):
     """The inode of the run's lock held by that head; 0 without a lock, None if unknown."""
     announced: bool | UnsetType = UNSET
     """True if it was lost by announced losses of nodes alone."""
-    underway: Underway | UnsetType = UNSET
+    snapshot: SavedSnapshot | UnsetType = UNSET
 
     @property
     def planned_end(self) -> Outcome | None:
         """Return the outcome decided for the attempt while its job was being stopped."""
-        stopping = self.underway.stopping if self.underway else None
-        return None if stopping is None else stopping.outcome
+        return self.snapshot.known.end if self.snapshot else None
+
+    def resumed(self, now: float) -> AttemptSnapshot:
+        """Return what is known of an attempt that was left open, on the clock of this run."""
+        saved = self.snapshot
+        if not saved:
+            begun = Attempt(self.submission_id, self.number, submitted=0.0)
+            begun = replace(begun, checkpoint=self.checkpoint)
+            saved = SavedSnapshot(Moment(self.start), AttemptSnapshot(begun, len(self.nodes)))
+        later, known, attempt = now - saved.clock.age(), saved.known, saved.known.attempt
+        lost, short = known.last_loss_at, known.below_required_since
+        submitted = (attempt.submitted or 0.0) + later
+        return replace(
+            known,
+            attempt=replace(attempt, submitted=submitted, former_workers=self.nodes),
+            last_loss_at=None if lost is None else lost + later,
+            below_required_since=None if short is None else short + later,
+            stop_ordered_at=known.stop_ordered_at + later,
+        )
 
     @property
     def tried(self) -> LostAttempt:
@@ -152,35 +138,23 @@ class RunRecord(Record):
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
 
-    def with_snapshot(self, number: int, underway: Underway) -> RunRecord:
-        """Return the run with a snapshot of the open attempt of this number."""
+    def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:
+        """Return the run with a snapshot of its open attempt, taken at `now` on the run's clock."""
         last = self.open_attempt
-        return self._change(underway=underway) if last and last.number == number else self
+        if last is None or last.number != known.attempt.number:
+            return self
+        kept = replace(known, attempt=replace(known.attempt, former_workers=()))  # in `nodes`
+        return self._change(snapshot=SavedSnapshot(Moment.before(now), kept))
 
     def _change(self, **changes: object) -> RunRecord:
         """Return the run with its last attempt changed."""
         last = replace(self.attempts[-1], **changes)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
-    def begin_attempt(  # noqa: PLR0913 - what a record has of an attempt
-        self,
-        number: int,
-        submission_id: str,
-        start: str,
-        checkpoint: int | None = None,
-        nodes: tuple[str, ...] = (),
-        lock: int = 0,
-    ) -> RunRecord:
+    def begin_attempt(self, attempt: AttemptRecord) -> RunRecord:
         """Return the run with a new attempt, or with the open one of an earlier head."""
-        if self.open_attempt is not None and self.open_attempt.number == number:
+        if self.open_attempt is not None and self.open_attempt.number == attempt.number:
             return replace(self, state=RunState.RUNNING)
-        attempt = AttemptRecord(
-            *(number, submission_id, start),
-            checkpoint=checkpoint,
-            nodes=nodes,
-            head=self.head,
-            lock=lock,
-        )
         return replace(self, state=RunState.RUNNING, attempts=(*self.attempts, attempt))
 
     def with_workers(self, nodes: tuple[str, ...]) -> RunRecord:
@@ -211,7 +185,7 @@ class RunRecord(Record):
         """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
-        how = {"end": end, "reason": reason, "exit_code": exit_code, "underway": UNSET}
+        how = {"end": end, "reason": reason, "exit_code": exit_code, "snapshot": UNSET}
         return self._change(**how, announced=announced or UNSET)
 
     @property
@@ -257,10 +231,9 @@ def fingerprint(
 
     A new token therefore does not change it, and secrets cannot be guessed from it.
     """
-    argv = None if job_argv is None else _without_secrets([clean(word) for word in job_argv])
-    settings = {
-        name: MASK if looks_secret(name) else clean(text) for name, text in recipe_settings.items()
-    }
+    argv = None if job_argv is None else _without_secrets([*map(clean, job_argv)])
+    given = recipe_settings.items()
+    settings = {name: MASK if looks_secret(name) else clean(text) for name, text in given}
     text = json.dumps([_FINGERPRINT_FORMAT, argv, launcher, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -277,59 +250,6 @@ def _without_secrets(argv: list[str]) -> list[str]:
     return found
 
 
-# --- snapshots -----------------------------------------------------------------------------------
-
-
-def snapshot_to_record(known: AttemptSnapshot, now: float) -> Underway:
-    """Return a snapshot for run.json; `now` is the time on the run's clock."""
-
-    def moment(then: float) -> Moment:
-        return Moment.before(now - then)
-
-    attempt = known.attempt
-    loss, short, end = known.last_loss_at, known.below_required_since, known.end
-    return Underway(
-        began=moment(attempt.submitted or 0.0),
-        required=known.required,
-        gone=attempt.lost_nodes,
-        places=attempt.workers,
-        missed=attempt.lost_workers,
-        dead=tuple(sorted(known.dead_node_ids)),
-        loss=None if loss is None else RecordedLoss(known.last_loss, moment(loss)),
-        short=None if short is None else moment(short),
-        stopping=None if end is None else RecordedStop(end, moment(known.stop_ordered_at)),
-        signaled=attempt.signaled,
-        announced=attempt.announced_nodes,
-    )
-
-
-def snapshot_from_record(attempt: AttemptRecord, now: float) -> AttemptSnapshot:
-    """Return the snapshot of an attempt that was left open, on the clock of this run."""
-    found = attempt.underway or Underway(Moment(attempt.start), len(attempt.nodes))
-    loss, short, stopping = found.loss, found.short, found.stopping
-    return AttemptSnapshot(
-        attempt=Attempt(
-            attempt.submission_id,
-            attempt.number,
-            submitted=now - found.began.age(),
-            checkpoint=attempt.checkpoint,
-            former_workers=attempt.nodes,
-            lost_nodes=found.gone,
-            workers=found.places,
-            lost_workers=found.missed,
-            signaled=found.signaled,
-            announced_nodes=found.announced,
-        ),
-        required=found.required,
-        dead_node_ids=frozenset(found.dead),
-        last_loss="" if loss is None else loss.what,
-        last_loss_at=None if loss is None else now - loss.at.age(),
-        below_required_since=None if short is None else now - short.age(),
-        end=attempt.planned_end,
-        stop_ordered_at=now if stopping is None else now - stopping.at.age(),
-    )
-
-
 # --- the run to work on --------------------------------------------------------------------------
 
 _TRIES = 100
@@ -340,8 +260,7 @@ def why_not_resumed(
 ) -> str:
     """Return why a run may not be resumed, or ''.
 
-    `node` is the name of this head; '' if the platform's run id identifies the run. With `retries`,
-    a run without attempts left is not resumed.
+    `node` is the name of this head; '' if the platform's run id identifies the run.
     """
     if record.is_over:
         return "it has ended"
@@ -589,14 +508,11 @@ def quick_restarts(ends: Sequence[PastEnd], longest: float) -> int:
     A restart is quick if it follows the end by the platform's own pause. An agent that ran for more
     than `longest` seconds got further than its boot: it ends the series.
     """
-    count = 0
-    last = ends[-1]
+    count, last = -1, ends[-1]
     for end in reversed(ends):
         same = (end.digest, end.cause) == (last.digest, last.cause)
-        if not same or seconds_between(end.began, end.ended) > longest:
+        is_quick = end is last or seconds_between(end.ended, last.began) <= times.RESTART_PAUSE
+        if not (same and is_quick and seconds_between(end.began, end.ended) <= longest):
             break
-        if end is not last and seconds_between(end.ended, last.began) > times.RESTART_PAUSE:
-            break
-        count += end is not ends[-1]
-        last = end
-    return count
+        count, last = count + 1, end
+    return max(0, count)

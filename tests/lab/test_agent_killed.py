@@ -109,7 +109,7 @@ def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
     head.wait_for("^running$", "stdout", timeout=BOOT)
     worker.kill()
     await_true(
-        "the stop is on record", lambda: bool(attempt(cluster)["underway"].get("stopping")), 40
+        "the stop is on record", lambda: bool(attempt(cluster)["snapshot"]["known"]["end"]), 40
     )
     kill_agent(head)
     head.wait_for("stopping the job, as the killed agent did", timeout=30)
@@ -130,7 +130,11 @@ def test_the_next_agent_reads_the_loss(cluster: Cluster) -> None:
     head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
     worker.kill()
     head.wait_for("lost a needed node", timeout=30)
-    await_true("the loss is on record", lambda: bool(attempt(cluster)["underway"].get("loss")), 10)
+    await_true(
+        "the loss is on record",
+        lambda: bool(attempt(cluster)["snapshot"]["known"]["last_loss"]),
+        10,
+    )
     kill_agent(head)
     head.wait_for("attempt 1 goes on: its job is followed again", timeout=30)
     (cluster.pods[0].tmp / "fail").touch()

@@ -24,8 +24,6 @@ from agent.record.run_record import (
     RunRecord,
     RunState,
     choose_run,
-    snapshot_from_record,
-    snapshot_to_record,
 )
 from unit.heads import (
     INT,
@@ -271,10 +269,10 @@ def test_what_is_known_is_taken_up_whole() -> None:
 
 def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
     """Return an attempt as read from the disk."""
-    written = RunRecord("run", "f" * 16, 1).begin_attempt(
-        1, "run-1", iso_time(time.time()), 40, KNOWN.attempt.former_workers
-    )
-    written = written.with_snapshot(1, snapshot_to_record(known, now))
+    nodes = KNOWN.attempt.former_workers
+    begun = AttemptRecord(1, "run-1", iso_time(time.time()), checkpoint=40, nodes=nodes)
+    written = RunRecord("run", "f" * 16, 1).begin_attempt(begun)
+    written = written.with_snapshot(known, now)
     found = RunRecord.from_dict(json.loads(json.dumps(written.to_dict())))
     assert isinstance(found, RunRecord)
     assert found.open_attempt is not None
@@ -308,7 +306,7 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
     written = open_attempt(signaled(KNOWN), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    found = snapshot_from_record(written, 7.0)
+    found = written.resumed(7.0)
     wanted = signaled(shifted(KNOWN, 7.0 - 100.0))
     assert close_to(found, wanted)
     assert replace(found.attempt, submitted=None) == replace(wanted.attempt, submitted=None)
@@ -325,22 +323,24 @@ def test_another_boot_goes_by_the_wall_clock() -> None:
 def test_an_attempt_without_a_snapshot() -> None:
     """Only its record exists: its start, and its workers."""
     attempt = AttemptRecord(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"))
-    found = snapshot_from_record(attempt, 7.0)
+    found = attempt.resumed(7.0)
     assert submission(found) == pytest.approx(7.0 - 50.0, abs=5.0)
     assert (found.required, found.last_loss, found.last_loss_at, found.end) == (2, "", None, None)
     assert not found.is_worth_saving
 
 
-@pytest.mark.parametrize("change", [{"places": ["10.0.0.2"]}, {"began": 7}, {"loss": []}])
+@pytest.mark.parametrize("change", [{"known": []}, {"clock": 7}, {"known": {"required": 1}}])
 def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> None:
     """The run is not resumed, and the log gives the reason."""
-    record = RunRecord("run", "f" * 16, 1).begin_attempt(1, "run-1", iso_time(time.time()))
-    data = record.with_snapshot(1, snapshot_to_record(KNOWN, 100.0)).to_dict()
+    record = RunRecord("run", "f" * 16, 1).begin_attempt(
+        AttemptRecord(1, "run-1", iso_time(time.time()))
+    )
+    data = record.with_snapshot(KNOWN, 100.0).to_dict()
     data = json.loads(json.dumps(data))
-    data["attempts"][0]["underway"].update(change)
+    data["attempts"][0]["snapshot"].update(change)
     found = RunRecord.from_dict(data)
     assert isinstance(found, NoRecord)
-    assert "- at `$.attempts[0].underway" in found.why
+    assert "- at `$.attempts[0].snapshot" in found.why
 
 
 # --- how the next agent uses it ----------------------------------------------------------------

@@ -24,7 +24,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
 from agent.record.explain import Timeline
-from agent.record.run_record import MOST_NODES, RunRecord
+from agent.record.run_record import MOST_NODES, AttemptRecord, RunRecord
 from unit.heads import NODES, RETRIEVER, REWARD, TICK, Trace, goal, nodes
 from unit.shares import by_torchrun
 from unit.worlds import MACHINE
@@ -187,7 +187,9 @@ def test_ranks_are_given_again() -> None:
 
 def test_names_of_an_attempt() -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
-    record = RunRecord("run", "f", 1).begin_attempt(1, "run-1", "2026-01-01T00:00:00Z", None, ())
+    record = RunRecord("run", "f", 1).begin_attempt(
+        AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
+    )
     for n in range(0, MOST_NODES + 2_000, 1_000):
         record = record.with_workers(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
     (attempt,) = record.attempts

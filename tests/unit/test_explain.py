@@ -18,7 +18,7 @@ from agent.decisions.values import ServiceGone, ServiceReady
 from agent.record import events as e
 from agent.record.explain import explain
 from agent.record.run_folder import RunFolder, write_outcome
-from agent.record.run_record import RunRecord
+from agent.record.run_record import AttemptRecord, RunRecord
 from agent.settings.redact import Redactor
 from unit.worlds import plan_of
 
@@ -75,7 +75,7 @@ def run_of(root: Path) -> Path:
     write(run / "pod1", (1.0, e.PhaseEntered("joining Ray")), (3.0, e.Ended(3.0)), role="worker")
     write_outcome(run / "pod1", Outcome(Kind.LOST, 75, "its head was lost"))
     record = RunRecord("run-1", "f", 1, "pod0").begin_attempt(
-        1, "run-1-1", "2026-11-22T06:48:39.000Z"
+        AttemptRecord(1, "run-1-1", "2026-11-22T06:48:39.000Z")
     )
     record.end_attempt("2026-11-22T06:51:39.000Z", "", 7).write(run / "run.json")
     return run

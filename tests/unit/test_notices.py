@@ -17,7 +17,7 @@ from agent.decisions.values import Order, OrderKind
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import WorkerPhase
 from agent.plan import waits as planned
-from agent.record.run_record import RunRecord
+from agent.record.run_record import AttemptRecord, RunRecord
 from agent.settings.jobs import notice_signal
 from agent.settings.load import load
 from unit import workers as of_worker
@@ -153,7 +153,9 @@ def test_ten_announced_losses_are_free(announced: int, others: int, counted: int
 
 def test_announced_losses_are_recorded() -> None:
     """A later head counts like its former one, and older records stay readable."""
-    begun = RunRecord("r", "f", 1).begin_attempt(1, "r-1", "2026-11-23T10:00:00.000Z")
+    begun = RunRecord("r", "f", 1).begin_attempt(
+        AttemptRecord(1, "r-1", "2026-11-23T10:00:00.000Z")
+    )
     for announced in (True, False):
         ended = begun.end_attempt("2026-11-23T10:10:00.000Z", "taken", 75, announced=announced)
         found = RunRecord.from_dict(ended.to_dict())

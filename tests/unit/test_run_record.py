@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.boot.run_keeper import RunKeeper
+from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.record.files import LockHolder, NoRecord, iso_time
 from agent.record.node_record import Moment, own_record, process_of
 from agent.record.run_record import (
@@ -25,7 +26,7 @@ from agent.record.run_record import (
     FoundRun,
     RunRecord,
     RunState,
-    Underway,
+    SavedSnapshot,
     choose_run,
     fingerprint,
     next_epoch,
@@ -59,8 +60,12 @@ RECORDS = st.builds(
             st.none() | st.text(),
             st.text(),
             st.none() | st.integers(),
-            underway=st.just(UNSET)
-            | st.builds(Underway, st.builds(Moment, st.text()), st.integers()),
+            snapshot=st.just(UNSET)
+            | st.builds(
+                SavedSnapshot,
+                st.builds(Moment, st.text()),
+                st.builds(AttemptSnapshot, st.builds(Attempt, st.text()), st.integers()),
+            ),
         )
     ).map(tuple),
     basis=st.none()
@@ -76,8 +81,10 @@ RECORDS = st.builds(
 
 def test_attempts_of_a_run() -> None:
     """Attempts begin and end, each once, and an ended run is over."""
-    record = RECORD.begin_attempt(1, "4711-1", NOW).end_attempt(NOW, "a node was lost", None)
-    record = record.end_attempt(NOW, "said again", 3).begin_attempt(2, "4711-2", NOW)
+    record = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).end_attempt(
+        NOW, "a node was lost", None
+    )
+    record = record.end_attempt(NOW, "said again", 3).begin_attempt(AttemptRecord(2, "4711-2", NOW))
     assert [(a.number, a.submission_id, a.end, a.reason) for a in record.attempts] == [
         (1, "4711-1", NOW, "a node was lost"),
         (2, "4711-2", None, ""),
@@ -100,7 +107,7 @@ def test_a_record_is_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
 
 
-GOOD = RECORD.begin_attempt(1, "4711-1", NOW).to_dict()
+GOOD = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +163,7 @@ def test_a_full_disk_leaves_the_former_record(tmp_path: Path) -> None:
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         assert RECORD.write(disk / RUN_FILE) is None
         fill_up(disk)
-        error = RECORD.begin_attempt(1, "x" * 5000, NOW).write(disk / RUN_FILE)
+        error = RECORD.begin_attempt(AttemptRecord(1, "x" * 5000, NOW)).write(disk / RUN_FILE)
         assert error is not None
         assert error.strerror == "No space left on device"
         assert RunRecord.read(disk / RUN_FILE) == RECORD
@@ -166,7 +173,7 @@ def test_a_full_disk_leaves_the_former_record(tmp_path: Path) -> None:
 def test_readers_read_whole_records(tmp_path: Path) -> None:
     """Also while two writers replace the file."""
     path = tmp_path / RUN_FILE
-    long = RECORD.begin_attempt(1, "x" * 50_000, NOW)
+    long = RECORD.begin_attempt(AttemptRecord(1, "x" * 50_000, NOW))
     RECORD.write(path)
 
     def write(record: RunRecord) -> None:
@@ -422,7 +429,7 @@ def test_without_a_free_run(tmp_path: Path) -> None:
 
 def kept(root: Path, *, job_survives: bool) -> RunKeeper:
     """Return what a head knows that was started anew, after one that was killed at its job."""
-    before = RECORD.begin_attempt(1, "4711-1", NOW)
+    before = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW))
     keeper = RunKeeper(root, "f" * 16, ChosenRun("4711", before), job_survives=job_survives)
     keeper.close()
     return keeper

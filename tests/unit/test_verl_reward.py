@@ -35,9 +35,9 @@ TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
 
 async def close_sessions() -> None:
     """Close the connections of this event loop; in a job the process ends with them."""
-    askers = vars(verl_reward)["_ASKERS"].pop(asyncio.get_running_loop(), {})
-    for asker in askers.values():
-        await asker.session.close()
+    askers, loop = vars(verl_reward)["_ASKERS"], asyncio.get_running_loop()
+    for key in [key for key in askers if key[0] is loop]:
+        await askers.pop(key).session.close()
 
 
 def run(story: Coroutine[object, object, None]) -> None:
