@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Values = Sequence[tuple[str, str]]
     """The name of each node and its value."""
 
-_LONGEST_VALUE = 80
 _ABSENT, _UNSET = "not installed", "not set"
 _LIBRARIES = (
     *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
@@ -123,10 +122,7 @@ def _groups(values: Values) -> list[tuple[str, list[str]]]:
 
 
 def _differences(groups: list[tuple[str, list[str]]]) -> str:
-    short = [
-        value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 3]}..."
-        for value, _ in groups
-    ]
+    short = [value if len(value) <= 80 else f"{value[:77]}..." for value, _ in groups]
     named = [first_names(names) for _, names in groups]
     usual = groups[-1][1]
     named[-1] = usual[0] if len(usual) == 1 else f"the {len(usual)} others"

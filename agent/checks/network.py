@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def expected_nodes(node: CheckedNode) -> Result | None:
     """Pods that do not name their head are as many runs; each looks healthy and bills."""
     topology, settings = node.topology, node.settings
-    is_told = settings.expected_workers is not None or settings.head is not None
-    if topology.platform.name != RUNPOD or not topology.is_head or is_told:
+    is_set = settings.expected_workers is not None or settings.head is not None
+    if topology.platform.name != RUNPOD or not topology.is_head or is_set:
         return None
     number = "EXPECTED_WORKERS to the number of pods - 1"
     if settings.head_pod_id is not None:

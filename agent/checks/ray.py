@@ -126,15 +126,12 @@ def torchrun_token(node: CheckedNode) -> Result:
 def ray_bind(node: CheckedNode) -> Result:
     """Ray listens on every interface, which must not include the internet without a token."""
     ray, settings, given = node.facts.ray.version, node.settings, node.topology.given_ray
-    has_token = settings.ray_auth_token is not None
-    if has_token and (given is not None or supports_token_auth(ray)):
-        return ok(_NOT_PUBLIC)
-    return _public_addresses(
-        node,
-        "Ray listens" if given is None else "agent and reward server may listen",
-        f"Ray {ray} has no token auth" if has_token else "RAY_AUTH_TOKEN is not set",
-        "Use an image with Ray 2.52 or newer" if has_token else "Set RAY_AUTH_TOKEN",
-    )
+    who = "Ray listens" if given is None else "agent and reward server may listen"
+    if settings.ray_auth_token is None:
+        return _public_addresses(node, who, "RAY_AUTH_TOKEN is not set", "Set RAY_AUTH_TOKEN")
+    is_guarded = given is not None or supports_token_auth(ray)
+    missing = "" if is_guarded else f"Ray {ray} has no token auth"
+    return _public_addresses(node, who, missing, "Use an image with Ray 2.52 or newer")
 
 
 def torchrun_bind(node: CheckedNode) -> Result:
@@ -143,17 +140,14 @@ def torchrun_bind(node: CheckedNode) -> Result:
     return _public_addresses(node, "torchrun listens", missing, "Use nodes on a private network")
 
 
-_NOT_PUBLIC = "no open port on a public address of this node"
-
-
 def _public_addresses(node: CheckedNode, who: str, missing: str, remedy: str) -> Result:
-    """Find public addresses on which an unguarded process listens."""
+    """Find public addresses on which a process listens, unless no guard is missing."""
     settings = node.settings
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*node.facts.addresses(), *chosen))
     public = [address for address in used if is_ip(address) and is_public(address)]
-    if not public:
-        return ok(_NOT_PUBLIC)
+    if not public or not missing:
+        return ok("no open port on a public address of this node")
     result = warn if settings.allow_insecure else fail
     return result(
         f"{who} on every interface, {', '.join(public)} is publicly routable, and {missing}",

@@ -368,8 +368,6 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 _PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, CUDA, "WANDB_MODE")
 _COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 """Nodes with different values may wait for each other forever."""
-_MOST = 64
-_LONGEST_VALUE = 200
 
 
 def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -380,7 +378,7 @@ def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
     collective = sorted(name for name in environ if is_compared(name) and name not in _PLAIN)
     return {
         **{name: environ[name] for name in _PLAIN if name in environ},
-        **{name: environ[name][:_LONGEST_VALUE] for name in collective[:_MOST]},
+        **{name: environ[name][:200] for name in collective[:64]},
         **dict.fromkeys(sorted(name for name in PROXIES if environ.get(name)), "set"),
     }
 

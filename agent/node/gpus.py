@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base import times
 from agent.node.facts import MIB, Driver, DriverGpu
+from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,9 +124,7 @@ def ask_driver(
 def driver_version(maker: str, modules: Path) -> str:
     """Return the version of the kernel's driver, or ''; a driver of the kernel's own has none."""
     name = "nvidia" if maker == "nvidia" else "amdgpu"
-    with suppress(OSError, ValueError):
-        return (modules / name / "version").read_text(encoding="ascii").strip()
-    return ""
+    return text_of(modules / name / "version").strip()
 
 
 def _output(argv: list[str], limit: float) -> tuple[str, str]:

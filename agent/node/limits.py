@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from agent.base.errors import UnavailableError
 from agent.base.value import Value
 from agent.node.facts import Room
+from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +33,7 @@ def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
 
     A container often sees its own cgroup as the root: then only the root exists.
     """
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in text_of(proc / "self/cgroup").splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds and kind not in kinds.split(","):
             continue

@@ -62,14 +62,14 @@ def installed(path: Iterable[str]) -> dict[str, str]:
 
 def _of_torch(folder: Path) -> dict[str, str]:
     """Read torch's version and the CUDA or ROCm that it was built for."""
-    text = _text(folder / "torch" / "version.py")
+    text = text_of(folder / "torch" / "version.py")
     facts = {key: value[:_LONGEST_VERSION] for key, value in _TORCH_FACT.findall(text)}
     built_for = facts.get("cuda") or (f"ROCm {facts['hip']}" if "hip" in facts else "")
     versions = {TORCH: facts.get("__version__", ""), CUDA: built_for}
     return {name: value for name, value in versions.items() if value}
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
     """Return the text of a file; '' if it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         return file.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def ray_facts() -> dict[str, object]:
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
     ray = importlib.util.find_spec("ray")
     folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
-    source = re.search(r'^version = "([^"]+)"', _text(Path(folder, "_version.py")), re.MULTILINE)
+    source = re.search(r'^version = "([^"]+)"', text_of(Path(folder, "_version.py")), re.MULTILINE)
     versions: dict[str, str] = {}
     for name, version, _ in _distributions(sys.path):
         versions.setdefault(name, version)
@@ -160,7 +160,7 @@ def framework_facts(name: str, folder: str) -> dict[str, str]:
     # may be outdated, so the checkout's version file comes before it.
     metadata = [(at.resolve(), version) for key, version, at in _distributions(path) if key == name]
     beside = [version for at, version in metadata if at == found]
-    first_lines = [_text(found / file).partition("\n")[0] for file in version_files]
+    first_lines = [text_of(found / file).partition("\n")[0] for file in version_files]
     in_files = [line.strip()[:_LONGEST_VERSION] for line in first_lines]
     candidates = (*beside, *in_files, *(version for _, version in metadata))
     return {"name": name, "folder": str(found), "version": next(filter(None, candidates), "")}

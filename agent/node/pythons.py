@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +15,7 @@ from agent.base import times
 from agent.base.text import own_command
 from agent.node.facts import Framework, RayPython, TorchPython
 from agent.node.limits import starting
-from agent.node.python_facts import framework_facts, of_command, ray_facts
+from agent.node.python_facts import framework_facts, of_command, ray_facts, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,9 +48,7 @@ def ray_here() -> RayPython:
 
 def _recorded(name: str) -> str | None:
     """Return the Python that a file in our virtual environment names."""
-    with suppress(OSError):
-        return Path(sys.prefix, name).read_text(encoding="utf-8").strip() or None
-    return None
+    return text_of(Path(sys.prefix, name)).strip() or None
 
 
 def ask_python(executable: str) -> RayPython:

@@ -31,6 +31,7 @@ from agent.node.facts import (
     compared_variables,
     contradiction,
 )
+from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,23 +39,17 @@ if TYPE_CHECKING:
     from agent.node.facts import RayPython
 
 
-_MODEL = "Model:"
-
-
 def gpu_models(maker: str, nvidia: Path, drm: Path) -> tuple[str, ...]:
     """Return the models of this node's GPUs from the driver's files; AMD's with their memory."""
     found: set[str] = set()
     for file in nvidia.glob("*/information") if maker == "nvidia" else ():
-        with suppress(OSError, UnicodeDecodeError):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            found |= {x.removeprefix(_MODEL).strip() for x in lines if x.startswith(_MODEL)}
+        lines = text_of(file).splitlines()
+        found |= {line[6:].strip() for line in lines if line.startswith("Model:")}
     for device in drm.glob("renderD*/device") if maker == "amd" else ():
-        with suppress(OSError, ValueError):
-            gib = round(int((device / "mem_info_vram_total").read_text()) / (1 << 30))
-            name = ""
-            with suppress(OSError):
-                name = (device / "product_name").read_text(encoding="utf-8").strip()
-            found.add(f"{name or 'AMD'} {gib} GiB")
+        memory = text_of(device / "mem_info_vram_total").strip()
+        if memory.isdigit():
+            name = text_of(device / "product_name").strip() or "AMD"
+            found.add(f"{name} {round(int(memory) / (1 << 30))} GiB")
     return tuple(sorted(found))
 
 
@@ -62,13 +57,10 @@ def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevi
     """Return the InfiniBand and RoCE devices of this machine."""
     found = []
     for device in sorted(folder.glob("*"))[:MOST_ITEMS]:
-        links, states = [], []
-        for port in sorted(device.glob("ports/*")):
-            with suppress(OSError, ValueError):
-                links.append((port / "link_layer").read_text(encoding="ascii").strip())
-                states.append((port / "state").read_text(encoding="ascii"))
-        is_active = any("ACTIVE" in state for state in states)
-        found.append(RdmaDevice(device.name, next(iter(links), ""), is_active))
+        ports = sorted(device.glob("ports/*"))
+        links = filter(None, (text_of(port / "link_layer").strip() for port in ports))
+        is_active = any("ACTIVE" in text_of(port / "state") for port in ports)
+        found.append(RdmaDevice(device.name, next(links, ""), is_active))
     return tuple(found)
 
 
@@ -110,16 +102,15 @@ _SYS = Path("/proc/sys/net/ipv4")
 
 def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
     """Return the first and last port of outgoing connections; Linux's default without /proc."""
-    with suppress(OSError, ValueError):
-        first, last = (sys / "ip_local_port_range").read_text().split()
-        return int(first), int(last)
-    return 32_768, 60_999
+    words = text_of(sys / "ip_local_port_range").split()
+    is_valid = len(words) == 2 and all(word.isdigit() for word in words)
+    return (int(words[0]), int(words[1])) if is_valid else (32_768, 60_999)
 
 
 def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
     """Return the port ranges that the kernel does not use for outgoing connections."""
-    with suppress(OSError, ValueError):
-        return limits.ranges((sys / "ip_local_reserved_ports").read_text())
+    with suppress(ValueError):
+        return limits.ranges(text_of(sys / "ip_local_reserved_ports"))
     return ()
 
 
@@ -254,12 +245,12 @@ def taken_ports(ports: Iterable[int]) -> dict[int, str]:
 
 
 def _listener_on(port: int) -> str:
-    try:
-        listeners = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
-        pid = next(c.pid for c in listeners if c.pid and c.status == psutil.CONN_LISTEN)
-        return f"{psutil.Process(pid).name()} (pid {pid})"
-    except (psutil.Error, StopIteration, OSError):
-        return "another process"
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            is_there = one.laddr and one.laddr.port == port
+            if is_there and one.pid and one.status == psutil.CONN_LISTEN:
+                return f"{psutil.Process(one.pid).name()} (pid {one.pid})"
+    return "another process"
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:
@@ -278,7 +269,6 @@ _LOCAL = frozenset(
     }
 )
 """File systems of one machine; all others may be shared."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def disk_of(path: str) -> str:
@@ -291,8 +281,9 @@ def disk_of(path: str) -> str:
     mount = mount_of(str(folder))
     if mount is None or mount.kind not in _LOCAL:
         return "?" if mount is None else mount.kind
+    boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
     with suppress(OSError):
-        return f"{_BOOT.read_text(encoding='ascii').strip()} {folder.stat().st_dev}"
+        return f"{boot} {folder.stat().st_dev}" if boot else "?"
     return "?"
 
 

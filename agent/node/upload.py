@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
+from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,18 +46,15 @@ _MAYBE = re.compile(r"\.(?:pem|key|json|npmrc)$|(?:^|/)\.npmrc$")
 _PRIVATE = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
 )
-_MOST_READ = 64 << 10
-"""Bytes of a file that are searched: keys are small."""
 _TIME_LIMIT = times.UPLOAD_COUNTED
 _ENTRY = 30 + 46
 """Bytes of an entry in a zip file, without its name, which is stored twice."""
 
 
 class UploadSize(Value):
-    """The size of an upload."""
+    """The size of an upload in bytes."""
 
     size: int
-    """Bytes of the package."""
     files: int
     largest: tuple[tuple[str, int], ...]
     """Its largest entries by name, the largest first."""
@@ -73,22 +71,22 @@ def measure(
     make_rule = _rays_rules(ray)
     if make_rule is None:
         return None
-    ignore_files = [".gitignore"]
-    if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1":
-        ignore_files = []
-    if '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py"):  # after Ray 2.48
+    ignores_git = environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1"
+    ignore_files = [] if ignores_git else [".gitignore"]
+    private = Path(ray, "_private")
+    if '".rayignore"' in text_of(private / "runtime_env/packaging.py"):  # after Ray 2.48
         ignore_files.append(".rayignore")
     # what newer versions of Ray exclude by default, such as .git
     pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
-    default = re.search(pattern, _text(ray, "_private/ray_constants.py"), re.MULTILINE)
+    default = re.search(pattern, text_of(private / "ray_constants.py"), re.MULTILINE)
     if default is not None:
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
     rules = [make_rule(folder, excludes)] if excludes else []
     size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
-    complete = True
     credentials: list[str] = []
+    complete = True
     for path, amount in _walk(folder, make_rule, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
@@ -108,7 +106,7 @@ def _holds_credentials(path: Path, relative: str, size: int) -> bool:
         return False
     if _CREDENTIALS.search(relative):
         return size > 0
-    if not _MAYBE.search(relative) or size > _MOST_READ:
+    if not _MAYBE.search(relative) or size > 64 << 10:  # keys are small
         return False
     try:
         return _PRIVATE.search(path.read_bytes()) is not None
@@ -154,10 +152,3 @@ def _rays_rules(ray: str) -> MakeRule | None:
         return lambda path: bool(rules.match_file(str(path.relative_to(root))))
 
     return make_rule if hasattr(module, "PathSpec") else None
-
-
-def _text(ray: str, file: str) -> str:
-    try:
-        return (Path(ray) / file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""

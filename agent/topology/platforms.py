@@ -16,7 +16,7 @@ from agent.base.value import Value
 from agent.settings import values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from agent.settings.model import Settings
 
@@ -98,6 +98,11 @@ class RankVariables(Value):
     owns_machine: bool = True
     """True in a container of the agent, where any running Ray is left over from it."""
     restarts_groups: bool = False
+
+    def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+        """Detect the platform by any of the first three variables."""
+        is_here = {self.rank, self.nodes, self.head} & environ.keys()
+        return info_by_rank(environ, self) if is_here else None
 
 
 def info_by_rank(
@@ -203,10 +208,6 @@ SKYPILOT = RankVariables(
 # SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
 # for the rest, such as 10001 for the client.
 SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
-SKYPILOT_NOTE = (
-    f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and 8266 "
-    "(AGENT_PORT, the same on every node, changes them)"
-)
 
 
 def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
@@ -222,7 +223,11 @@ def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> Platform
     evidence = info.evidence[:2]
     if info.head_host is not None:
         evidence = (*evidence, f"{SKYPILOT.head} begins with {info.head_host}")
-    return replace(info, evidence=evidence, ports=SKYPILOT_PORTS, notes=(SKYPILOT_NOTE,))
+    note = (
+        f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and "
+        "8266 (AGENT_PORT, the same on every node, changes them)"
+    )
+    return replace(info, evidence=evidence, ports=SKYPILOT_PORTS, notes=(note,))
 
 
 LWS = RankVariables(
@@ -238,16 +243,6 @@ def group_member(environ: Mapping[str, str]) -> str | None:
     """Return a name of this pod where its platform starts all pods of a group anew, else None."""
     rank = environ.get(LWS.rank, "")
     return f"{LWS.name}-{rank}" if rank.isdigit() else None
-
-
-def detector(row: RankVariables) -> Callable[[Mapping[str, str], Settings], PlatformInfo | None]:
-    """Return the function that detects the platform of a row by any of its three variables."""
-
-    def detect(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-        is_here = {row.rank, row.nodes, row.head} & environ.keys()
-        return info_by_rank(environ, row) if is_here else None
-
-    return detect
 
 
 # PET_NPROC_PER_NODE counts processes: GPUs on a GPU pod, CPUs on another, `auto` by default.

@@ -11,7 +11,7 @@ from agent.settings.jobs import launcher
 from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import POD_ACTIONS
 from agent.topology import kuberay, platforms, slurm
-from agent.topology.platforms import DSTACK, LWS, PlatformInfo, detector, own_pod
+from agent.topology.platforms import DSTACK, LWS, PlatformInfo, own_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 PLATFORMS: tuple[tuple[str, Detector], ...] = (
     # Platforms that run on other platforms come first: the variables of both are set.
-    ("dstack", detector(DSTACK)),  # also on RunPod's pods, which have no ranks
+    ("dstack", DSTACK.detect),  # also on RunPod's pods, which have no ranks
     ("skypilot", platforms.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
     ("runpod-cluster", platforms.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
-    ("lws", detector(LWS)),
+    ("lws", LWS.detect),
     ("kubeflow-trainer", platforms.detect_kubeflow_trainer),
     ("pytorchjob", platforms.detect_pytorchjob),  # after Trainer, which also sets PET_NODE_RANK
     ("aws-batch", platforms.detect_aws_batch),
