@@ -152,9 +152,8 @@ class Item(Value):
 
     def recent_restarts(self, now: float) -> int:
         """Return how many restarts count: none after a long time without one."""
-        quiet = (
-            self.restarted_at is not None and now >= self.restarted_at + times.RESTARTS_FORGOTTEN
-        )
+        last = self.restarted_at
+        quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
         return 0 if quiet else self.restarts
 
     def restart_pause(self, now: float) -> float:

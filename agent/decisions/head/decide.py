@@ -64,7 +64,7 @@ def first_state(goal: h.HeadGoal) -> HeadState:
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = state.with_service((HERE, spec.name), services.first_item(goal, spec, 0.0))
+            state = state.with_item((HERE, spec.name), services.first_item(goal, spec, 0.0))
     own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
     state = services.hold_back(state, [*own, *state.services], state.attempt.began)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
@@ -201,8 +201,10 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.RayGone(evidence, memory):
             ray = state.ray.lost(evidence)
             return replace(state, ray=ray, last_ray_exit=evidence, oom_evidence=memory)
-        case h.RayHangs():
-            return waits.apply_hang(state, event, now)
+        case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
+            lasts = state.hang is not None and state.hang.beside_job == beside_job
+            since = state.hang_since if lasts else now
+            return replace(state, hang=event if evidence else None, hang_since=since)
         case h.WorkerIntroduced(key, _, facts, findings):
             return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
         case h.Cleared(over, left) if over == state.attempt.number - 1:
@@ -223,8 +225,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             item = state.steps.get((node, name))
             if item is None:
                 return state
-            item = item.lost(failure) if failure else item.ready()
-            return replace(state, steps={**state.steps, (node, name): item})
+            return state.with_item((node, name), item.lost(failure) if failure else item.ready())
         case ServiceReady(name, node, generation):
             return _apply_service_state(state, (node, name), generation, (Step.READY, ""), now)
         case ServiceWaits(name, evidence, node, generation):
@@ -274,7 +275,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         item = state.services.get(key)
         if item is not None:
             if report.generation > item.generation:  # an earlier head ordered this start
-                state = state.with_service(key, replace(item, generation=report.generation))
+                state = state.with_item(key, replace(item, generation=report.generation))
             state = _apply_service_state(
                 state, key, report.generation, (report.step, report.evidence), now
             )
@@ -313,7 +314,7 @@ def _apply_service_state(
     new = item.lost(evidence) if step is Step.LOST else new
     if new == item:
         return state
-    return _record_outage(state, key, item, new, now).with_service(key, new)
+    return _record_outage(state, key, item, new, now).with_item(key, new)
 
 
 def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:

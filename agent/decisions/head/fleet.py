@@ -239,11 +239,6 @@ class Fleet(Value):
         new = replace(self, workers=workers, facts=facts, findings=findings)
         return new.release_address(worker)
 
-    def without_oom_evidence(self) -> Fleet:
-        """Clear the OOM evidence of all workers."""
-        workers = {k: replace(w, memory="") if w.memory else w for k, w in self.workers.items()}
-        return replace(self, workers=workers)
-
     def release_address(self, worker: Worker) -> Fleet:
         """Remove an agent from its address."""
         if self.agent_at.get(worker.ip) != worker.key:

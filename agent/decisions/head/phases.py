@@ -44,7 +44,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return (state, log) if _is_leaving(state) else then(log, booting(state, Tick(), now))
     again: tuple[HeadAction, ...] = ()
     if state.ray.step is Step.LOST:
-        state, again = _start_ray_again(state, now)
+        state, again = _restart_ray(state, now)
         if _is_leaving(state):
             return state, again
     for (_, name), item in state.steps.items():
@@ -110,24 +110,28 @@ def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
     return probes.compare_nodes(state, now)
 
 
-def _start_ray_again(state: HeadState, now: float) -> Decision:
+def _restart_ray(state: HeadState, now: float) -> Decision:
     """Restart Ray, which on a busy node exceeds its own start limit of 30 s now and then.
 
-    If Ray was up before, all deadlines of the boot start again: workers have to rejoin.
+    If Ray was up before, all deadlines of the boot start again: workers have to rejoin. Without a
+    job (AGENT_JOB=none) that is also how a cluster that runs goes on.
     """
     ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
+    is_running = state.phase is HeadPhase.RUNNING
+    tried = ray.recent_restarts(now) if is_running else ray.restarts
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
     is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
-    if ray.restarts >= most or is_late:
+    if tried >= most or is_late:
         end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
-        return leave(state, end, now)
-    again = Item(restarts=ray.restarts + 1)
-    number = f"{again.restarts} of {most}"
+        return leave(state, ray_lost_outcome(state) if is_running else end, now)
+    number = f"{tried + 1} of {most}"
     text = f"{what} ({ray.evidence}): try {number}"
     if ray.was_ready:
         text = f"{what}: {ray.evidence}; starting it again: {number}"
         state = replace(state, attempt=replace(state.attempt, began=now))
-    return forget_ray(state, again), (LogLine(text, "warning"), h.RestartRay())
+    state = state.enter(HeadPhase.BOOTING, now) if is_running else state
+    state = forget_ray(state, Item(restarts=tried + 1, restarted_at=now if is_running else None))
+    return state, (LogLine(text, "warning"), h.RestartRay())
 
 
 def forget_ray(state: HeadState, ray: Item) -> HeadState:
@@ -156,7 +160,9 @@ def _submit_job(state: HeadState, now: float) -> Decision:
         state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
     )
     # an OOM kill during the boot does not explain how the job ends
-    fleet = state.fleet.without_oom_evidence()
+    known = state.fleet.workers.items()
+    workers = {key: replace(one, memory="") if one.memory else one for key, one in known}
+    fleet = replace(state.fleet, workers=workers)
     state = replace(state, attempt=attempt, oom_evidence="", fleet=fleet)
     state = retry.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     doing = "starting the job by torchrun" if goal.by_torchrun else "submitting the job"
@@ -248,7 +254,7 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | No
     if state.ray.step is Step.LOST:
         if state.goal.has_job:
             return end_attempt(state, ray_lost_outcome(state), now)
-        return _restart_ray_without_job(state, now)
+        return _restart_ray(state, now)
     has_status = state.goal.has_job and not state.goal.by_torchrun
     if has_status and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
         silent = round(now - state.attempt.last_status_at)
@@ -256,26 +262,13 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | No
     return None
 
 
-def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
-    """Restart Ray of a cluster without a job (AGENT_JOB=none)."""
-    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
-    lost = ray_lost_outcome(state)
-    if ray.recent_restarts(now) >= most:
-        return leave(state, lost, now)
-    again = Item(restarts=ray.recent_restarts(now) + 1, restarted_at=now)
-    log = LogLine(f"{lost.reason}; starting it again: {again.restarts} of {most}", "warning")
-    state = replace(forget_ray(state, again), attempt=replace(state.attempt, began=now))
-    return state.enter(HeadPhase.BOOTING, now), (log, h.RestartRay())
-
-
 def _watch_required_nodes(state: HeadState, now: float) -> Decision:
     short = retry.is_below_required(state)
     if short and state.below_required_since is None:
         # spares do not replace the attempt's own workers
         has_spares = len(state.fleet.alive) >= state.required
-        gone = shares.absent_share_nodes(state) or (
-            listed(retry.unreturned_nodes(state)) if has_spares else ""
-        )
+        own = listed(retry.unreturned_nodes(state)) if has_spares else ""
+        gone = shares.absent_share_nodes(state) or own
         missing = state.fleet.describe_missing(state.required, now)
         loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
         grace = round(state.goal.limits[planned.NODE])
@@ -494,13 +487,13 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> Decision
     saving, attempt = state.saving, state.attempt
     if saving is None:
         return state, ()
-    over = isinstance(event, h.SaveOver)
+    over = event if isinstance(event, h.SaveOver) else None
     has_left = not {*attempt.announced_nodes}.isdisjoint(attempt.lost_nodes)
     is_away = has_left and not saving.is_of_grace
-    if not over and not is_away and now < saving.until:
+    if over is None and not is_away and now < saving.until:
         return state, ()
-    evidence = event.evidence if isinstance(event, h.SaveOver) and over else ""
-    log = LogLine(f"{evidence or 'the job has not saved in time'}: stopping the job")
+    why = (over.evidence if over else "") or "the job has not saved in time"
+    log = LogLine(f"{why}: stopping the job")
     since = state.phase_since if saving.is_of_grace else now
     return replace(state, saving=None, phase_since=since), (log, h.StopJob(attempt.id))
 
@@ -564,7 +557,12 @@ def _is_needed(state: HeadState) -> bool:
     """Return whether the attempt cannot go on without the nodes that are taken away."""
     if state.goal.by_torchrun:
         return not state.leaving.isdisjoint(state.shares.by_node)
-    workers = state.fleet.workers
-    ips = {workers[key].ip for key in state.leaving if key in workers}
-    gone = {ip: name for ip, name in state.fleet.alive.items() if ip in ips}
-    return retry.is_below_required(retry.without_workers(state, gone))
+    # as if these nodes were lost
+    fleet, workers = state.fleet, state.attempt.workers
+    ips = {fleet.workers[key].ip for key in state.leaving if key in fleet.workers}
+    alive = {ip: name for ip, name in fleet.alive.items() if ip not in ips}
+    lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}
+    attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **lost})
+    return retry.is_below_required(
+        replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
+    )

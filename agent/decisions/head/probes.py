@@ -289,11 +289,8 @@ def _apply_answers(
         is_awaited = preflight is not None and node in members and not preflight.is_over
         if one.probe == ALL_REDUCE and preflight is not None and is_awaited:
             until = now + times.HEAD_RESULT if one.evidence else preflight.deadline
-            preflight = replace(
-                preflight,
-                answers={**preflight.answers, node: one},
-                deadline=min(until, preflight.deadline),
-            )
+            until, results = min(until, preflight.deadline), {**preflight.answers, node: one}
+            preflight = replace(preflight, answers=results, deadline=until)
     found = [_finding(state, node, answer) for answer in answers]
     state = replace(state, probes=probes, preflight=preflight)
     return _report_findings(state, tuple(one for one in found if one is not None))

@@ -130,9 +130,8 @@ def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
     """Record as lost the workers of an attempt that left while no head agent ran."""
     attempt, alive = state.attempt, state.fleet.alive
     accounted = {*alive, *attempt.lost_workers}
-    return record_losses(
-        state, {ip: w for ip, w in attempt.workers.items() if ip not in accounted}, now
-    )
+    left = {ip: name for ip, name in attempt.workers.items() if ip not in accounted}
+    return record_losses(state, left, now)
 
 
 def fix_required_workers(state: HeadState) -> HeadState:
@@ -158,14 +157,6 @@ def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
     missed, alive = state.attempt.lost_workers, state.fleet.alive
     present = set(alive.values()) if missed else set()
     return tuple(name for ip, name in missed.items() if ip not in alive and name not in present)
-
-
-def without_workers(state: HeadState, gone: Mapping[str, str]) -> HeadState:
-    """Return the state as if these workers (address to name) were lost."""
-    alive = {ip: name for ip, name in state.fleet.alive.items() if ip not in gone}
-    own = {ip: name for ip, name in gone.items() if ip in state.attempt.workers}
-    attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **own})
-    return replace(state, fleet=replace(state.fleet, alive=alive), attempt=attempt)
 
 
 def is_below_required(state: HeadState) -> bool:

@@ -27,17 +27,8 @@ if TYPE_CHECKING:
 
 def first_actions(state: HeadState) -> tuple[HeadAction, ...]:
     """Return the starts at the beginning, and log lines for what is blocked."""
-    own = [*state.steps, *(key for key in state.services if key[0] == HERE)]
-    return tuple(
-        waiting_message(state, key) if key in state.blocked else _start(state, key)
-        for key in own
-        if _item(state, key).step is Step.PENDING
-    )
-
-
-def waiting_message(state: HeadState, key: Key) -> LogLine:
-    """Return the log line for a blocked service or step."""
-    return LogLine(f"{service_title(state, key)} {_item(state, key).evidence}")
+    keys = [*state.steps, *(key for key in state.services if key[0] == HERE)]
+    return tuple(_start(state, key) for key in keys if _item(state, key).step is Step.PENDING)
 
 
 def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
@@ -48,8 +39,7 @@ def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
             until = now + state.goal.max_prepare_seconds
             evidence = f"waits for {listed(missing)}"
             item = replace(_item(state, key), evidence=evidence, deadline=until)
-            state = _with_item(state, key, item)
-            state = replace(state, blocked=state.blocked | {key})
+            state = replace(state.with_item(key, item), blocked=state.blocked | {key})
     return state
 
 
@@ -119,17 +109,21 @@ def _start_if_unblocked(
     if missing:
         evidence = f"waits for {listed(missing)}"
         changed = item.evidence != evidence
-        return _with_item(state, key, replace(item, evidence=evidence)) if changed else state, ()
+        return state.with_item(key, replace(item, evidence=evidence)) if changed else state, ()
     within = spec.within
     if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
         within = spec.restarted_within
     until = now + within
-    state = _with_item(state, key, replace(item, evidence="", started_at=now, deadline=until))
-    return replace(state, blocked=state.blocked - {key}), (_start(state, key),)
+    state = state.with_item(key, replace(item, evidence="", started_at=now, deadline=until))
+    state = replace(state, blocked=state.blocked - {key})
+    return state, (_start(state, key),)
 
 
 def _start(state: HeadState, key: Key) -> HeadAction:
+    """Return the start of a service or step; a log line if it is blocked."""
     node, name = key
+    if key in state.blocked:
+        return LogLine(f"{service_title(state, key)} {_item(state, key).evidence}")
     if key in state.steps:
         return h.OrderStep(name, node)
     return h.StartService(name, node, state.services[key].generation)
@@ -141,12 +135,6 @@ def _item(state: HeadState, key: Key) -> Item:
 
 def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
     return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
-
-
-def _with_item(state: HeadState, key: Key, item: Item) -> HeadState:
-    if key in state.steps:
-        return replace(state, steps={**state.steps, key: item})
-    return state.with_service(key, item)
 
 
 def first_item(goal: h.HeadGoal, spec: ServiceSpec, now: float) -> Item:
@@ -161,20 +149,19 @@ def order_services(state: HeadState, turn: Turn) -> Decision:
     worker, now = turn.event.worker, turn.now
     if worker.has_left or worker.refused:
         return state, ()
-    missing = {
-        (worker.key, spec.name): first_item(state.goal, spec, now)
+    own = [
+        spec
         for spec in state.goal.services
         if spec.where.includes(worker.effective_rank, is_head=False)
-        and state.services.get((worker.key, spec.name)) is None
-        and (worker.key, spec.name) not in state.abandoned_services
-    }
-    for key, item in missing.items():
-        state = state.with_service(key, item)
-    state = hold_back(state, missing, now)
-    return state, tuple(
-        waiting_message(state, key) if key in state.blocked else h.StartService(key[1], key[0])
-        for key in missing
-    )
+    ]
+    specs = {(worker.key, spec.name): spec for spec in own}
+    new = [
+        one for one in specs if one not in state.services and one not in state.abandoned_services
+    ]
+    for key in new:
+        state = state.with_item(key, first_item(state.goal, specs[key], now))
+    state = hold_back(state, new, now)
+    return state, tuple(_start(state, key) for key in new)
 
 
 def restart_services(
@@ -211,15 +198,14 @@ def restart_services(
             more = f"it is asked for {round(spec.within)} s more"
             log = LogLine(f"{title} no longer answers ({item.evidence}): {more}", "warning")
         elif now < again_at:
-            state = state.with_service(key, replace(item, restart_at=again_at))
+            state = state.with_item(key, replace(item, restart_at=again_at))
             continue
         else:
             again = item.restarting(now, spec.restarted_within)
             count = f"restart {again.restarts} of {spec.restarts}"
             log = LogLine(f"{title} exited ({item.evidence}): {count}", "warning")
-        state = hold_back(state.with_service(key, again), (key,), now)
-        is_blocked = key in state.blocked
-        actions += [log, waiting_message(state, key) if is_blocked else _start(state, key)]
+        state = hold_back(state.with_item(key, again), (key,), now)
+        actions += [log, _start(state, key)]
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
@@ -230,10 +216,8 @@ def restart_services(
 
 def service_node_deadline(state: HeadState) -> float | None:
     """Return the time by which such workers must report again; None if there are none."""
-    grace = state.goal.limits[planned.NODE]
-    return min(
-        (worker.last_report_at + grace for _, worker in _service_only_workers(state)), default=None
-    )
+    reports = [worker.last_report_at for _, worker in _service_only_workers(state)]
+    return min(reports) + state.goal.limits[planned.NODE] if reports else None
 
 
 def service_address(state: HeadState, name: str) -> str | None:

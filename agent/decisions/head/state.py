@@ -333,36 +333,32 @@ class HeadState(Value):
         left = self.goal.retries - count_losses(self.lost_attempts)
         return self.attempt.number + max(0, left)
 
-    def with_service(self, key: Key, item: Item) -> HeadState:
-        """Set the state of a service on a node."""
+    def with_item(self, key: Key, item: Item) -> HeadState:
+        """Set the state of a service on a node, or of one of the head's own steps."""
+        if key in self.steps:
+            return replace(self, steps={**self.steps, key: item})
         node, name = key
         pending, nodes = self.pending_services, self.pending_services.get(name, {})
-        is_pending, is_lost = item.step is Step.PENDING, item.step is Step.LOST
-        if is_pending and nodes.get(node) != item.deadline:
+        if item.step is Step.PENDING and nodes.get(node) != item.deadline:
             pending = {**pending, name: {**nodes, node: item.deadline}}
-        elif not is_pending and node in nodes:
-            left = {one: until for one, until in nodes.items() if one != node}
-            pending = {**pending, name: left}
-        return replace(
-            self,
-            services={**self.services, key: item},
-            pending_services=pending,
-            lost_services=self.lost_services | {key} if is_lost else self.lost_services - {key},
-        )
+        elif item.step is not Step.PENDING and node in nodes:
+            pending = {**pending, name: {one: nodes[one] for one in nodes if one != node}}
+        lost = self.lost_services - {key}
+        lost = lost | {key} if item.step is Step.LOST else lost
+        services = {**self.services, key: item}
+        return replace(self, services=services, pending_services=pending, lost_services=lost)
 
     def without_services(self, keys: frozenset[Key]) -> HeadState:
         """Remove services that no wait covers any more."""
         if self.services.keys().isdisjoint(keys):
             return self
-        return replace(
-            self,
-            services={key: item for key, item in self.services.items() if key not in keys},
-            pending_services={
-                name: {node: until for node, until in nodes.items() if (node, name) not in keys}
-                for name, nodes in self.pending_services.items()
-            },
-            lost_services=self.lost_services - keys,
-        )
+        services = {key: item for key, item in self.services.items() if key not in keys}
+        pending = {
+            name: {node: until for node, until in nodes.items() if (node, name) not in keys}
+            for name, nodes in self.pending_services.items()
+        }
+        lost = self.lost_services - keys
+        return replace(self, services=services, pending_services=pending, lost_services=lost)
 
     def service_home(self, name: str) -> str | None:
         """Return the node of a service that runs once, the latest one; None if none has it."""

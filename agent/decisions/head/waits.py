@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
 
 
-def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
-    """Apply a change of the Ray processes that hang; a job that starts or ends resets the time."""
-    if not event.evidence:
-        return replace(state, hang=None)
-    before = state.hang
-    lasts = before is not None and before.beside_job == event.beside_job
-    return replace(state, hang=event, hang_since=state.hang_since if lasts else now)
-
-
 def expire_hang(state: HeadState, now: float) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
     if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
@@ -45,9 +36,8 @@ def hang_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
     if state.hang is not None and _ray_is_needed(state):
         what = "the stopped processes of Ray to continue"
-        yield Wait(
-            planned.HANG, what, _hang_deadline(state), state.hang.evidence, is_following=True
-        )
+        until, evidence = _hang_deadline(state), state.hang.evidence
+        yield Wait(planned.HANG, what, until, evidence, is_following=True)
 
 
 def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
@@ -216,13 +206,10 @@ def submit_wait(state: HeadState) -> Wait:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    doubt, what, within = (
-        state.attempt.unreachable_nodes,
-        "a report from every node",
-        times.NODES_ASKED,
-    )
-    if doubt:
+    what, within, doubt = "a report from every node", times.NODES_ASKED, ""
+    if state.attempt.unreachable_nodes:
         what, within = "GCS to report a lost node", times.GCS_REPORTS_LOSS
+        doubt = state.attempt.unreachable_nodes
     yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
 
 

@@ -535,7 +535,7 @@ def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
     has_services = any(item.step is not Step.LOST for item in state.services.values())
     needed = {
         w.StopServices(): has_services,
-        w.StopShare(): _has_share(state),
+        w.StopShare(): state.share_runs,
         w.StopSteps(): state.last_reply_at > 0 and bool(state.running_steps),
         w.StopRay(): state.ray in {RayStep.STARTING, RayStep.UP},
     }
@@ -557,13 +557,9 @@ def _stop_outdated_share(before: WorkerState, decision: Decision) -> Decision:
     """Stop this node's share of an attempt if the head has begun a later one."""
     state, actions = decision
     own, theirs = state.share_attempt or 0, state.head_attempt
-    is_outdated = before.head_attempt < theirs and own < theirs and _has_share(state)
+    is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
     stops = (w.StopShare(),) if is_outdated and w.StopShare() not in actions else ()
     return state, (*actions, *stops)
-
-
-def _has_share(state: WorkerState) -> bool:
-    return state.share_attempt is not None and state.share_over is None
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

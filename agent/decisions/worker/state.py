@@ -130,18 +130,19 @@ class WorkerState(Value):
         """Return the attempt of which processes may run here; 0 for none."""
         if self.ray is not RayStep.DOWN:
             return self.ray_attempt
-        has_part = self.share_attempt is not None and self.share_over is None
-        return self.share_attempt or 0 if has_part else 0
+        return self.share_attempt or 0 if self.share_runs else 0
+
+    @property
+    def share_runs(self) -> bool:
+        """Return whether this node's share of an attempt runs."""
+        return self.share_attempt is not None and self.share_over is None
 
     @property
     def running_steps(self) -> tuple[str, ...]:
         """Return the prepare steps that run here."""
         idle = self.awaiting_order | self.blocked | self.interrupted_steps
-        return tuple(
-            name
-            for name, item in self.steps.items()
-            if item.step is Step.PENDING and name not in idle
-        )
+        pending = (name for name, item in self.steps.items() if item.step is Step.PENDING)
+        return tuple(name for name in pending if name not in idle)
 
     @property
     def preparing(self) -> bool:
