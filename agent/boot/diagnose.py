@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import STARTING, Kind
 from agent.base.text import listed
-from agent.boot.events import without_addresses
+from agent.boot.node_run import without_addresses
 from agent.decisions.attempts import FailureCause
 from agent.decisions.causes.rows import Again
 from agent.decisions.causes.weigh import ACTOR_WITHOUT_A_WORD, Diagnosis, Log, weigh
@@ -253,13 +254,11 @@ def local_logs(run: NodeRun) -> Iterator[BundlePart]:
 
 
 def _newest(paths: Iterable[Path], most: int) -> list[Path]:
-    def age(path: Path) -> float:
-        try:
-            return -path.stat().st_mtime
-        except OSError:
-            return 0.0
-
-    return [*islice(sorted(paths, key=age), most)]
+    changed = []
+    for path in paths:
+        with suppress(OSError):  # it was just removed
+            changed.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(changed, reverse=True)[:most]]
 
 
 _MOST_COMPLAINTS = 8
@@ -272,8 +271,7 @@ class WorkerLogs:
     """Requests the tails of workers' logs while the workers can still send them."""
 
     def __init__(self, run: NodeRun, status: RunStatus) -> None:
-        self._run = run
-        self._status = status
+        self._run, self._status = run, status
         self._complaints: dict[str, list[str]] = {}
 
     def request_logs(
@@ -305,29 +303,23 @@ class WorkerLogs:
     def bundle_parts(self, state: HeadState, reports: Reports) -> Iterator[BundlePart]:
         """Yield the workers' logs and reports; workers without a goodbye come first."""
         clean, now, taken = self._run.redactor.clean, self._run.now(), {bundle_folder(self._run)}
-        status = self._status
+        status, fleet = self._status, state.fleet
         yield BundlePart(
             "status.json", lambda: _to_json({**status.status(), **status.private_details()})
         )
         yield BundlePart("findings.json", lambda: _to_json(status.findings()))
-        logs: dict[str, list[tuple[str, str]]] = {}
-        for (key, name), text in reports.logs.items():
-            logs.setdefault(key, []).append((name, text))
-        workers = state.fleet.workers.values()
-        for worker in sorted(workers, key=lambda one: one.key in reports.byes):
+        for worker in sorted(fleet.workers.values(), key=lambda one: one.key in reports.byes):
+            key, bye = worker.key, reports.byes.get(worker.key)
             folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
             taken.add(folder)
-            bye = reports.byes.get(worker.key)
-            stage = worker.state(counts=state.fleet.counts(worker))
-            node_state = stage if bye is None else NodeState.LEFT
-            yield BundlePart(
-                f"{folder}/last-report.txt", last_report_text(worker, node_state, now, bye)
-            )
-            for name, text in logs.get(worker.key, ()):
+            stage = NodeState.LEFT if bye else worker.state(counts=fleet.counts(worker))
+            text = last_report_text(worker, stage, now, bye)
+            yield BundlePart(f"{folder}/last-report.txt", text)
+            logs = ((name, text) for (sender, name), text in reports.logs.items() if sender == key)
+            for name, text in logs:
                 yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)
-            facts = state.fleet.facts.get(worker.key)
-            if facts is not None:
-                yield BundlePart(f"{folder}/facts.json", partial(_facts, facts, clean))
+            if key in fleet.facts:
+                yield BundlePart(f"{folder}/facts.json", partial(_facts, fleet.facts[key], clean))
 
 
 def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | None = None) -> str:

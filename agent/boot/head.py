@@ -12,42 +12,56 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
-from agent.base.text import error_text
+from agent.base.text import error_text, in_url
 from agent.boot import head_job, head_server
 from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
-from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import Submission, SubmissionTask
 from agent.boot.holding import hold_after_verdict
 from agent.boot.make_ready import prune_sessions
-from agent.boot.node_run import kill_leftovers, start_ray, stop_ray
+from agent.boot.node_run import (
+    EventFilter,
+    Guard,
+    kill_leftovers,
+    recorded_form,
+    start_ray,
+    stop_ray,
+    watch_until_end,
+)
 from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
-from agent.boot.services import LocalWork
+from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
 from agent.boot.stall import StallWatch
-from agent.boot.torchrun import TorchrunLink, remove_file, size_at_start
-from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
 from agent.bridge.link import RayLink
 from agent.control.reports import RankAssignment, Reports, agent_limit
+from agent.control.server import AgentServer, Control
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
+from agent.decisions.head.state import NodesAsked, WorkerSilent
 from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, Step, StopAsked
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.background import in_thread
 from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
-from agent.record.run_folder import write_secret
+from agent.record.run_folder import make_key, write_secret
 from agent.runtime import driver
+from agent.runtime.probes import first_answer, port_answers, reply_evidence
+from agent.runtime.ray_watch import watch_helpers
+from agent.runtime.waiting import NotYet, until
 from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from agent.base.ends import Outcome
+    from agent.base.ports import Ports
     from agent.boot.make_ready import HeadStart
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.decisions.attempts import Attempt
+    from agent.decisions.head.fleet import Fleet
     from agent.plan.plan import Plan
     from agent.runtime.output import OutputCopies
     from agent.runtime.process import Child
@@ -126,8 +140,23 @@ class HeadAgent:
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
-        stop = partial(put, StopAsked(SIGTERM))
-        site = head_server.make_site(run, reports, stop, self._status, lambda: self._state)
+        status, topology = self._status, plan.topology
+        site = AgentServer(
+            token=plan.token,
+            ready=lambda: True,
+            status=status.status,
+            reports=reports,
+            run_id=lambda: run.run_id,
+            names=(topology.node_name, topology.head_host, *topology.platform.own_names),
+            control=Control(
+                *(partial(put, StopAsked(SIGTERM)), plan.settings.stop_grace),
+                # Without a token, a key file grants access to this node's users.
+                key=make_key(run.folder.path) if plan.token is None else None,
+                findings=status.findings,
+                log=head_server.HeadLogs(run, reports, lambda: self._state).read,
+                private_status=status.private_details,
+            ),
+        )
         start(run.watch_machine)
         start(StallWatch(run, reports, self._status, self._link, lambda: self._state, put).run)
         start(SilenceWatch(reports, plan.ports, put).run)
@@ -156,14 +185,11 @@ class HeadAgent:
             start(prune_sessions, plan.own_ray.session, self._run.best_effort)
         given = plan.topology.given_ray
         if given is not None:  # the platform starts it at any time
-            start(watch_gcs, given.gcs_host, given.gcs_port, 1.0, put, self._is_waiting_for_ray)
+            start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
         start(self._follow_ray)
         start(head_job.send_newest_checkpoint, self._run, 0, put)
         for action in head.first_actions(self._state):
             await self._perform(action)
-
-    def _is_waiting_for_ray(self) -> bool:
-        return self._state.ray.step is Step.PENDING
 
     async def _record_use(self) -> None:
         """Record the used hours where a limit or a price needs them."""
@@ -173,42 +199,39 @@ class HeadAgent:
 
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
+        run, keeper = self._run, self._keeper
         while True:
             waits = partial(head.pending_waits, self._state)
-            event = await self._run.next_event(self._inbox, waits, head.deadline(self._state))
+            event = await run.next_event(self._inbox, waits, head.deadline(self._state))
             if self._event_filter.is_new(event, self._state.fleet):
-                self._run.record(recorded_form(event))
+                run.record(recorded_form(event))
             before = self._state.phase
-            event, self._state, actions = self._guard.decide(self._state, event, self._run.now())
+            event, self._state, actions = self._guard.decide(self._state, event, run.now())
             self._status.apply_event(event)
             self._worker_logs.request_logs(event, before, self._state, self._reports)
-            self._run.set_phase(self._state.phase.value)
+            run.set_phase(self._state.phase.value)
             for action in actions:
                 if not isinstance(action, h.EndRun):
                     await self._perform(action)
             last = actions[-1] if actions else None
-            outcome = self._run.final(last.outcome) if isinstance(last, h.EndRun) else None
+            outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
                 self._state = replace(self._state, verdict=outcome)
-            self._publish()
+            state, number = self._state, self._state.attempt.number
+            ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
+            self._reports.publish(
+                epoch=keeper.epoch,
+                run_id=keeper.record.run_id,
+                phase=state.phase.value,
+                attempt=number,
+                fingerprint=keeper.proof(number - (state.phase is h.HeadPhase.BOOTING)),
+                ray_ready=ray_ready or state.goal.by_torchrun,  # without Ray
+                verdict=state.verdict_for_workers,
+            )
             if isinstance(event, h.RunRemembered):
                 self._reports.run_decided()
             if outcome is not None:
                 return outcome
-
-    def _publish(self) -> None:
-        state = self._state
-        submitted = state.attempt.number - (state.phase is h.HeadPhase.BOOTING)
-        self._reports.publish(
-            epoch=self._keeper.epoch,
-            run_id=self._keeper.record.run_id,
-            phase=state.phase.value,
-            attempt=state.attempt.number,
-            fingerprint=self._keeper.proof(submitted),
-            ray_ready=(state.gcs_answers and state.ray.step is not Step.LOST)
-            or state.goal.by_torchrun,  # without Ray
-            verdict=state.verdict_for_workers,
-        )
 
     async def _perform(  # noqa: C901, PLR0912 - one case, one action
         self, action: h.HeadAction
@@ -261,11 +284,38 @@ class HeadAgent:
         self._inbox.put(Answered(answer))
 
     async def _watch_ray(self, child: Child) -> None:
-        gone = await watch_ray(
-            self._run, child, self._placeholders, self._inbox.put, self._is_waiting_for_ray
+        run, put = self._run, self._inbox.put
+        ip, port = self._placeholders.node_ip, self._plan.ports.gcs
+        end = await watch_until_end(
+            run,
+            child,
+            partial(self._watch_gcs, ip, port, 0.1),
+            partial(watch_helpers, child, lambda *found: put(h.RayHangs(*found)), run.best_effort),
         )
         if child is self._ray:  # else it was replaced
-            self._inbox.put(gone)
+            put(h.RayGone(end, run.memory.recent()))
+
+    async def _watch_gcs(self, host: str, port: int, step: float) -> None:
+        """Put an event when GCS accepts connections, and when it stops while Ray still boots.
+
+        The bridge, which still imports Ray, would be later; and `ray start` reports a GCS that died
+        at boot only after a minute.
+        """
+        put = self._inbox.put
+
+        async def is_open() -> bool | NotYet:
+            evidence = await port_answers(host, port)
+            return NotYet(evidence) if evidence else True
+
+        async def is_closed() -> str | NotYet:
+            is_booting = self._state.ray.step is Step.PENDING
+            return (await port_answers(host, port) or NotYet()) if is_booting else ""
+
+        await until(is_open, None, longest=step, on_evidence=lambda why: put(h.HeadRaySilent(why)))
+        put(h.GcsOpen())
+        evidence = await until(is_closed, None, step=1.0)
+        if evidence:
+            put(h.HeadRaySilent(f"GCS answered once: {evidence}"))
 
     async def _start_ray_again(self) -> None:
         if self._ray is not None and self._ray.running:
@@ -375,7 +425,7 @@ class HeadAgent:
         self._link.forget(ended.id)
         left = ""
         if isinstance(self._link, TorchrunLink):
-            await self._link.stop_local(self._plan.budget.ray)
+            await self._link.share.stop(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
             old, self._ray = self._ray, None
             if old is not None:
@@ -431,7 +481,7 @@ class HeadAgent:
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             if isinstance(self._link, TorchrunLink):
-                tasks.start_soon(self._link.stop_local, budget.ray)
+                tasks.start_soon(self._link.share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
         parts = self._worker_logs.bundle_parts(self._state, self._reports)
         return await make_bundle(self._run, outcome, self._keeper.record.attempts, parts)
@@ -442,3 +492,82 @@ def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
     if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
         return refusal
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
+
+
+_AT_ONCE = 128
+"""Concurrent probes: if the head is cut off, all workers become silent together."""
+
+
+class SilenceWatch:
+    """Probes each worker that stopped reporting, once, and sends the result."""
+
+    def __init__(
+        self, reports: Reports, ports: Ports, send: Callable[[WorkerSilent], None]
+    ) -> None:
+        self._reports, self._ports, self._send = reports, ports, send
+        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def run(self) -> None:
+        """Probe workers whose connection broke, and at intervals those that are overdue."""
+        pause = times.PROBE_INTERVAL
+
+        async def probe_overdue() -> NotYet:
+            async with anyio.create_task_group() as tasks:
+                for key in self._reports.overdue():
+                    tasks.start_soon(self._probe_worker, key)
+            return NotYet()
+
+        async def on_disconnect(key: str) -> None:
+            if not await self._reports.reports_again(key, times.RECONNECT):
+                await self._probe_worker(key)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(until, probe_overdue, None, step=pause, longest=pause))
+            while True:
+                key = await self._reports.disconnected.take(None)
+                if key is not None:
+                    tasks.start_soon(on_disconnect, key)
+
+    async def _probe_worker(self, key: str) -> None:
+        """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
+        ip = self._reports.address_of(key)
+        if ip is None:
+            return
+        limit, found = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, dict[str, str]()
+        url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
+
+        async def probe(part: str, ask: Callable[[], Awaitable[str]]) -> None:
+            found[part] = await first_answer(ask, times.PROBE_OF_SILENT)
+
+        async with self._limiter, anyio.create_task_group() as tasks:
+            tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
+            tasks.start_soon(
+                probe, "ray", partial(port_answers, ip, self._ports.node_manager, limit)
+            )
+        if found["agent"] and self._reports.mark_silent(key):
+            self._send(WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
+
+
+_NODES_AT_ONCE = 256
+
+
+async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:
+    """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
+
+    GCS needs 15 s to miss a node; the kernel of a live node answers at once.
+    """
+    silent: dict[str, str] = {}
+    limiter = anyio.CapacityLimiter(_NODES_AT_ONCE)
+
+    async def probe_port(ip: str, name: str, port: int) -> None:
+        async with limiter:
+            evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
+        if evidence:
+            silent[name] = f"its Ray does not answer, {evidence}"
+
+    with anyio.move_on_after(times.NODES_ASKED):
+        async with anyio.create_task_group() as tasks:
+            for ip, name in fleet.alive.items():
+                for port in fleet.raylet_ports.get(ip, ()):
+                    tasks.start_soon(probe_port, ip, name, port)
+    send(NodesAsked(job_id, dict(silent)))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.boot.node_run import NodeRun
-    from agent.boot.torchrun import TorchrunLink
+    from agent.boot.services import TorchrunLink
     from agent.bridge.link import RayLink
     from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
@@ -58,11 +58,7 @@ if TYPE_CHECKING:
 def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: ByteSink
 ) -> tuple[OutputCopies, Path | None]:
-    """Start to pass on a job's output; return it, and the file that the bridge must write.
-
-    `entrypoint` is the job's command, which Ray repeats before the output; '' where it is not
-    known.
-    """
+    """Start to pass on a job's output; return it, and the file that the bridge must write."""
     session, mirror = run.plan.launch.session, None
     if session is None:  # the driver's output is on another machine
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
@@ -306,6 +302,7 @@ async def _take_checkpoints(
     attempt: int,
 ) -> Outcome | list[LogLine]:
     """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
+    fault: str | None = None
     if held is not None:
         why = checkpoints.why_unusable(held, ours)
         if why:
@@ -314,21 +311,13 @@ async def _take_checkpoints(
         if why:
             return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
         fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
-        if fault == "":
-            return _about_resuming(folder, held, ours)
-    else:
-        fault = None
-    error = fault or "it does not answer"
-    return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
-
-
-def _about_resuming(
-    folder: str, held: checkpoints.FolderContents, ours: checkpoints.CheckpointOwner
-) -> list[LogLine]:
-    step = checkpoints.resumes_from(held, ours.framework)
+    if held is None or fault != "":
+        error = fault or "it does not answer"
+        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
     overlooked = checkpoints.why_untracked(held, ours.framework)
     if overlooked:
         return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
+    step = checkpoints.resumes_from(held, ours.framework)
     if not step:
         return [LogLine(f"checkpoints go to {folder}")]
     found = [LogLine(f"resumes from {folder}/{step}")]

@@ -14,7 +14,7 @@ from agent.base.text import listed
 from agent.checks.finding import Level, group_findings
 from agent.control.protocol import Reply
 from agent.control.reports import Expected
-from agent.control.server import AgentServer, Control, LogPart
+from agent.control.server import LogPart
 from agent.decisions import head
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase, WorkerReported
@@ -25,7 +25,7 @@ from agent.record.background import in_thread
 from agent.record.explain import Timeline
 from agent.record.job_lines import JobLines
 from agent.record.log import say
-from agent.record.run_folder import OutageRecord, make_key
+from agent.record.run_folder import OutageRecord
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import digest
 
@@ -365,29 +365,3 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
     if not whole and len(data) == _PART:
         whole = data
     return whole, start + len(whole)
-
-
-def make_site(
-    run: NodeRun,
-    reports: Reports,
-    stop: Callable[[], None],
-    status: RunStatus,
-    get_state: Callable[[], HeadState],
-) -> AgentServer:
-    """Return the head's site; without a token, a key file grants access to this node's users."""
-    plan, topology = run.plan, run.plan.topology
-    return AgentServer(
-        token=plan.token,
-        ready=lambda: True,
-        status=status.status,
-        reports=reports,
-        run_id=lambda: run.run_id,
-        names=(topology.node_name, topology.head_host, *topology.platform.own_names),
-        control=Control(
-            *(stop, plan.settings.stop_grace),
-            key=make_key(run.folder.path) if plan.token is None else None,
-            findings=status.findings,
-            log=HeadLogs(run, reports, get_state).read,
-            private_status=status.private_details,
-        ),
-    )

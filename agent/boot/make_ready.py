@@ -294,10 +294,7 @@ class HeadStart(Value):
 async def start_head(
     run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope
 ) -> HeadStart | None:
-    """Start Ray as early as possible; return None if a stop was requested before.
-
-    A stop request cancels the scope.
-    """
+    """Start Ray as early as possible; return None if a stop request canceled the scope before."""
     plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
     # The port first: a second agent on this node ends here, before it changes anything.
     local_sockets = bind(["127.0.0.1"], plan.ports.agent)

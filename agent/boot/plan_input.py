@@ -131,10 +131,7 @@ _NODE_ENVIRONMENT = (
 def read_runtime_env(
     settings: Settings, environ: Mapping[str, str], ray: str
 ) -> tuple[dict[str, object], UploadSize | None]:
-    """Return the runtime_env with the working dir, and the size of its upload.
-
-    `ray` is the folder of the installed Ray.
-    """
+    """Return the runtime_env with the working dir, and its upload's size; `ray` is Ray's folder."""
     parsed = {} if settings.runtime_env is None else _parse(settings.runtime_env)
     problems = [parsed] if isinstance(parsed, Problem) else [*_faults(parsed)]
     found = {} if isinstance(parsed, Problem) else parsed
@@ -311,10 +308,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
 def plan_from_environment(
     environ: Mapping[str, str], command: list[str] | None, *, wants_job: bool = True
 ) -> Plan:
-    """Make the plan; raise SettingsError with everything that is wrong.
-
-    `wants_job` is False where only the machine is examined.
-    """
+    """Make the plan, or raise all faults together; `wants_job` is False to examine a machine."""
     loaded = _load_settings(environ, command)
     settings, words = loaded.settings, loaded.command
     ray, names = find_ray(environ.get("PATH")), dict[str, tuple[str, ...]]()
@@ -396,10 +390,7 @@ def _find_torchrun_programs(
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:
-    """Run every check, including ports and GPU driver, without starting anything.
-
-    Returns also the facts that were checked.
-    """
+    """Run every check, without starting anything; return the facts that were checked, too."""
     plan = plan_from_environment(environ, None, wants_job=False)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
+from agent.boot.services import remove_file, text_of
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
-from agent.boot.torchrun import remove_file, text_of
 from agent.control.client import download_sample
 from agent.control.protocol import MAX_ANSWERS
 from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer

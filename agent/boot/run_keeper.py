@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
-    """Return the part of the plan that the head's decisions use.
-
-    `done` are the prepare steps that a killed agent finished on this node.
-    """
+    """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
     settings, given = plan.settings, plan.topology.given_ray
     expected = plan.topology.expected_workers
     partial_run = settings.partial == "proceed" and settings.min_workers is not None
@@ -200,10 +197,7 @@ class RunKeeper:
         self._save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
 
     def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
-        """Return the outcome of a run that is decided or out of attempts or hours; else None.
-
-        It may be the verdict of a killed agent, which this one sends to the workers.
-        """
+        """Return the outcome of a run that is decided or out of attempts or hours; else None."""
         if self._verdict is not None:
             return self._verdict
         if max_hours is not None and self.used_hours >= max_hours:
@@ -222,11 +216,7 @@ class RunKeeper:
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that may still run the last attempt when another follows.
-
-        These are its workers and its head, where the driver runs, unless that head is known to have
-        ended.
-        """
+        """Return the nodes that may still run the last attempt: its workers and a lost head."""
         if not self._is_between_attempts:
             return ()
         return (*self.record.attempts[-1].nodes, *filter(None, [self._former_head]))
@@ -263,10 +253,7 @@ class RunKeeper:
         return found.epoch if isinstance(found, RunRecord) and found.epoch > own.epoch else 0
 
     def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
-        """Resume a run that workers remember, with so many lost attempts.
-
-        `epoch` is that of its former head, where it is higher than ours: clocks differ.
-        """
+        """Resume a run that workers remember, with so many lost attempts and its head's epoch."""
         now, former, end = iso_time(time.time()), self.record.run_id, ends.HEAD_LOST
         lost = tuple(
             AttemptRecord(number, f"{run_id}-{number}", now, now, end.reason, end.exit_code)
@@ -294,10 +281,7 @@ class RunKeeper:
         required: int | None = None,
         places: Mapping[str, str] | None = None,
     ) -> None:
-        """Record that an attempt begins: its checkpoint and its workers.
-
-        `required` is the number of workers it needs, among those at `places` (address to name).
-        """
+        """Record that an attempt begins; `places` are its workers (address to name)."""
         now = iso_time(time.time())
         lock = 0 if self._lock is None else self._lock.inode
         record = self.record.begin_attempt(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
-    from agent.boot.torchrun import TorchrunLink
+    from agent.boot.services import TorchrunLink
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadState
 

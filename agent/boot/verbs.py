@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
+import re
+import shlex
 import shutil
 import sys
-from functools import partial
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,60 +21,342 @@ from msgspec import to_builtins
 from agent import __version__
 from agent.base.text import NO_TERMINAL, Line, Terminal
 from agent.boot import init
-from agent.boot.command_line import CommandLine, completion_for
+from agent.boot.init import PLATFORMS
 from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.boot.recipe_verb import (
     command_json,
     command_text,
+    gigabytes,
+    model_size,
     node_sizes,
+    one_of,
     recipe_command,
     recipe_lines,
     recipe_rows,
+    whole_number,
+    whole_numbers,
 )
 from agent.checks import misspelling_findings
 from agent.checks.finding import Level, passed_lines, problem_lines
 from agent.checks.machine import found_on
 from agent.control import verbs as of_the_head
-from agent.control.log_filter import LogFilter
+from agent.control.log_filter import LogFilter, time_since
 from agent.node import pythons
 from agent.plan.plan import log_root
 from agent.plan.show import render, summary, to_json
 from agent.record.explain import explain
 from agent.settings import load
+from agent.settings.jobs import BY_NAME
 from agent.settings.load import env_lines, env_rows
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+SHELLS = ("bash", "zsh", "fish")
+_TAKE_A_COMMAND = ("run", "plan")
+_OF_RUN = """\
+variables (`pod-agent env` lists all):
+  AGENT_JOB            a recipe, or `none`: start the cluster and no job
+  AGENT_MODEL          the recipe's model; AGENT_TRAIN_DATA its data
+  HEAD_POD_ID          RunPod: the id of the head pod, the same on every pod
+  AGENT_HEAD           elsewhere, without a platform: the head's address
+  EXPECTED_WORKERS     workers that the head waits for
+  RAY_AUTH_TOKEN       the cluster's secret, the same on every node
+
+placeholders in the command, filled in when all nodes have joined:
+  {nodes} {gpus_per_node} {total_gpus} {head_ip} {reward_url} {log_dir} {attempt} {checkpoints}
+
+examples:
+  AGENT_JOB=verl-grpo AGENT_MODEL=Qwen/Qwen2.5-7B AGENT_TRAIN_DATA=/data/train.parquet pod-agent
+  pod-agent run -- python3 train.py --nodes {nodes} --gpus {gpus_per_node}
+  AGENT_JOB=none EXPECTED_WORKERS=2 pod-agent run
+"""
+
+
+_Argument = tuple[str, dict[str, Any]]
+"""The names of an argument of a verb, and its options for argparse."""
+
+
+def _flag(names: str, about: str) -> _Argument:
+    return names, {"action": "store_true", "help": about}
+
+
+def _option(
+    name: str, read: Callable[[str], object], metavar: str, about: str, *, required: bool = False
+) -> _Argument:
+    needed = {"required": True} if required else {}
+    return name, {"type": read, "metavar": metavar, "help": about, **needed}
+
+
+class VerbParser(argparse.ArgumentParser):
+    """A parser that remembers its options, for suggestions and completion."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as argparse has it
+        self.flags: dict[str, str] = {}
+        """The help of each option by its name."""
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def add_argument(self, *names: Any, **about: Any) -> argparse.Action:  # noqa: ANN401 - same
+        """Add an argument."""
+        options = [name for name in names if str(name).startswith("-")]
+        self.flags |= {name: str(about.get("help", "")) for name in options}
+        return super().add_argument(*names, **about)
+
+
+class CommandLine:
+    """The parser of all verbs."""
+
+    def __init__(self) -> None:
+        self.parser = VerbParser(
+            prog="pod-agent",
+            description="Turn this pod and the other pods of its run into one RL training job. "
+            "What to do comes from the environment: see `pod-agent env`.",
+            epilog="A job's command goes after --: pod-agent run -- python train.py",
+        )
+        about = "versions of agent, Python and Ray"
+        self.parser.add_argument("--version", action="store_true", help=about)
+        self.parser.set_defaults(verb="run")
+        self._subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB")
+        self.verbs: dict[str, VerbParser] = {}
+        self.about: dict[str, str] = {}
+        self._add_verbs()
+
+    def _add(
+        self, name: str, about: str, *arguments: _Argument, json: bool = False, epilog: str = ""
+    ) -> VerbParser:
+        made = self._subparsers.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(verb=name)
+        if json:
+            made.add_argument("--json", action="store_true", help="print JSON")
+        for names, options in arguments:
+            made.add_argument(*names.split(), **options)
+        self.verbs[name], self.about[name] = made, about
+        return made
+
+    def _add_verbs(self) -> None:
+        about = "boot this node, run the job, end with its exit code (default)"
+        run = self._add("run", about, epilog=_OF_RUN)
+        run.usage = "pod-agent run [-h] [-- CMD ARG...]"
+        verbose = _flag("-v --verbose", "print every command, environment, port and wait")
+        self._add("plan", "print what run would do, and touch nothing", verbose, json=True)
+        self._add(
+            *("doctor", "check this machine and its settings"),
+            _flag("-v --verbose", "print checks that pass, too"),
+            _flag("--all", "every node of a running cluster, by its head"),
+            json=True,
+        )
+        self._add(
+            *("status", "show the state of the run, from the head's agent"),
+            _flag("--watch", "update until the run ends"),
+            _flag("--live", "check only whether this node's agent is up: 0 or 69"),
+            json=True,
+        )
+        words = (
+            "a node's name (default: the head), and agent, ray, job or a service (default: the "
+            "job; of a worker, the agent)"
+        )
+        since = "only lines since then: 10m, or 2026-11-23T10:52Z"
+        self._add(
+            *("logs", "print a log of any node, through the head's agent"),
+            ("words", {"metavar": "NODE LOG", "nargs": "*", "help": words}),
+            _flag("-f --follow", "follow the log as it grows"),
+            _option("-n", whole_number, "N", "only the last N lines"),
+            _option("--grep", pattern, "RE", "only lines that match"),
+            _option("--since", since_time, "T", since),
+        )
+        folder = "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR"
+        self._add(
+            *("explain", "summarize a run in ten lines: what took long, why it ended"),
+            ("folder", {"metavar": "FOLDER", "nargs": "?", "help": folder}),
+        )
+        self._add("stop", "stop the run as SIGTERM on the head does, and wait until it has ended")
+        self._add("env", "list all environment variables with their current values", json=True)
+        init.add_arguments(self._add("init", "write the file that starts a run on a platform"))
+        self._add("recipes", "list the recipes, one a line", json=True)
+        version = "default: the one installed here, else the newest"
+        self._add(
+            *("recipe", "print the command that a recipe would submit, and why"),
+            _option("name", one_of("recipe", BY_NAME), "NAME", "see `recipes`"),
+            _option("--nodes", whole_number, "N", "how many would join", required=True),
+            _option("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4", required=True),
+            _option("--cpus", whole_number, "C", "of each; left out: enough of them"),
+            _option("--gpu-memory", gigabytes, "GB", "of each GPU; left out: 80 is assumed"),
+            _option(
+                *("--model-size", model_size, "B"),
+                "of the model, such as 7B; left out: AGENT_MODEL's",
+            ),
+            _option("--framework-version", str, "V", version),
+            json=True,
+        )
+        self._add(
+            *("completion", "print the completion for a shell"),
+            _option("shell", shell, "SHELL", ", ".join(SHELLS)),
+            epilog='bash and zsh: eval "$(pod-agent completion bash)"',
+        )
+        self._add("reward-server", "the bundled reward server (--help for its flags)")
+        self._add("rehearsal", "the bundled GPU-free GRPO job (--help for its flags)")
+
+    def parse(self, before: list[str], command: list[str] | None) -> argparse.Namespace:
+        """Parse verb and options; an error shows the verb's usage and what was probably meant."""
+
+        def how_to_run(verb: str, words: Sequence[str]) -> str:
+            line = shlex.join([*words, *(command or ())])
+            return f"; a job's command goes after --: pod-agent {verb} -- {line}"
+
+        def meant_by(given: str, known: Iterable[str]) -> str:
+            return next(iter(difflib.get_close_matches(given, [*known], n=1)), "")
+
+        given = next((word for word in before if not word.startswith("-")), None)
+        if given is not None and given not in self.verbs:
+            meant = meant_by(given, self.verbs)
+            if meant:
+                self.parser.error(f"no verb {given!r}: did you mean {meant!r}?")
+            known = f"no verb {given!r} ({', '.join(self.verbs)})"
+            self.parser.error(f"{known}{how_to_run('run', before[before.index(given) :])}")
+        options, unknown = self.parser.parse_known_args(before)
+        verb = self.verbs.get(options.verb if given else "", self.parser)
+        takes_a_command = options.verb in _TAKE_A_COMMAND
+        if unknown:
+            flags = [meant_by(word.partition("=")[0], verb.flags) for word in unknown]
+            hint = ""
+            if any(flags):
+                hint = f": did you mean {' '.join(filter(None, flags))}?"
+            elif takes_a_command and not unknown[0].startswith("-"):
+                hint = how_to_run(options.verb, unknown)
+            verb.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+        if command is not None and not takes_a_command:
+            verb.error(f"{options.verb} takes no command after --")
+        return options
+
+
+def shell(text: str) -> str:
+    """Parse the name of a shell."""
+    if text not in SHELLS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(SHELLS)}")
+    return text
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Parse --grep."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def since_time(text: str) -> datetime:
+    """Parse --since."""
+    try:
+        return time_since(text, datetime.now(timezone.utc))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+_WORDS = {
+    "recipe": tuple(BY_NAME),
+    "logs": ("head", "agent", "ray", "job"),
+    "completion": SHELLS,
+    "init": (*PLATFORMS, *BY_NAME),
+    "run": ("--",),
+}
+"""What a verb takes besides its options."""
+
+
+_BASH = """\
+_pod_agent() {
+    local verb='' word words=''
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        case $word in
+        --) return ;;
+        -*) ;;
+        *) verb=$word; break ;;
+        esac
+    done
+    case $verb in
+CASES
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _pod_agent pod-agent"""
+_ZSH = """\
+#compdef pod-agent
+_pod_agent() {
+    local verb='' word
+    for word in "${(@)words[2,CURRENT-1]}"; do
+        case $word in
+        --) _files; return ;;
+        -*) ;;
+        *) verb=$word; break ;;
+        esac
+    done
+    case $verb in
+CASES
+    esac
+    _files
+}
+compdef _pod_agent pod-agent"""
+
+
+def completion_for(shell: str, line: CommandLine) -> str:
+    """Return the script that a shell evaluates, made from the parser."""
+    if shell == "fish":
+        return "\n".join(_fish_lines(line))
+    words = {"''": (*line.verbs, *line.parser.flags)}
+    words |= {verb: (*_WORDS.get(verb, ()), *one.flags) for verb, one in line.verbs.items()}
+    template, case = (_BASH, "        {}) words='{}' ;;")
+    if shell == "zsh":
+        template, case = (_ZSH, "    {}) compadd -- {} ;;")
+    cases = "\n".join(case.format(verb, " ".join(follow)) for verb, follow in words.items())
+    return template.replace("CASES", cases)
+
+
+def _fish_lines(line: CommandLine) -> Iterator[str]:
+    first = "complete -c pod-agent -n __fish_use_subcommand"
+    for verb, about in line.about.items():
+        yield f"{first} -f -a {verb} -d {shlex.quote(about)}"
+    yield f"{first} -l version"
+    for verb, parser in line.verbs.items():
+        within = f"complete -c pod-agent -n '__fish_seen_subcommand_from {verb}'"
+        for flag, about in parser.flags.items():
+            kind = "-l" if flag.startswith("--") else "-s"
+            text = f" -d {shlex.quote(about)}" if about and "==" not in about else ""
+            yield f"{within} {kind} {flag.lstrip('-')}{text}"
+        words = " ".join(word for word in _WORDS.get(verb, ()) if word != "--")
+        if words:
+            yield f"{within} -a '{words}'"
 
 
 def main(environ: Mapping[str, str], before: list[str], command: list[str] | None) -> int | None:
-    """Run one verb; return its exit code, None for `run`.
-
-    `before` are the arguments before `--`, `command` those after it.
-    """
-    options = CommandLine(partial(_print_versions, environ)).parse(before, command)
+    """Run one verb; return its exit code, None for `run`. `command` follows `--`."""
+    options = CommandLine().parse(before, command)
     options.command = command
+    if options.version:
+        ray = pythons.find_ray(environ.get("PATH"))
+        where = "" if ray.executable == sys.executable else f" ({ray.executable})"
+        found = f"Ray {ray.version or 'not installed'}"
+        print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")
+        return 0
     return None if options.verb == "run" else int(_VERBS[options.verb](environ, options))
-
-
-def _print_versions(environ: Mapping[str, str]) -> None:
-    ray = pythons.find_ray(environ.get("PATH"))
-    where = "" if ray.executable == sys.executable else f" ({ray.executable})"
-    found = f"Ray {ray.version or 'not installed'}"
-    print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")
 
 
 def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = plan_from_environment(environ, options.command)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
-        print(json.dumps(_all_clean(to_json(plan), redactor.clean), indent=2))
-    elif options.verbose:
-        print(render(plan, redactor))
-    else:
-        print(_terminal(environ).render(summary(plan), redactor.clean))
-    return 0
+        return _print(json.dumps(_all_clean(to_json(plan), redactor.clean), indent=2))
+    if options.verbose:
+        return _print(render(plan, redactor))
+    return _print(_terminal(environ).render(summary(plan), redactor.clean))
 
 
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -114,13 +399,6 @@ def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     )
 
 
-def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    folder = options.folder or _log_root(environ)
-    lines = (Line("", line) for line in explain(Path(folder)))
-    print(_terminal(environ).render(lines, redactor_for(environ, None).clean))
-    return 0
-
-
 def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if len(options.words) > 2:
         print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
@@ -141,7 +419,25 @@ def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     )
     for text in (*filter(None, (warning,)), *made.warnings):
         print(f"pod-agent: {text}", file=sys.stderr)
-    return _print_clean(environ, command_json(made) if options.json else command_text(made))
+    text = command_json(made) if options.json else command_text(made)
+    return _print(redactor_for(environ, None).clean(text))
+
+
+def _print(text: str) -> int:
+    print(text)
+    return 0
+
+
+def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+    if options.json:
+        return _print(json.dumps([*recipe_rows()], indent=2))
+    terminal = _terminal(environ)
+    return _print(terminal.render(recipe_lines(grouped=terminal.width is not None), str))
+
+
+def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+    lines = (Line("", line) for line in explain(Path(options.folder or _log_root(environ))))
+    return _print(_terminal(environ).render(lines, redactor_for(environ, None).clean))
 
 
 def _env(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -149,25 +445,9 @@ def _env(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     clean = redactor_for(environ, loaded.settings).clean
     rows = [*env_rows(loaded, environ)]
     if options.json:
-        print(json.dumps(_all_clean(rows, clean), indent=2))
-        return 0
+        return _print(json.dumps(_all_clean(rows, clean), indent=2))
     warnings = problem_lines(misspelling_findings(loaded.misspelled))
-    print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
-    return 0
-
-
-def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    if options.json:
-        print(json.dumps([*recipe_rows()], indent=2))
-    else:
-        terminal = _terminal(environ)
-        print(terminal.render(recipe_lines(grouped=terminal.width is not None), str))
-    return 0
-
-
-def _completion(_environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    print(completion_for(options.shell, CommandLine(lambda: None)))
-    return 0
+    return _print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
 
 
 _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
@@ -181,7 +461,7 @@ _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
     "init": lambda _, options: init.run(options),
     "recipes": _recipes,
     "recipe": _recipe,
-    "completion": _completion,
+    "completion": lambda _, options: _print(completion_for(options.shell, CommandLine())),
 }
 
 
@@ -194,8 +474,3 @@ def _terminal(environ: Mapping[str, str]) -> Terminal:
 
 def _log_root(environ: Mapping[str, str]) -> Path:
     return log_root(load(environ).settings)
-
-
-def _print_clean(environ: Mapping[str, str], text: str) -> int:
-    print(redactor_for(environ, None).clean(text))
-    return 0

@@ -17,12 +17,10 @@ from agent.base.errors import PreflightError
 from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
-from agent.boot.events import Guard
 from agent.boot.holding import hold_after_verdict
-from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
+from agent.boot.node_run import Guard, NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.boot.requests import HeadRequests
-from agent.boot.services import LocalWork
-from agent.boot.torchrun import LocalShare
+from agent.boot.services import LocalShare, LocalWork
 from agent.control import server
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
@@ -298,11 +296,7 @@ class WorkerAgent:
         self._inbox.put(w.RayExited(end))
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
-        """Serve this node's probes and status on loopback and on its address.
-
-        Until the head's name resolves, that is the address of the default route, where a platform's
-        probes call.
-        """
+        """Serve this node's probes and status on loopback and on its address."""
         topology = self._plan.topology
         site = server.AgentServer(
             token=self._plan.token,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.text import NO_TERMINAL, Line, Terminal
-from agent.boot.command_line import SHELLS, CommandLine, completion_for
+from agent.boot.verbs import SHELLS, CommandLine, completion_for
 from agent.cli import main
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import VARIABLES
@@ -20,7 +20,7 @@ from unit.worlds import SECRET
 if TYPE_CHECKING:
     from pathlib import Path
 
-LINE = CommandLine(lambda: None)
+LINE = CommandLine()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.boot.events import Guard
+from agent.boot.node_run import Guard
 from agent.boot.worker import shorten_facts
 from agent.control import verbs
 from agent.control.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
@@ -169,7 +169,7 @@ def test_a_machine_with_much_of_everything() -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect what the guard logs."""
     lines: list[str] = []
-    monkeypatch.setattr("agent.boot.events.say", lambda text, _level: lines.append(text))
+    monkeypatch.setattr("agent.boot.node_run.say", lambda text, _level: lines.append(text))
     return lines
 
 

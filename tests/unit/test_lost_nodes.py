@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot.watch import probe_nodes
+from agent.boot.head import probe_nodes
 from agent.decisions.head.fleet import Fleet, RayNode
 
 if TYPE_CHECKING:

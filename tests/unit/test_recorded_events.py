@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.boot.events import EventFilter
+from agent.boot.node_run import EventFilter
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet
 from agent.decisions.values import ServiceWaits

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.base.ports import port_map
-from agent.boot.watch import SilenceWatch
+from agent.boot.head import SilenceWatch
 from agent.bridge.child import enable_keepalive
 from agent.control.client import KeepaliveConnector
 from agent.control.sockets import bind

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from agent.boot.head import SilenceWatch, probe_nodes
 from agent.boot.head_server import count_possible_callers, first_reply, make_expected
 from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
-from agent.boot.watch import SilenceWatch, probe_nodes
 from agent.control.protocol import Report, protocol_mismatch
 from agent.control.reports import RankAssignment, Reports, agent_limit
 from agent.decisions import attempts, head
