@@ -125,7 +125,7 @@ class Bridge:
         job_id = str(command["id"])
         follows = command["do"] == "follow"
         if follows:  # also where the dashboard hangs
-            self._watch_in_gcs(job_id)
+            self._start(self._follow_in_gcs, job_id)
         if not self._submit_or_find(command):
             return
         self._submitted.add(job_id)
@@ -134,12 +134,8 @@ class Bridge:
             self._start(self._stop_job, command)
         copying = self._start(self._copy_output, command) if command.get("mirror") else None
         if not follows:
-            self._watch_in_gcs(job_id)
+            self._start(self._follow_in_gcs, job_id)
         self._follow(job_id, copying)
-
-    def _watch_in_gcs(self, job_id: str) -> None:
-        self._last_answer[job_id] = time.monotonic()
-        self._start(self._follow_in_gcs, job_id)
 
     def _submit_or_find(self, command: Mapping[str, Any]) -> bool:
         """Submit a job, or look up one to follow; sends why if there is none."""
@@ -209,6 +205,7 @@ class Bridge:
     def _follow_in_gcs(self, job_id: str) -> None:
         """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
         gcs = Gcs(self._gcs)
+        self._last_answer[job_id] = time.monotonic()
 
         def send_state() -> bool:
             is_silent = time.monotonic() >= self._last_answer[job_id] + times.DASHBOARD_SILENT

@@ -64,67 +64,51 @@ def processes(gpus: Sequence[int]) -> list[int]:
 # --- a rank --------------------------------------------------------------------------------------
 
 
-class Rank:
-    """One rank, which writes its progress to the store."""
+def run_rank(options: argparse.Namespace) -> None:
+    """Connect all ranks, then run and time the all-reduce; write the progress to the store."""
+    torch: Any = importlib.import_module("torch")
+    dist: Any = importlib.import_module("torch.distributed")
+    counts, by_gpu, local = processes(options.gpus), any(options.gpus), options.local_rank
+    rank, world = sum(counts[: options.node]) + local, sum(counts)
+    limit = timedelta(seconds=options.within)
+    at = (options.address, options.port)
+    store: Any = dist.TCPStore(*at, None, is_master=False, timeout=limit)
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._torch: Any = importlib.import_module("torch")
-        self._dist: Any = importlib.import_module("torch.distributed")
-        counts = processes(options.gpus)
-        self._by_gpu, self._local = any(options.gpus), options.local_rank
-        self._rank = sum(counts[: options.node]) + self._local
-        self._world = sum(counts)
-        self._limit = timedelta(seconds=options.within)
-        self.store: Any = self._dist.TCPStore(
-            options.address, options.port, None, is_master=False, timeout=self._limit
-        )
-
-    def report(self, stage: str) -> None:
-        """Write this rank's progress."""
-        self.store.set(f"at/{self._rank}", stage)
-
-    def end(self, failure: str = "") -> None:
-        """Write that this rank has ended; the last one, or a failed one, ends all."""
-        if failure:
-            self.store.set(f"failed/{self._rank}", failure)
-        if self.store.add(_ENDED, 1) == self._world or failure:
-            self.store.set(_OVER, "1")
-
-    def run(self) -> None:
-        """Connect all ranks, then run and time the all-reduce."""
-        torch, dist = self._torch, self._dist
-        self.report("connecting to the other ranks")
-        if self._by_gpu:
-            torch.cuda.set_device(self._local)
-        dist.init_process_group(
-            "nccl" if self._by_gpu else "gloo",
-            store=dist.PrefixStore("group", self.store),
-            rank=self._rank,
-            world_size=self._world,
-            timeout=self._limit,
-        )
-        size = _GPU_BYTES if self._by_gpu else _CPU_BYTES
-        device = f"cuda:{self._local}" if self._by_gpu else "cpu"
+    def measure() -> None:
+        store.set(f"at/{rank}", "connecting to the other ranks")
+        if by_gpu:
+            torch.cuda.set_device(local)
+        group = dist.PrefixStore("group", store)
+        by = "nccl" if by_gpu else "gloo"
+        dist.init_process_group(by, store=group, rank=rank, world_size=world, timeout=limit)
+        size, device = (_GPU_BYTES, f"cuda:{local}") if by_gpu else (_CPU_BYTES, "cpu")
         numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
-        self.report("the first all-reduce")
+        store.set(f"at/{rank}", "the first all-reduce")
         dist.all_reduce(numbers)  # which connects
-        self._wait()
-        if abs(float(numbers[0]) - self._world) > 0:
-            raise RuntimeError(f"a wrong sum: {float(numbers[0])}, not {self._world}")
-        self.report("the all-reduce")
+        if abs(float(numbers[0]) - world) > 0:  # it waits for the GPU
+            raise RuntimeError(f"a wrong sum: {float(numbers[0])}, not {world}")
+        store.set(f"at/{rank}", "the all-reduce")
         began = time.monotonic()
         for _ in range(_ROUNDS):
             dist.all_reduce(numbers)
-        self._wait()
+        if by_gpu:
+            torch.cuda.synchronize()
         seconds = (time.monotonic() - began) / _ROUNDS
-        if self._rank == 0:
-            self.store.set("all-reduce", json.dumps({"bytes": size, "seconds": seconds}))
-        self.report("done")
+        if rank == 0:
+            store.set("all-reduce", json.dumps({"bytes": size, "seconds": seconds}))
+        store.set(f"at/{rank}", "done")
         dist.destroy_process_group()
 
-    def _wait(self) -> None:
-        if self._by_gpu:
-            self._torch.cuda.synchronize()
+    failure = ""
+    try:
+        measure()
+    except Exception as error:
+        failure = sentence(error)
+        store.set(f"failed/{rank}", failure)
+        raise
+    finally:  # the last one, or a failed one, ends all
+        if store.add(_ENDED, 1) == world or failure:
+            store.set(_OVER, "1")
 
 
 # --- a node ---------------------------------------------------------------------------------------
@@ -215,13 +199,7 @@ def main(argv: Sequence[str]) -> int:
     """Run this node's part and write the result file."""
     options = parsed(argv)
     if options.local_rank is not None:
-        rank = Rank(options)
-        try:
-            rank.run()
-        except Exception as error:
-            rank.end(sentence(error))
-            raise
-        rank.end()
+        run_rank(options)
         return 0
     try:
         result = as_host(options) if options.host else as_node(options)

@@ -179,12 +179,22 @@ class _MathVerifyProcess:
     async def verdict(self, pair: Pair) -> Verdict:
         """Request one verdict; an interruption ends the process too."""
         try:
-            return await self._exchange(pair)
+            child = self._child or await self._start()
+            assert child.stdin is not None  # noqa: S101 - a pipe
+            child.stdin.write(json.dumps(pair).encode() + b"\n")
+            await child.stdin.drain()
+            reply = await _reply_or_code(child, _REPLY_SECONDS)
         except BaseException as problem:
             await self.close()  # a late reply would be taken for the next pair's
             if isinstance(problem, (OSError, ValueError)):
                 raise _ProcessLostError(str(problem)) from None
             raise
+        if not isinstance(reply, int):
+            return Verdict.EQUAL if reply.get("equal") is True else Verdict.UNEQUAL
+        await self.close()
+        if reply == -signal.SIGPROF:
+            return Verdict.UNDECIDED
+        raise _ProcessLostError(f"it exited ({reply})")
 
     async def close(self) -> None:
         """End the process and wait for its exit."""
@@ -193,20 +203,6 @@ class _MathVerifyProcess:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-
-    async def _exchange(self, pair: Pair) -> Verdict:
-        child = self._child or await self._start()
-        assert child.stdin is not None  # noqa: S101 - a pipe
-        child.stdin.write(json.dumps(pair).encode() + b"\n")
-        await child.stdin.drain()
-        reply = await _read_reply(child, _REPLY_SECONDS)
-        if reply is not None:
-            return Verdict.EQUAL if reply.get("equal") is True else Verdict.UNEQUAL
-        code = await _exit_code(child)
-        if code != -signal.SIGPROF:
-            raise _ProcessLostError(f"it exited ({code})")
-        await self.close()
-        return Verdict.UNDECIDED
 
     async def _start(self) -> asyncio.subprocess.Process:
         child = self._child = await asyncio.create_subprocess_exec(
@@ -218,37 +214,31 @@ class _MathVerifyProcess:
             # sympy's order of steps depends on hashes, and with it which pairs reach the CPU limit
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
-        reply = await _read_reply(child, _START_SECONDS)
-        if reply is None:
-            code = await _exit_code(child)
-            if not self._was_ready and (code >= 0 or -code in {*_CRASHES, signal.SIGPROF}):
-                raise _UnusableError(f"its import ended the process ({code})")
-            raise _ProcessLostError(f"it exited ({code}) before it was ready")
+        reply = await _reply_or_code(child, _START_SECONDS)
+        if isinstance(reply, int):
+            if not self._was_ready and (reply >= 0 or -reply in {*_CRASHES, signal.SIGPROF}):
+                raise _UnusableError(f"its import ended the process ({reply})")
+            raise _ProcessLostError(f"it exited ({reply}) before it was ready")
         if "error" in reply:
             raise _UnusableError(reply["error"])
         self._was_ready = True
         return child
 
 
-async def _read_reply(
+async def _reply_or_code(
     child: asyncio.subprocess.Process, seconds: float
-) -> dict[str, object] | None:
-    """Read a reply of the process; None at its exit."""
+) -> dict[str, object] | int:
+    """Return a reply of the process, or its exit code once it has closed its stdout."""
     assert child.stdout is not None  # noqa: S101 - a pipe
     try:
         line = await asyncio.wait_for(child.stdout.readline(), seconds)
     except asyncio.TimeoutError:  # another class until Python 3.11
         raise NoVerdictError(f"math-verify sent nothing for {seconds:g} s") from None
-    if not line:
-        return None
-    reply = json.loads(line)
-    if not isinstance(reply, dict):
-        raise _ProcessLostError("its reply is malformed")
-    return reply
-
-
-async def _exit_code(child: asyncio.subprocess.Process) -> int:
-    """Return the exit code of a process that has closed its stdout."""
+    if line:
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
+            raise _ProcessLostError("its reply is malformed")
+        return reply
     try:
         return await asyncio.wait_for(child.wait(), 5)
     except asyncio.TimeoutError:  # as above

@@ -59,11 +59,7 @@ class RewardError(RuntimeError):
 
 
 class _BusyError(Exception):
-    """A temporary failure of the server, and the seconds it asks to wait."""
-
-    def __init__(self, text: str, retry_after: str) -> None:
-        super().__init__(text)
-        self.pause = min(float(retry_after), _LONGEST_PAUSE) if retry_after.isdecimal() else 0.0
+    """A temporary failure of the server; its arguments: why, and the seconds it asks to wait."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -90,14 +86,13 @@ class RewardClient:
         until = time.monotonic() + self._seconds
         pause = _FIRST_PAUSE
         while True:
-            least = 0.0
             left = until - time.monotonic()
             try:
                 return self._once(request, min(_REQUEST_SECONDS, max(left, 1.0)))
             except (OSError, http.client.HTTPException) as error:
-                why = getattr(error, "reason", None) or error
+                why, least = getattr(error, "reason", None) or error, 0.0
             except _BusyError as busy:
-                why, least = busy, busy.pause
+                why, least = busy.args
             if time.monotonic() + least + pause >= until:
                 raise RewardError(
                     f"{self._url} returned no rewards for {self._seconds:g} s: {why}; is it up, at "
@@ -117,7 +112,9 @@ class RewardClient:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
                 raise RewardError(f"{self._url} refuses to score: {text}") from error
-            raise _BusyError(text, error.headers.get("Retry-After", "")) from error
+            wish = error.headers.get("Retry-After", "")
+            pause = min(float(wish), _LONGEST_PAUSE) if wish.isdecimal() else 0.0
+            raise _BusyError(text, pause) from error
         rewards: Any = None
         with contextlib.suppress(ValueError, TypeError, LookupError):
             rewards = json.loads(body)["rewards"]
@@ -239,10 +236,8 @@ class Actors:
 
     def step(self, step: int, shares: Sequence[Sequence[RolloutShare]]) -> list[list[Any]]:
         """Draw and score shares on each node; return answers and rewards in order."""
-        calls = [
-            actor.step.remote([tuple(share) for share in own])
-            for actor, own in zip(self._actors, shares, strict=True)
-        ]
+        plain = [[tuple(share) for share in own] for own in shares]
+        calls = [one.step.remote(own) for one, own in zip(self._actors, plain, strict=True)]
         return self._gather(calls, _STEP_SECONDS, f"step {step}")
 
     def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:

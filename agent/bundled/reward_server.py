@@ -40,7 +40,7 @@ from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, Verdi
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp.typedefs import Handler, Middleware
+    from aiohttp.typedefs import Handler
 
 _SETTINGS_WRONG = 78
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
@@ -227,24 +227,8 @@ def make_app(
     async def healthz(_request: web.Request) -> web.Response:
         return web.json_response({"ok": True})
 
-    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
-    app.router.add_post(path, score)
-    app.router.add_get("/healthz", healthz)
-    app.on_shutdown.append(scorer.close_pool)
-    app.on_cleanup.append(scorer.close)
-    return app
-
-
-def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Return an error as JSON."""
-    return web.json_response({"error": message}, status=status, headers=headers)
-
-
-def errors_as_json(path: str, max_body: int) -> Middleware:
-    """Return a middleware that returns aiohttp's own errors as JSON."""
-
     @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
             return error(415, "Content-Encoding: send the body without compression")
         try:
@@ -259,7 +243,17 @@ def errors_as_json(path: str, max_body: int) -> Middleware:
             message = f"body: larger than {max_body} bytes; send smaller batches or set --max-body"
             return error(413, message)
 
-    return answer
+    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json])
+    app.router.add_post(path, score)
+    app.router.add_get("/healthz", healthz)
+    app.on_shutdown.append(scorer.close_pool)
+    app.on_cleanup.append(scorer.close)
+    return app
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Return an error as JSON."""
+    return web.json_response({"error": message}, status=status, headers=headers)
 
 
 async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: str) -> None:

@@ -319,11 +319,8 @@ class Rewards:
         asked = [_text(prompt) for prompt in prompts]
         texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
         labels = columns.get(self._label_key) if self._label_key else None
-        fields = {
-            "query": texts,
-            "prompts": asked,
-            **({} if labels is None else {"labels": labels}),
-        }
+        fields: dict[str, Sequence[Any]] = {"query": texts, "prompts": asked}
+        fields |= {} if labels is None else {"labels": labels}
         rewards: list[float] = []
         for start in range(0, len(texts), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)

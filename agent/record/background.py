@@ -113,9 +113,8 @@ class Sink:
         while rest and not self._left:
             before = self._failures
             rest = rest[self._write_some(rest) :]
-            if self._failures > before and not may_try_again(
-                _PAUSES[min(before, len(_PAUSES) - 1)]
-            ):
+            pause = _PAUSES[min(before, len(_PAUSES) - 1)]
+            if self._failures > before and not may_try_again(pause):
                 return False
         if self._failures and not self._left:
             self._failures = 0

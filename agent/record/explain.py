@@ -281,12 +281,11 @@ def _attempts(record: RunRecord | NoRecord) -> list[str]:
 
 def _others(first: NodeHistory, others: list[NodeHistory]) -> list[str]:
     """Name the nodes of a shared folder whose exit code differs from the first one's."""
-    own = first.outcome and first.outcome.exit_code
-    codes = {node.name: node.outcome and node.outcome.exit_code for node in others}
+    codes = [node.outcome and node.outcome.exit_code for node in (first, *others)]
     different = [
-        f"{name} with {'no outcome' if code is None else code}"
-        for name, code in codes.items()
-        if code != own
+        f"{node.name} with {'no outcome' if code is None else code}"
+        for node, code in zip(others, codes[1:], strict=True)
+        if code != codes[0]
     ]
     return [f"different exit codes: {listed(different[:_MOST_NAMES])}"] if different else []
 

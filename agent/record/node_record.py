@@ -196,8 +196,10 @@ def may_reuse(found: FoundFolder, node: str, here: PidSpace) -> bool:
     not its boot id and pid namespace.
     """
     record, is_ours = found.record, found.lock is LockHolder.OURS
-    if found.lock is LockHolder.THEIRS or found.is_new:
-        return found.is_new and found.lock is not LockHolder.THEIRS
+    if found.lock is LockHolder.THEIRS:
+        return False
+    if found.is_new:
+        return True
     if record is None:
         return is_ours
     if record.node != node or found.is_agent_running:

@@ -76,10 +76,7 @@ def outcome_text(
     bundle: str = "",
     cost: float | None = None,
 ) -> str:
-    """Return the content of outcome.json.
-
-    `bundle` is the name of the failure bundle, `cost` the dollars of all nodes where it is known.
-    """
+    """Return the content of outcome.json; `cost` is the dollars of all nodes where it is known."""
     data = {
         **outcome.to_dict(),
         "attempts": [attempt.to_outcome() for attempt in attempts],
@@ -126,19 +123,13 @@ def _has_any(folder: Path, names: Sequence[str]) -> bool:
 
 def node_folders(run: Path) -> list[Path]:
     """Return the folders of the nodes in a run's folder."""
-    try:
-        return sorted(
-            path for path in run.iterdir() if path.is_dir() and _has_any(path, NODE_MARKS)
-        )
-    except OSError:
-        return []
+    with suppress(OSError):
+        return sorted(path for path in run.iterdir() if _has_any(path, NODE_MARKS))
+    return []
 
 
 def newest_run(folder: Path, marks: Sequence[str] = NODE_MARKS) -> Path | None:
-    """Return the run that was written last, in or below a folder; None without one.
-
-    `marks` are files of which each of its nodes has one.
-    """
+    """Return the run that was written last, in or below a folder; each node has one of `marks`."""
     written: list[tuple[float, Path]] = []
     for node in _node_folders_below(folder.resolve(), marks):
         for name in NODE_MARKS:
@@ -338,10 +329,7 @@ class RunFolder:
     # --- moving to the run's folder --------------------------------------------------------------
 
     def move_to_run(self, run_id: str) -> None:
-        """Move to the folder of the run; open files move along.
-
-        If the disk refuses, the folder stays where it is and the run goes on.
-        """
+        """Move to the run's folder, with open files; if the disk refuses, the run goes on here."""
         target = self._root / safe_name(run_id)
         if self.path.parent == target or run_id == self._refused:
             return
