@@ -100,7 +100,7 @@ class HeadAgent:
         self._link: RayLink | TorchrunLink
         if plan.torchrun is not None:
             lines = self._status.job_lines
-            self._link = TorchrunLink(run, self._placeholders, inbox.put, lines)
+            self._link = TorchrunLink(run, tasks, self._placeholders, inbox.put, lines)
         else:
             process = plan.process(BRIDGE)
             log = partial(run.folder.file, process.log)
@@ -362,10 +362,7 @@ class HeadAgent:
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
         if isinstance(self._link, TorchrunLink):
-            run_id = self._keeper.record.run_id
-            self._output = await self._link.launch(
-                self._tasks, state, self._reports, run_id, home, made.basis
-            )
+            self._output = await self._link.launch(state, self._reports, home, made.basis)
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)

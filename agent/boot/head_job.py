@@ -227,11 +227,8 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         if missing:
             of_user = given if isinstance(given, dict) else {}
             runtime_env = {**runtime_env, "env_vars": {**missing, **of_user}}
-    count, least, total = sizes([node.gpus for node in state.nodes()])
     joined = JobPlaceholders(
-        nodes=count,
-        gpus_per_node=least,
-        total_gpus=total,
+        *sizes([node.gpus for node in state.nodes()]),
         head_ip=state.ray_head_ip or placeholders.head_ip,
         reward_url=reward_url,
         log_dir=placeholders.log_dir,

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.boot.recipe_verb import one_of, whole_number
-from agent.settings.jobs import BY_NAME
 from agent.work.start_files import platforms
 from agent.work.start_files.request import PRESETS, Request, StartFile
 
@@ -54,32 +52,6 @@ PLATFORMS = {
     "kuberay": Platform(platforms.kuberay, rehearsal_gpus=0),
     "ssh": Platform(platforms.ssh, "rehearsal", rehearsal_gpus=0),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
-    add = parser.add_argument
-    add(
-        "platform",
-        metavar="PLATFORM",
-        nargs="?",
-        type=one_of("platform", PLATFORMS),
-        help=", ".join(PLATFORMS),
-    )
-    add("recipe", metavar="RECIPE", nargs="?", type=one_of("recipe", BY_NAME), help="see `recipes`")
-    add("--nodes", type=whole_number, metavar="N", help="nodes, the head among them")
-    add("--gpus", type=whole_number, metavar="G", help="GPUs of each node")
-    containers = PLATFORMS["slurm"].variants
-    add("--container", choices=containers, help="Slurm: what the job runs in")
-    kinds = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
-    add("--kind", choices=kinds, metavar="KIND", help=f"Kubernetes and RunPod: {', '.join(kinds)}")
-    add("--volume", metavar="ID", help="RunPod: network volume that has the one file")
-    add("--image", metavar="IMAGE", help="another image than the recipe's usual one")
-    add("--agent", metavar="PATH", default="", help="where the one file is; default: usual place")
-    add("--agent-url", metavar="URL", default="", help="nodes fetch the one file from there")
-    add("--sha256", metavar="DIGEST", default="", help="its digest, with --agent-url")
-    add("--to", type=Path, default=Path(), metavar="FOLDER", help="where to write; default: here")
-    add("--force", action="store_true", help="overwrite files that exist")
 
 
 def run(options: argparse.Namespace) -> int:

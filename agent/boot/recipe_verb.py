@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +32,12 @@ from agent.work.recipes.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.settings.jobs import KnownJob
 
 _PYTHON = "python3"
 """First word of the printed command, valid on any machine."""
-_LARGEST = 100_000
-_MOST_GPU_MEMORY = 10_000
 
 
 def command_json(made: Command) -> str:
@@ -128,48 +125,6 @@ def node_sizes(
     if len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
-
-
-def one_of(what: str, known: Collection[str]) -> Callable[[str], str]:
-    """Return a parser of names; of an unknown one it tells what was probably meant."""
-
-    def parse(text: str) -> str:
-        if text in known:
-            return text
-        close = difflib.get_close_matches(text, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-        raise argparse.ArgumentTypeError(f"no {what} {text!r}: {hint}")
-
-    return parse
-
-
-def whole_number(text: str) -> int:
-    """Parse --nodes or --cpus."""
-    word = text.strip()
-    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
-    return int(word)
-
-
-def gigabytes(text: str) -> int:
-    """Parse --gpu-memory, with or without GB."""
-    number = whole_number(text.strip().upper().removesuffix("GB"))
-    if not 0 < number <= _MOST_GPU_MEMORY:
-        raise argparse.ArgumentTypeError(f"{text!r} is no memory of a GPU in GB, such as 80")
-    return number
-
-
-def model_size(text: str) -> ModelShape:
-    """Parse --model-size."""
-    found = ModelShape.from_name(text.strip(), "--model-size")
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 7B or 30B-A3B")
-    return found
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Parse --gpus."""
-    return [whole_number(word) for word in text.split(",")]
 
 
 def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersion:

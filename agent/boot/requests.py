@@ -210,27 +210,25 @@ class HeadRequests:
         report_now: Callable[[], None],
         share: ShareOrder | None = None,
     ) -> None:
-        """Run a probe that the head ordered; of the all-reduce only the last counts."""
-        if probe != ALL_REDUCE:
-            answer = await self._prober.probe(probe, at, place, share)
-            self._answers.append(answer)  # to the current list: other answers may have been added
-            report_now()
-            return
-        # The head of an earlier one is gone. That one gives no answer, which would be taken for
-        # the new one's.
-        before, self._all_reduce_run = self._all_reduce_run, (anyio.CancelScope(), anyio.Event())
-        scope, done = self._all_reduce_run
-        if before is not None:
-            before[0].cancel()
-            await before[1].wait()
-        self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
+        """Run a probe that the head ordered.
+
+        An all-reduce cancels an earlier one, whose head is gone. That one gives no answer, which
+        would be taken for the new one's.
+        """
+        scope, ended = anyio.CancelScope(), anyio.Event()
+        if probe == ALL_REDUCE:
+            before, self._all_reduce_run = self._all_reduce_run, (scope, ended)
+            if before is not None:
+                before[0].cancel()
+                await before[1].wait()
+            self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
         try:
             with scope:
-                answer = await self._prober.probe(ALL_REDUCE, "", place, share)
-                self._answers.append(answer)
+                answer = await self._prober.probe(probe, at, place, share)
+                self._answers.append(answer)  # to the current list: others may have been added
                 report_now()
         finally:
-            done.set()
+            ended.set()
 
     async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""

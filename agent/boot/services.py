@@ -225,38 +225,29 @@ _LONGEST_END = 1 << 20
 class LocalShare:
     """Runs this node's torchrun, one attempt after the other."""
 
-    def __init__(self, run: NodeRun, send: Callable[[ShareOver], None]) -> None:
-        self._run, self._send = run, send
+    def __init__(
+        self, run: NodeRun, tasks: anyio.abc.TaskGroup, send: Callable[[ShareOver], None]
+    ) -> None:
+        self._run, self._tasks, self._send = run, tasks, send
         self._child: Child | None = None
         self._began = 0
         self._is_stopped = False
 
-    async def start(
-        self,
-        tasks: anyio.abc.TaskGroup,
-        attempt: int,
-        share: ShareOrder,
-        place: Placeholders,
-        run_id: str,
-    ) -> None:
+    async def start(self, attempt: int, share: ShareOrder, place: Placeholders) -> None:
         """Start the share of an attempt, after stopping an earlier one."""
         plan, run = self._run.plan, self._run
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
-        log = run.folder.file(JOB_LOG)
-        errors = run.folder.file(f"torchrun-error-{attempt}.json")
+        log, errors = map(run.folder.file, (JOB_LOG, f"torchrun-error-{attempt}.json"))
         self._began = await size_at_start(run, log, errors)
-        attempt_id = submission_id_of(run_id, attempt)
+        attempt_id = submission_id_of(run.run_id, attempt)
         recipe, words, own = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
-            command = recipe.command(share.nodes, run_id, share.basis)
+            command = recipe.command(share.nodes, run.run_id, share.basis)
             words, own = command.argv, {**command.env}
-        nodes, least, total = sizes(share.gpus)
         joined = JobPlaceholders(
-            nodes=nodes,
-            gpus_per_node=least,
-            total_gpus=total,
+            *sizes(share.gpus),
             head_ip=place.head_ip,
             reward_url=reward_url(plan.all_services, replace(place, node_ip=share.reward_ip)),
             log_dir=place.log_dir,
@@ -264,8 +255,7 @@ class LocalShare:
             checkpoints=plan.job.checkpoints,
         )
         rank, size = str(share.rank), str(len(share.nodes))
-        filled = fill(words, joined)
-        argv = plan.torchrun.command(filled, rank, size, attempt_id, place.head_ip)
+        argv = plan.torchrun.command(fill(words, joined), rank, size, attempt_id, place.head_ip)
         full = {**own, **plan.environment(place.node_ip, place.head_ip)}
         env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
@@ -275,7 +265,7 @@ class LocalShare:
             output.to_watcher(run.stats.share_lines(attempt), self._began)
         output.start()
         self._child = await run.start(TORCHRUN, argv, env, JOB_LOG)
-        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
+        self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.
@@ -362,12 +352,14 @@ class TorchrunLink:
     def __init__(
         self,
         run: NodeRun,
+        tasks: anyio.abc.TaskGroup,
         place: Placeholders,
         send: Callable[[h.HeadEvent], None],
         watcher: ByteSink,
     ) -> None:
-        self._run, self._place, self._send, self._watcher = run, place, send, watcher
-        self.share = LocalShare(run, lambda over: send(h.OwnShareOver(over)))
+        self._run, self._tasks, self._place = run, tasks, place
+        self._send, self._watcher = send, watcher
+        self.share = LocalShare(run, tasks, lambda over: send(h.OwnShareOver(over)))
         self._stops: list[Callable[[], object]] = []
         """What stops each node's share of the last attempt."""
 
@@ -375,18 +367,12 @@ class TorchrunLink:
         """Run until canceled: the nodes' agents report their shares."""
         await anyio.sleep_forever()
 
-    async def launch(  # noqa: PLR0913 - all that a share needs
-        self,
-        tasks: anyio.abc.TaskGroup,
-        state: HeadState,
-        reports: Reports,
-        run_id: str,
-        reward_ip: str,
-        basis: JobBasis,
+    async def launch(
+        self, state: HeadState, reports: Reports, reward_ip: str, basis: JobBasis
     ) -> OutputCopies:
         """Start every node's share of the attempt; return this node's output."""
         number, nodes = state.attempt.number, state.shares.sizes
-        self._stops = [partial(tasks.start_soon, self.share.stop, self._run.plan.budget.job)]
+        self._stops = [partial(self._tasks.start_soon, self.share.stop, self._run.plan.budget.job)]
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
                 order = partial(reports.order, key)
@@ -400,7 +386,7 @@ class TorchrunLink:
         output.to_watcher(self._watcher, begins)
         output.start()
         own = ShareOrder(0, nodes, reward_ip, basis)
-        await self.share.start(tasks, number, own, self._place, run_id)
+        await self.share.start(number, own, self._place)
         self._send(h.Submitted(state.attempt.id))
         return output
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
 from agent.plan.show import duration
 from agent.record.background import in_thread
-from agent.record.files import access
+from agent.record.files import write_atomically
 from agent.record.log import say
 from agent.runtime import driver as job
 from agent.runtime.driver import Utilization
@@ -48,7 +46,6 @@ BUSY, STACKS = "how busy", "process stacks"
 """Diagnostics that a worker sends like a log; no service has such a name."""
 DIAGNOSTICS = (BUSY, STACKS)
 IDLE = "idle"
-_WRITES = "its share of the job writes"
 _MOST_LINES = 60
 """Most lines of one node's stacks in the log."""
 _FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
@@ -58,44 +55,37 @@ class Diagnostics:
     """Examines the job's processes on this node."""
 
     def __init__(self, run: NodeRun) -> None:
-        self._run = run
-        self._utilization: Utilization | None = None
+        plan, self._run = run.plan, run
         self._last_output: float | None = None
         """When this node's share of the job wrote output last, as of the last call."""
+        # Without secrets.
+        self._env = {name: plan.environ[name] for name in _FOR_TOOLS if name in plan.environ}
+        tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
+        self._utilization = Utilization(tools, self._env, run.folder.file)
 
     async def collect(self, what: str, submission_id: str | None = None) -> str:
         """Return one of the diagnostics, or why it failed: a failure is no sign of an idle job."""
-        method = self.activity if what == BUSY else self.stacks
+        examine = self._examine_activity if what == BUSY else self._examine_stacks
         text = await self._run.best_effort(
-            f"a look at the job here ({what})", method, submission_id
+            f"a look at the job here ({what})", examine, submission_id
         )
         return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
 
-    async def activity(self, submission_id: str | None = None) -> str:
+    async def _examine_activity(self, submission_id: str | None) -> str:
         """Return what works for the job on this node, or that nothing does."""
-        run = self._run
-        before, self._last_output = self._last_output, run.stats.last_share_output
+        before, self._last_output = self._last_output, self._run.stats.last_share_output
         if self._last_output != before:
-            return _WRITES
-        if self._utilization is None:
-            facts = run.plan.facts
-            tools = TOOLS.get(facts.gpu_maker, ()) if facts.gpus else ()
-            self._utilization = Utilization(tools, self._env(), run.folder.file)
+            return "its share of the job writes"
         return await self._utilization.sample(submission_id) or IDLE
 
-    async def stacks(self, submission_id: str | None = None) -> str:
+    async def _examine_stacks(self, submission_id: str | None) -> str:
         """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
         plan = self._run.plan
         found = await anyio.to_thread.run_sync(job.job_processes, submission_id)
         py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
         log = partial(self._run.folder.file, "py-spy.log")
-        text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env(), log)
+        text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env, log)
         return self._run.redactor.clean(text)
-
-    def _env(self) -> dict[str, str]:
-        """Return the variables that the tools need, without secrets."""
-        environ = self._run.plan.environ
-        return {name: environ[name] for name in _FOR_TOOLS if name in environ}
 
 
 def log_stacks(node: str, text: str, where: str) -> None:
@@ -191,15 +181,8 @@ class StallWatch:
             log_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
 
-        def write() -> bool:
-            with suppress(OSError):
-                descriptor = access.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-                    file.write(whole)
-                return True
-            return False
-
-        is_written = await in_thread(write, times.STALLED_DISK)
+        write = partial(write_atomically, path, whole, durable=False)
+        is_written = await in_thread(lambda: write() is None, times.STALLED_DISK)
         where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
         finding = Finding("stall", Level.WARN, f"{what}{where if is_written else ''}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)

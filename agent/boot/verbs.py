@@ -26,15 +26,10 @@ from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.boot.recipe_verb import (
     command_json,
     command_text,
-    gigabytes,
-    model_size,
     node_sizes,
-    one_of,
     recipe_command,
     recipe_lines,
     recipe_rows,
-    whole_number,
-    whole_numbers,
 )
 from agent.checks import misspelling_findings
 from agent.checks.finding import Level, passed_lines, problem_lines
@@ -49,12 +44,18 @@ from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.settings.load import env_lines, env_rows
 from agent.settings.redact import redactor_for
+from agent.work.recipes.recipe import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    Option = tuple[Sequence[str], dict[str, Any]]
+    """The names and the arguments of argparse's add_argument."""
+
 
 SHELLS = ("bash", "zsh", "fish")
+_LARGEST = 100_000
+_MOST_GPU_MEMORY = 10_000
 _TAKE_A_COMMAND = ("run", "plan")
 _OF_RUN = """\
 variables (`pod-agent env` lists all):
@@ -75,19 +76,168 @@ examples:
 """
 
 
-_Argument = tuple[str, dict[str, Any]]
-"""The names of an argument of a verb, and its options for argparse."""
+def _meant_by(given: str, known: Iterable[str]) -> str:
+    """Return the known word that a mistyped one resembles, or ''."""
+    return next(iter(difflib.get_close_matches(given, [*known], n=1)), "")
 
 
-def _flag(names: str, about: str) -> _Argument:
-    return names, {"action": "store_true", "help": about}
+def name_among(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    """Return the reader of a name that must be known."""
+
+    def read(text: str) -> str:
+        if text in known:
+            return text
+        meant = _meant_by(text, known)
+        hint = f"did you mean {meant}?" if meant else f"known are {', '.join(known)}"
+        raise argparse.ArgumentTypeError(f"no {what} {text!r}: {hint}")
+
+    return read
 
 
-def _option(
-    name: str, read: Callable[[str], object], metavar: str, about: str, *, required: bool = False
-) -> _Argument:
-    needed = {"required": True} if required else {}
-    return name, {"type": read, "metavar": metavar, "help": about, **needed}
+def whole_number(text: str) -> int:
+    """Read a number of nodes, processors or lines."""
+    word = text.strip()
+    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
+    return int(word)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Read the GPUs of each node."""
+    return [whole_number(word) for word in text.split(",")]
+
+
+def gigabytes(text: str) -> int:
+    """Read a GPU's memory, with or without GB."""
+    number = whole_number(text.strip().upper().removesuffix("GB"))
+    if not 0 < number <= _MOST_GPU_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory of a GPU in GB, such as 80")
+    return number
+
+
+def model_size(text: str) -> ModelShape:
+    """Read the size of a model."""
+    found = ModelShape.from_name(text.strip(), "--model-size")
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 7B or 30B-A3B")
+    return found
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def _since(text: str) -> datetime:
+    try:
+        return time_since(text, datetime.now(timezone.utc))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _flag(names: str, about: str) -> Option:
+    return names.split(), {"action": "store_true", "help": about}
+
+
+def _value(
+    name: str, metavar: str | None, about: str, read: Callable[[str], object] = str, **more: object
+) -> Option:
+    return [name], {"type": read, "metavar": metavar, "help": about, **more}
+
+
+_JSON = _flag("--json", "print JSON")
+_RECIPE = name_among("recipe", BY_NAME)
+_CONTAINERS = PLATFORMS["slurm"].variants
+_KINDS = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
+_ABOUT = {
+    "run": "boot this node, run the job, end with its exit code (default)",
+    "plan": "print what run would do, and touch nothing",
+    "doctor": "check this machine and its settings",
+    "status": "show the state of the run, from the head's agent",
+    "logs": "print a log of any node, through the head's agent",
+    "explain": "summarize a run in ten lines: what took long, why it ended",
+    "stop": "stop the run as SIGTERM on the head does, and wait until it has ended",
+    "env": "list all environment variables with their current values",
+    "init": "write the file that starts a run on a platform",
+    "recipes": "list the recipes, one a line",
+    "recipe": "print the command that a recipe would submit, and why",
+    "completion": "print the completion for a shell",
+    "reward-server": "the bundled reward server (--help for its flags)",
+    "rehearsal": "the bundled GPU-free GRPO job (--help for its flags)",
+}
+_OPTIONS: dict[str, Sequence[Option]] = {
+    "plan": (_JSON, _flag("-v --verbose", "print every command, environment, port and wait")),
+    "doctor": (
+        _JSON,
+        _flag("-v --verbose", "print checks that pass, too"),
+        _flag("--all", "every node of a running cluster, by its head"),
+    ),
+    "status": (
+        _JSON,
+        _flag("--watch", "update until the run ends"),
+        _flag("--live", "check only whether this node's agent is up: 0 or 69"),
+    ),
+    "logs": (
+        _value(
+            "words",
+            "NODE LOG",
+            "a node's name (default: the head), and agent, ray, job or a service (default: the "
+            "job; of a worker, the agent)",
+            nargs="*",
+        ),
+        _flag("-f --follow", "follow the log as it grows"),
+        _value("-n", "N", "only the last N lines", whole_number),
+        _value("--grep", "RE", "only lines that match", _pattern),
+        _value("--since", "T", "only lines since then: 10m, or 2026-11-23T10:52Z", _since),
+    ),
+    "explain": (
+        _value(
+            "folder",
+            "FOLDER",
+            "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR",
+            nargs="?",
+        ),
+    ),
+    "env": (_JSON,),
+    "init": (
+        _value(
+            *("platform", "PLATFORM", ", ".join(PLATFORMS), name_among("platform", PLATFORMS)),
+            nargs="?",
+        ),
+        _value("recipe", "RECIPE", "see `recipes`", _RECIPE, nargs="?"),
+        _value("--nodes", "N", "nodes, the head among them", whole_number),
+        _value("--gpus", "G", "GPUs of each node", whole_number),
+        _value("--container", None, "Slurm: what the job runs in", choices=_CONTAINERS),
+        _value("--kind", "KIND", f"Kubernetes and RunPod: {', '.join(_KINDS)}", choices=_KINDS),
+        _value("--volume", "ID", "RunPod: network volume that has the one file"),
+        _value("--image", "IMAGE", "another image than the recipe's usual one"),
+        _value("--agent", "PATH", "where the one file is; default: usual place", default=""),
+        _value("--agent-url", "URL", "nodes fetch the one file from there", default=""),
+        _value("--sha256", "DIGEST", "its digest, with --agent-url", default=""),
+        _value("--to", "FOLDER", "where to write; default: here", Path, default=Path()),
+        _flag("--force", "overwrite files that exist"),
+    ),
+    "recipes": (_JSON,),
+    "recipe": (
+        _JSON,
+        _value("name", "NAME", "see `recipes`", _RECIPE),
+        _value("--nodes", "N", "how many would join", whole_number, required=True),
+        _value("--gpus", "G", "of each: 8, or 8,8,4", whole_numbers, required=True),
+        _value("--cpus", "C", "of each; left out: enough of them", whole_number),
+        _value("--gpu-memory", "GB", "of each GPU; left out: 80 is assumed", gigabytes),
+        _value(
+            "--model-size", "B", "of the model, such as 7B; left out: AGENT_MODEL's", model_size
+        ),
+        _value("--framework-version", "V", "default: the one installed here, else the newest"),
+    ),
+    "completion": (_value("shell", "SHELL", ", ".join(SHELLS), name_among("shell", SHELLS)),),
+}
+_EPILOGS = {
+    "run": _OF_RUN,
+    "completion": 'bash and zsh: eval "$(pod-agent completion bash)"',
+}
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -118,91 +268,20 @@ class CommandLine:
         about = "versions of agent, Python and Ray"
         self.parser.add_argument("--version", action="store_true", help=about)
         self.parser.set_defaults(verb="run")
-        self._subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB")
+        subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB")
         self.verbs: dict[str, VerbParser] = {}
-        self.about: dict[str, str] = {}
-        self._add_verbs()
-
-    def _add(
-        self, name: str, about: str, *arguments: _Argument, json: bool = False, epilog: str = ""
-    ) -> VerbParser:
-        made = self._subparsers.add_parser(
-            name,
-            help=about,
-            description=about,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        made.set_defaults(verb=name)
-        if json:
-            made.add_argument("--json", action="store_true", help="print JSON")
-        for names, options in arguments:
-            made.add_argument(*names.split(), **options)
-        self.verbs[name], self.about[name] = made, about
-        return made
-
-    def _add_verbs(self) -> None:
-        about = "boot this node, run the job, end with its exit code (default)"
-        run = self._add("run", about, epilog=_OF_RUN)
-        run.usage = "pod-agent run [-h] [-- CMD ARG...]"
-        verbose = _flag("-v --verbose", "print every command, environment, port and wait")
-        self._add("plan", "print what run would do, and touch nothing", verbose, json=True)
-        self._add(
-            *("doctor", "check this machine and its settings"),
-            _flag("-v --verbose", "print checks that pass, too"),
-            _flag("--all", "every node of a running cluster, by its head"),
-            json=True,
-        )
-        self._add(
-            *("status", "show the state of the run, from the head's agent"),
-            _flag("--watch", "update until the run ends"),
-            _flag("--live", "check only whether this node's agent is up: 0 or 69"),
-            json=True,
-        )
-        words = (
-            "a node's name (default: the head), and agent, ray, job or a service (default: the "
-            "job; of a worker, the agent)"
-        )
-        since = "only lines since then: 10m, or 2026-11-23T10:52Z"
-        self._add(
-            *("logs", "print a log of any node, through the head's agent"),
-            ("words", {"metavar": "NODE LOG", "nargs": "*", "help": words}),
-            _flag("-f --follow", "follow the log as it grows"),
-            _option("-n", whole_number, "N", "only the last N lines"),
-            _option("--grep", pattern, "RE", "only lines that match"),
-            _option("--since", since_time, "T", since),
-        )
-        folder = "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR"
-        self._add(
-            *("explain", "summarize a run in ten lines: what took long, why it ended"),
-            ("folder", {"metavar": "FOLDER", "nargs": "?", "help": folder}),
-        )
-        self._add("stop", "stop the run as SIGTERM on the head does, and wait until it has ended")
-        self._add("env", "list all environment variables with their current values", json=True)
-        init.add_arguments(self._add("init", "write the file that starts a run on a platform"))
-        self._add("recipes", "list the recipes, one a line", json=True)
-        version = "default: the one installed here, else the newest"
-        self._add(
-            *("recipe", "print the command that a recipe would submit, and why"),
-            _option("name", one_of("recipe", BY_NAME), "NAME", "see `recipes`"),
-            _option("--nodes", whole_number, "N", "how many would join", required=True),
-            _option("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4", required=True),
-            _option("--cpus", whole_number, "C", "of each; left out: enough of them"),
-            _option("--gpu-memory", gigabytes, "GB", "of each GPU; left out: 80 is assumed"),
-            _option(
-                *("--model-size", model_size, "B"),
-                "of the model, such as 7B; left out: AGENT_MODEL's",
-            ),
-            _option("--framework-version", str, "V", version),
-            json=True,
-        )
-        self._add(
-            *("completion", "print the completion for a shell"),
-            _option("shell", shell, "SHELL", ", ".join(SHELLS)),
-            epilog='bash and zsh: eval "$(pod-agent completion bash)"',
-        )
-        self._add("reward-server", "the bundled reward server (--help for its flags)")
-        self._add("rehearsal", "the bundled GPU-free GRPO job (--help for its flags)")
+        for name, about in _ABOUT.items():
+            self.verbs[name] = verb = subparsers.add_parser(
+                name,
+                help=about,
+                description=about,
+                epilog=_EPILOGS.get(name, ""),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            verb.set_defaults(verb=name)
+            for names, settings in _OPTIONS.get(name, ()):
+                verb.add_argument(*names, **settings)
+        self.verbs["run"].usage = "pod-agent run [-h] [-- CMD ARG...]"
 
     def parse(self, before: list[str], command: list[str] | None) -> argparse.Namespace:
         """Parse verb and options; an error shows the verb's usage and what was probably meant."""
@@ -211,12 +290,9 @@ class CommandLine:
             line = shlex.join([*words, *(command or ())])
             return f"; a job's command goes after --: pod-agent {verb} -- {line}"
 
-        def meant_by(given: str, known: Iterable[str]) -> str:
-            return next(iter(difflib.get_close_matches(given, [*known], n=1)), "")
-
         given = next((word for word in before if not word.startswith("-")), None)
         if given is not None and given not in self.verbs:
-            meant = meant_by(given, self.verbs)
+            meant = _meant_by(given, self.verbs)
             if meant:
                 self.parser.error(f"no verb {given!r}: did you mean {meant!r}?")
             known = f"no verb {given!r} ({', '.join(self.verbs)})"
@@ -225,7 +301,7 @@ class CommandLine:
         verb = self.verbs.get(options.verb if given else "", self.parser)
         takes_a_command = options.verb in _TAKE_A_COMMAND
         if unknown:
-            flags = [meant_by(word.partition("=")[0], verb.flags) for word in unknown]
+            flags = [_meant_by(word.partition("=")[0], verb.flags) for word in unknown]
             hint = ""
             if any(flags):
                 hint = f": did you mean {' '.join(filter(None, flags))}?"
@@ -235,29 +311,6 @@ class CommandLine:
         if command is not None and not takes_a_command:
             verb.error(f"{options.verb} takes no command after --")
         return options
-
-
-def shell(text: str) -> str:
-    """Parse the name of a shell."""
-    if text not in SHELLS:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(SHELLS)}")
-    return text
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    """Parse --grep."""
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
-
-
-def since_time(text: str) -> datetime:
-    """Parse --since."""
-    try:
-        return time_since(text, datetime.now(timezone.utc))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # --- completion ----------------------------------------------------------------------------------
@@ -322,7 +375,7 @@ def completion_for(shell: str, line: CommandLine) -> str:
 
 def _fish_lines(line: CommandLine) -> Iterator[str]:
     first = "complete -c pod-agent -n __fish_use_subcommand"
-    for verb, about in line.about.items():
+    for verb, about in _ABOUT.items():
         yield f"{first} -f -a {verb} -d {shlex.quote(about)}"
     yield f"{first} -l version"
     for verb, parser in line.verbs.items():

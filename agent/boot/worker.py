@@ -155,7 +155,7 @@ class WorkerAgent:
         )
         self._ray: Child | None = None
         self._work = LocalWork(run, self._inbox.put, self._place)
-        self._local_share = LocalShare(run, self._inbox.put)
+        self._local_share = LocalShare(run, tasks, self._inbox.put)
         goal = w.WorkerGoal(
             head=host,
             limits={wait.key: wait.seconds for wait in plan.waits},
@@ -250,8 +250,7 @@ class WorkerAgent:
             case w.RunOwnStep(name):
                 start(self._work.prepare, name)
             case w.StartShare(attempt, share):
-                run_id = "" if self._reply is None else self._reply.run_id
-                await self._local_share.start(self._tasks, attempt, share, self._place(), run_id)
+                await self._local_share.start(attempt, share, self._place())
             case w.StopShare():
                 start(self._local_share.stop, budget.job)
             case w.SendLog(name):

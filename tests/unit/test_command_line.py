@@ -40,7 +40,7 @@ LINE = CommandLine()
             "known are rehearsal, verl",
         ),
         (["recipe", "verl-grpo"], "recipe", "--nodes, --gpus"),
-        (["completion", "tcsh"], "completion", "'tcsh' is none of bash, zsh, fish"),
+        (["completion", "tcsh"], "completion", "no shell 'tcsh': known are bash, zsh, fish"),
         (["explain", "a", "b"], "explain", "unrecognized arguments: b"),
     ],
 )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import AgentError
-from agent.boot.recipe_verb import node_sizes, recipe_command, whole_numbers
+from agent.boot.recipe_verb import node_sizes, recipe_command
+from agent.boot.verbs import whole_numbers
 from agent.bundled import trl_grpo
 from agent.settings.jobs import JOBS
 

@@ -20,9 +20,8 @@ from agent.boot.recipe_verb import (
     node_sizes,
     recipe_command,
     recipe_lines,
-    whole_number,
-    whole_numbers,
 )
+from agent.boot.verbs import whole_number, whole_numbers
 from agent.settings.jobs import JOBS, KnownJob
 from agent.work.recipes.recipe import Command, NodeSize
 from unit.toy_recipe import NAME, NEEDED, toy

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import PreflightError
-from agent.boot.recipe_verb import model_size, node_sizes, recipe_command
+from agent.boot.recipe_verb import node_sizes, recipe_command
+from agent.boot.verbs import model_size
 from agent.cli import main
 from agent.settings.jobs import JOBS
 from agent.work.recipes import recipe_of
