@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.work.start_files import platforms
-from agent.work.start_files.request import PRESETS, Request, StartFile
+from agent.work.start_files.request import Request, StartFile, presets
 
 if TYPE_CHECKING:
     import argparse
@@ -118,7 +118,7 @@ def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFil
     platform = PLATFORMS[name]
     recipe = options.recipe
     if recipe is None:
-        recipe = _ask("recipe", platform.recipe, (*PRESETS,)) if may_ask else platform.recipe
+        recipe = _ask("recipe", platform.recipe, (*presets(),)) if may_ask else platform.recipe
     for flag in ("container", "kind"):
         given = getattr(options, flag)
         if given is not None and (flag != platform.flag or given not in platform.variants):

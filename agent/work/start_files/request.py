@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import convert
+
+from agent.base.text import parse_toml
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ class Request(Value, frozen=True):
     @property
     def preset(self) -> Preset:
         """Return the usual settings of the recipe."""
-        return PRESETS[self.recipe]
+        return presets()[self.recipe]
 
     @property
     def container_image(self) -> str:
@@ -73,10 +77,7 @@ class Checkout(Value, frozen=True):
 
 
 class Preset(Value, frozen=True):
-    """The usual image, model, data and arguments of a recipe.
-
-    `{data}` and `{code}` stand for the folders of data and checkouts on a platform.
-    """
+    """The usual image, model, data and arguments of a recipe: a table of recipes.toml."""
 
     about: str
     image: str
@@ -96,116 +97,14 @@ class Preset(Value, frozen=True):
     resumes: bool = True
 
 
-_VERL = Checkout("https://github.com/volcengine/verl", "v0.7.1", "verl")
-_NVIDIA = "nvcr.io/nvidia/pytorch:25.11-py3"
-_PREFERENCES = "OpenRLHF/preference_dataset_mixture2_and_safe_pku"
-_WITHOUT_CONFLICTS = "pip uninstall --quiet --yes xgboost transformer_engine flash_attn pynvml"
-_OPENRLHF = (_WITHOUT_CONFLICTS, "pip install --quiet 'openrlhf[vllm]==0.11.2'")
-_OPENRLHF_ARGS = (
-    *("--data.input_key prompt", "--data.apply_chat_template", "--data.max_len 8192"),
-    *("--rollout.max_new_tokens 6144", "--actor.adam.lr 5e-7", "--algo.kl.init_coef 1e-3"),
-    "--ckpt.save_hf",
-)
-_VERL_ARGS = (
-    *("data.max_prompt_length=512", "data.max_response_length=1024"),
-    *("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=15"),
-)
-_GSM8K = (
-    "test -e {data}/gsm8k/train.parquet ||"
-    " python3 {code}/verl/examples/data_preprocess/gsm8k.py --local_save_dir {data}/gsm8k"
-)
-
-
-def _verl(about: str, *more: str) -> Preset:
-    return Preset(
-        about=about,
-        image="verlai/verl:vllm017.latest",
-        checkout=_VERL,
-        model="Qwen/Qwen2.5-7B-Instruct",
-        train="{data}/gsm8k/train.parquet",
-        evaluate="{data}/gsm8k/test.parquet",
-        prepare=_GSM8K,
-        args=(*_VERL_ARGS, *more),
-    )
-
-
-def _openrlhf(
-    about: str, train: str, *args: str, model: str = "Qwen/Qwen2.5-7B-Instruct"
-) -> Preset:
-    return Preset(
-        about=about, image=_NVIDIA, install=_OPENRLHF, model=model, train=train, args=args
-    )
-
-
-def _search_r1(about: str, *more: str) -> Preset:
-    return Preset(
-        about=about,
-        image="you/search-r1:latest",
-        code="/opt/Search-R1",
-        model="Qwen/Qwen2.5-7B",
-        train="{data}/nq_search/train.parquet",
-        evaluate="{data}/nq_search/test.parquet",
-        args=(
-            "retriever.url=http://127.0.0.1:8000/retrieve",
-            "data.shuffle_train_dataloader=True",
-            "actor_rollout_ref.actor.optim.lr=1e-6",
-            *more,
-        ),
-        services="search-r1.toml",
-        resumes=False,
-    )
-
-
-PRESETS: Mapping[str, Preset] = {
-    "rehearsal": Preset(
-        about="The rehearsal: a small GRPO on CPUs that takes every path that a real job takes",
-        image="rayproject/ray:2.52.0-py311",
-    ),
-    "verl-grpo": _verl("GRPO with verl on gsm8k"),
-    "verl-ppo": _verl("PPO with verl on gsm8k", "critic.optim.lr=1e-5"),
-    "openrlhf-grpo": _openrlhf("GRPO with OpenRLHF", "zhuzilin/dapo-math-17k", *_OPENRLHF_ARGS),
-    "openrlhf-ppo": _openrlhf("PPO with OpenRLHF", "zhuzilin/dapo-math-17k", *_OPENRLHF_ARGS),
-    "openrlhf-m-grpo": Preset(
-        about="GRPO with OpenRLHF-M and its own reward server",
-        image="you/openrlhf-m:latest",
-        code="/opt/OpenRLHF-M",
-        model="Qwen/Qwen2.5-VL-3B-Instruct",
-        train="{data}/mathv60k_message.jsonl",
-        prepare=(
-            "test -e {data}/mathv60k_message.jsonl || python3 /opt/OpenRLHF-M/examples/scripts/"
-            "downloaders/download_mathv60k.py --root_dir {data}"
-        ),
-        args=(
-            *("--max_samples 1000", "--prompt_max_len 4096", "--generate_max_len 8000"),
-            *("--num_episodes 2", "--actor_learning_rate 5e-7", "--normalize_reward"),
-            *("--temperature 1.0", "--save_hf_ckpt"),
-        ),
-        reward=(
-            "python3 -m openrlhf.models.remote_rm.math_verifier --dataset"
-            " {data}/mathv60k_message.jsonl --input_key message --prompt-template chatml"
-        ),
-    ),
-    "search-r1-ppo": _search_r1("PPO with Search-R1", "critic.optim.lr=1e-5"),
-    "search-r1-grpo": _search_r1("GRPO with Search-R1"),
-    "openrlhf-sft": _openrlhf(
-        "Supervised fine-tuning with OpenRLHF",
-        "Open-Orca/OpenOrca",
-        *("--data.input_key question", "--data.output_key response"),
-        model="Qwen/Qwen2.5-7B",
-    ),
-    "openrlhf-rm": _openrlhf(
-        "A reward model with OpenRLHF", _PREFERENCES, "--data.apply_chat_template"
-    ),
-    "openrlhf-dpo": _openrlhf("DPO with OpenRLHF", _PREFERENCES, "--data.apply_chat_template"),
-    "trl-grpo": Preset(
-        about="GRPO with TRL, by torchrun",
-        image=_NVIDIA,
-        install=("pip install --quiet 'trl==1.16.0'",),
-        model="Qwen/Qwen2.5-0.5B-Instruct",
-        train="{data}/train.jsonl",
-    ),
-}
-"""One for each recipe, in the order of `pod-agent recipes`."""
+@cache
+def presets() -> dict[str, Preset]:
+    """Return the usual settings of each recipe, in the order of `pod-agent recipes`."""
+    tables = parse_toml(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
+    for table in tables.values():
+        if "like" in table:
+            table |= {**tables[table.pop("like")], **table}
+    return convert(tables, dict[str, Preset])
 
 
 class Folders(Value, frozen=True):
