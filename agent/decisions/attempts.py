@@ -172,11 +172,8 @@ class AttemptSnapshot(Value):
     @property
     def is_worth_saving(self) -> bool:
         """Return whether it holds what Ray and the nodes could not give the next agent."""
-        return (
-            bool(self.last_loss or self.dead_node_ids or self.attempt.announced_nodes)
-            or self.end is not None
-            or self.below_required_since is not None
-        )
+        has_loss = bool(self.last_loss or self.dead_node_ids or self.attempt.announced_nodes)
+        return has_loss or self.end is not None or self.below_required_since is not None
 
 
 class AttemptEvent(HeadEvent):

@@ -46,17 +46,15 @@ _MAX_OUTAGES = 200
 
 def first_state(goal: h.HeadGoal) -> HeadState:
     """Return the state in which the head starts."""
-    number = goal.first_attempt
+    number, done = goal.first_attempt, goal.finished_steps
     state = HeadState(
         goal=goal,
         attempt=Attempt(submission_id_of(goal.run_id, number, goal.submission_id), number),
         ray=Item(Step.READY) if goal.by_torchrun else Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
         steps={
-            (HERE, step.name): (
-                Item().ready() if step.name in goal.finished_steps else Item(deadline=step.within)
-            )
-            for step in goal.steps
+            (HERE, one.name): Item().ready() if one.name in done else Item(deadline=one.within)
+            for one in goal.steps
         },
         step_queues=services.first_step_queues(goal),
         required=goal.expected_workers,
@@ -229,9 +227,8 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case ServiceReady(name, node, generation):
             return _apply_service_state(state, (node, name), generation, (Step.READY, ""), now)
         case ServiceWaits(name, evidence, node, generation):
-            return _apply_service_state(
-                state, (node, name), generation, (Step.PENDING, evidence), now
-            )
+            change = (Step.PENDING, evidence)
+            return _apply_service_state(state, (node, name), generation, change, now)
         case ServiceGone(name, evidence, node, generation):
             return _apply_service_state(state, (node, name), generation, (Step.LOST, evidence), now)
         case h.JobHeard(_, report):
@@ -276,9 +273,8 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         if item is not None:
             if report.generation > item.generation:  # an earlier head ordered this start
                 state = state.with_item(key, replace(item, generation=report.generation))
-            state = _apply_service_state(
-                state, key, report.generation, (report.step, report.evidence), now
-            )
+            change = (report.step, report.evidence)
+            state = _apply_service_state(state, key, report.generation, change, now)
     stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
     if worker.has_left and not stays and not (before and before.has_left):
         return _forget_services(state, worker.key)

@@ -28,7 +28,7 @@ from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Decision, HeadAction, HeadEvent, HeadState, Turn
+    from agent.decisions.head.state import Actions, Decision, HeadEvent, HeadState, Turn
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -42,7 +42,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, h.RunRemembered) and _is_unknown_run(state, event):
         state, log = retry.adopt_run(state, event, now)
         return (state, log) if _is_leaving(state) else then(log, booting(state, Tick(), now))
-    again: tuple[HeadAction, ...] = ()
+    again: Actions = ()
     if state.ray.step is Step.LOST:
         state, again = _restart_ray(state, now)
         if _is_leaving(state):
@@ -73,7 +73,7 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
     state = retry.expire_leftovers(state, now)
     pending = pending_waits(state)
-    log: tuple[HeadAction, ...] = ()
+    log: Actions = ()
     # waits that only delay the job are dropped: a deadline in the past would loop for ever
     passed = {wait.key for wait in pending if wait.is_over(now)} & planned.NEVER_LATE
     if planned.PAUSE in passed:
@@ -350,7 +350,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> Decision:
     over = hours_deadline(state)
     if over is None or now < over:
         return state, ()
-    log: tuple[HeadAction, ...] = ()
+    log: Actions = ()
     if not state.hours_warned:
         nodes, left = goal.expected_workers + 1, max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
@@ -423,11 +423,7 @@ def give_up_job(state: HeadState, outcome: Outcome, now: float) -> Decision:
 
 
 def stop_job(
-    state: HeadState,
-    verdict: Outcome,
-    now: float,
-    log: tuple[HeadAction, ...],
-    saving: Saving | None = None,
+    state: HeadState, verdict: Outcome, now: float, log: Actions, saving: Saving | None = None
 ) -> Decision:
     """Stop the job and remember the verdict; without a job, leave at once.
 
@@ -563,6 +559,5 @@ def _is_needed(state: HeadState) -> bool:
     alive = {ip: name for ip, name in fleet.alive.items() if ip not in ips}
     lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}
     attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **lost})
-    return retry.is_below_required(
-        replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
-    )
+    state = replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
+    return retry.is_below_required(state)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.decisions.head.fleet import Fleet, Worker
-    from agent.decisions.head.state import Decision, HeadAction, HeadState, Turn
+    from agent.decisions.head.state import Actions, Decision, HeadState, Turn
 
 
 _MAX_LINKS_NAMED = 4
@@ -190,7 +190,7 @@ _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they rea
 
 def advance_probes(state: HeadState, turn: Turn) -> Decision:
     """Apply the answers of probes, and order the scores that are possible now."""
-    log: tuple[HeadAction, ...] = ()
+    log: Actions = ()
     event, now = turn.event, turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
@@ -357,7 +357,7 @@ def compare_nodes(state: HeadState, now: float) -> Decision:
     """
     goal, fleet = state.goal, state.fleet
     state = replace(state, compared_workers=fleet.alive)
-    log: tuple[HeadAction, ...] = ()
+    log: Actions = ()
     if goal.facts is not None:
         keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
         workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Decision, Key, StepOnDisk, Turn
+    from agent.decisions.head.state import Actions, Decision, Key, StepOnDisk, Turn
     from agent.work.services import PrepareStep
 
 
-def first_actions(state: HeadState) -> tuple[HeadAction, ...]:
+def first_actions(state: HeadState) -> Actions:
     """Return the starts at the beginning, and log lines for what is blocked."""
     keys = [*state.steps, *(key for key in state.services if key[0] == HERE)]
     return tuple(_start(state, key) for key in keys if _item(state, key).step is Step.PENDING)
@@ -98,9 +98,7 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     return all(key in abandoned or known.get(key, Item()).step is Step.READY for key in keys)
 
 
-def _start_if_unblocked(
-    state: HeadState, key: Key, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _start_if_unblocked(state: HeadState, key: Key, now: float) -> Decision:
     item = state.steps.get(key) or state.services.get(key)
     if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
         return replace(state, blocked=state.blocked - {key}), ()
@@ -149,24 +147,17 @@ def order_services(state: HeadState, turn: Turn) -> Decision:
     worker, now = turn.event.worker, turn.now
     if worker.has_left or worker.refused:
         return state, ()
-    own = [
-        spec
-        for spec in state.goal.services
-        if spec.where.includes(worker.effective_rank, is_head=False)
-    ]
-    specs = {(worker.key, spec.name): spec for spec in own}
-    new = [
-        one for one in specs if one not in state.services and one not in state.abandoned_services
-    ]
+    rank, specs = worker.effective_rank, state.goal.services
+    own = {(worker.key, one.name): one for one in specs if one.where.includes(rank, is_head=False)}
+    known = (state.services, state.abandoned_services)
+    new = [key for key in own if not any(key in keys for keys in known)]
     for key in new:
-        state = state.with_item(key, first_item(state.goal, specs[key], now))
+        state = state.with_item(key, first_item(state.goal, own[key], now))
     state = hold_back(state, new, now)
     return state, tuple(_start(state, key) for key in new)
 
 
-def restart_services(
-    state: HeadState, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, Outcome | None]:
     """Restart services that ended, with a growing pause; return the outcome of a fatal loss.
 
     A worker with only an essential service is such a loss by its reports: Ray does not list it.

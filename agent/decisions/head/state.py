@@ -524,10 +524,11 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
-Decision = tuple[HeadState, tuple[HeadAction, ...]]  # a new state, and what is to be done
+Actions = tuple[HeadAction, ...]
+Decision = tuple[HeadState, Actions]  # a new state, and what is to be done
 
 
-def then(first: tuple[HeadAction, ...], decision: Decision) -> Decision:
+def then(first: Actions, decision: Decision) -> Decision:
     """Return a decision whose actions follow these."""
     state, actions = decision
     return state, (*first, *actions)

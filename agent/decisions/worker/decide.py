@@ -217,9 +217,8 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             return replace(state, evidence=waits_too, ray_ready=False, has_agent=True)
         case HeadSpoke() if event.epoch is None and state.has_agent:
             gone = "its agent is gone, though Ray's GCS still answers"
-            return replace(
-                state, evidence=gone, last_reached_at=now, unreached_since=None, fenced=False
-            )
+            state = replace(state, last_reached_at=now, unreached_since=None, fenced=False)
+            return replace(state, evidence=gone)
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
@@ -284,9 +283,7 @@ def _with_service(
     return replace(state, services={**state.services, name: new})
 
 
-def _log_silence(
-    state: WorkerState, event: WorkerEvent, now: float
-) -> tuple[WorkerState, tuple[LogLine, ...]]:
+def _log_silence(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Log once that the head does not answer, and that it answers again."""
     since = state.unreached_since
     if state.phase is not WorkerPhase.FOLLOWING:  # in other phases the wait itself is logged
