@@ -89,13 +89,21 @@ class Held:
 
     async def _stop(self, others: Sequence[tuple[str, int]]) -> None:
         """Ask RunPod to stop or terminate the pod, for as long as the pod runs."""
+
+        async def is_log_written() -> bool | NotYet:
+            return True if all_idle() else NotYet()
+
         say(f"asking RunPod to {self._action} this pod (AGENT_ON_DONE)")
         await _wait_for_others(others)
         stop = PodStop(self._action)
         while True:
             await anyio.sleep(stop.pause)
-            if stop.next is PodRequest.ACT:
-                await _wait_for_logs()
+            if stop.next is PodRequest.ACT:  # it ends this container
+                try:
+                    await until(is_log_written, times.FLUSH)
+                except TimedOutError:
+                    what = "the log is not written in time"
+                    say(f"{what}: the pod is stopped all the same", "warning")
             had_obstacle = bool(stop.obstacle)
             stop, line = after_answer(stop, await self._ask(stop.next))
             if line is not None:
@@ -199,15 +207,3 @@ async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
         await until(look, times.WORKERS_STOP_FIRST, step=0.5)
     except TimedOutError as late:
         say(f"the pods of {late.evidence} workers still run: this one is stopped now", "warning")
-
-
-async def _wait_for_logs() -> None:
-    """Wait until the log is written, as far as the disk allows: a stop ends this container."""
-
-    async def look() -> bool | NotYet:
-        return True if all_idle() else NotYet()
-
-    try:
-        await until(look, times.FLUSH)
-    except TimedOutError:
-        say("the log is not written in time: the pod is stopped all the same", "warning")

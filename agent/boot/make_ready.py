@@ -212,16 +212,14 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
 
 
 def _sessions(temp_dir: Path) -> dict[str, float]:
-    """Return this user's sessions, and when each changed last; links are skipped.
-
-    A Ray of another container, whose processes are not visible, still writes its logs.
-    """
+    """Return this user's sessions, and when each changed last; links are skipped."""
     found = {}
     for path in temp_dir.glob("session_*"):
         with suppress(OSError):  # it was just removed, or cannot be read
             about = path.lstat()
             is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
             if is_own and _SESSION.fullmatch(path.name):
+                # a Ray of another container, whose processes are not visible, writes its logs
                 files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
                 found[path.name] = max(file.stat().st_mtime for file in files)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ _NO_OUTPUT = "its ranks ended without output"
 
 async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
-    plan = run.plan
+    plan, is_head = run.plan, run.plan.topology.is_head
     out = run.folder.file(PREFLIGHT_RESULT)
     await in_thread(partial(remove_file, out))
     here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
@@ -64,19 +65,15 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
             await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
         run.node.remove_process(child.pid)
     words = await in_thread(partial(text_of, out)) or ""
-    if plan.topology.is_head and words:
+    if is_head and words:
         return Answer(ALL_REDUCE, "", words=words)
-    is_well = not plan.topology.is_head and _ended_well(words)
-    return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_OUTPUT)
-
-
-def _ended_well(words: str) -> bool:
-    """Return whether all of this node's ranks ended with 0; otherwise their output shows why."""
-    try:
+    result = None
+    with suppress(ValueError):
         result = json.loads(words)
-    except ValueError:
-        return False
-    return isinstance(result, dict) and not any(result.get("codes", [1]))
+    ended_well = isinstance(result, dict) and not any(result.get("codes", [1]))
+    if ended_well and not is_head:
+        return Answer(ALL_REDUCE, "")
+    return Answer(ALL_REDUCE, "", await child.tail() or _NO_OUTPUT)
 
 
 _TRIES = 3
