@@ -16,7 +16,6 @@ from msgspec.structs import asdict
 from agent.base.value import ExitCode, Value
 
 STARTING = "starting"  # the phase of a run that failed before its first phase
-HIGHEST_CODE = 255  # the largest exit code: the kernel keeps 8 bits, so 1792 would become 0
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -72,7 +71,8 @@ class Outcome(Value):
 
 def shell_code(returncode: int) -> int:
     """Return the exit code as a shell reports it: 128+n for signal n, at most 255."""
-    return min(128 - returncode if returncode < 0 else returncode, HIGHEST_CODE)
+    # the kernel keeps 8 bits: 1792 would become 0
+    return min(128 - returncode if returncode < 0 else returncode, 255)
 
 
 def name_of_code(code: int) -> str:
@@ -84,8 +84,7 @@ def name_of_code(code: int) -> str:
 class End(Value):
     """One way in which a run can end; the texts are templates for `str.format`."""
 
-    exit_code: int | None
-    """None where the code is the job's own or depends on a signal: then `outcome` gets it."""
+    exit_code: int | None  # None where the job or a signal decides: then `outcome` gets it
     kind: Kind
     reason: str
     culprit: str = ""
@@ -148,11 +147,9 @@ MAX_HOURS = End(
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 
 SETTINGS_INVALID = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
-MACHINE_UNFIT = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
-"""A preflight check of this machine failed."""
+MACHINE_UNFIT = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # a preflight check failed
 REFUSED_BY_HEAD = _refused("refused by the head: {refusal}", "this node")
-NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")
-"""A check of all nodes together failed: versions, variables, GPUs."""
+NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")  # in versions, variables or GPUs
 ALL_REDUCE_FAILED = _refused(
     "{check}: the all-reduce failed: {failure}",
     "{check}",
@@ -193,8 +190,7 @@ RUNTIME_ENV_FAILED = _refused(
 
 # --- 69: something that the run needs was never there, or an essential service is lost ----------
 
-UNAVAILABLE = _unavailable("{reason}", "{culprit}", "{remedy}", STARTING)
-"""Something on this machine was not available at the start."""
+UNAVAILABLE = _unavailable("{reason}", "{culprit}", "{remedy}", STARTING)  # on this machine
 NO_PROCESS = _unavailable("no room for a process: {error}; raise pids.max")
 """The parent cannot start the agent. It prints this itself: it imports nothing of the agent."""
 STEP_FAILED = _unavailable("{name} failed: {evidence}", "{name}")
@@ -204,8 +200,7 @@ BOOT_TOO_LONG = _unavailable(
     "the boot took {minutes} min, longer than all its waits together: {what}: {evidence}", "{what}"
 )
 """Each wait began again and again, as after a Ray that was lost while it booted."""
-RAY_NOT_STARTED = _unavailable("{what}: {evidence}", "ray")
-"""Ray on the head failed to start, or was lost during the boot, too often."""
+RAY_NOT_STARTED = _unavailable("{what}: {evidence}", "ray")  # on the head, or lost too often
 RAY_NOT_JOINED = _unavailable("Ray on this node could not join: {evidence}", "ray")
 JOB_NOT_SUBMITTED = _unavailable("the job could not be submitted: {evidence}", "ray")
 SERVICE_LOST = _unavailable("{loss}: {evidence}", "{name}")
@@ -229,8 +224,7 @@ SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of 
 STALLED_SINCE_LOSS = _lost(
     "the job shows no sign of work for {duration} since {loss} (AGENT_STALL)", "node"
 )
-FAILED_AFTER_LOSS = _lost("{loss}, and {failure}", "node")
-"""The job failed just after a loss, and retries are left."""
+FAILED_AFTER_LOSS = _lost("{loss}, and {failure}", "node")  # just after it; retries are left
 FAILED_WITHOUT_CODE = _lost(
     "the job failed without an exit code of its own: {evidence}{before}", "job"
 )
@@ -243,8 +237,7 @@ OUT_OF_MEMORY = End(
     is_jobs_verdict=True,
 )
 ALL_REDUCE_ABORTED = _lost("{check}: the all-reduce was aborted: {nodes} was lost", "node")
-NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}")
-"""As `NOT_IN_TIME`, for what an earlier attempt had."""
+NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}")  # something that an earlier attempt had
 NODES_NO_LONGER_FIT = _lost(
     "{reason}", "{culprit}", "Run again once the lost nodes are back", _SUBMITTING
 )
@@ -286,8 +279,7 @@ BUG = End(70, Kind.BUG, "a bug in the agent: {error}", remedy="Please report it 
 AGENT_KILLED = End(70, Kind.BUG, "the agent was ended by {signal} {count} times: giving up")
 """Printed by the parent, as `NO_PROCESS`."""
 
-ENDS = {name: row for name, row in globals().items() if isinstance(row, End)}
-"""Every row by its name."""
+ENDS = {name: row for name, row in globals().items() if isinstance(row, End)}  # by name
 
 
 def stopped(signum: int, *, expected: bool) -> Outcome:

@@ -11,8 +11,6 @@ from agent.base.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_LARGEST = 65_535
-
 
 class PortBase(Value):
     """The default ports of a node; a platform may have others."""
@@ -45,11 +43,13 @@ class Ports(Value):
     last_worker: int
 
 
-_INNER = (
-    *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
-    *("runtime_env_agent", "metrics"),
-)
-"""Ray's internal ports, which follow the agent's: one number moves them all."""
+def inner_ports(agent: int) -> dict[str, int]:
+    """Return Ray's internal ports, which follow the agent's: one number moves them all."""
+    names = (
+        *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
+        *("runtime_env_agent", "metrics"),
+    )
+    return {name: agent + step for step, name in enumerate(names, start=1)}
 
 
 def port_map(
@@ -57,17 +57,15 @@ def port_map(
 ) -> Ports:
     """Return the ports of a node, with those that are set."""
     own = agent or base.agent
-    inner = {name: own + step for step, name in enumerate(_INNER, start=1)}
     chosen = {"gcs": gcs or base.gcs, "dashboard": dashboard or base.dashboard, "agent": own}
-    return Ports(**{**asdict(base), **chosen, **inner})
+    return Ports(**{**asdict(base), **chosen, **inner_ports(own)})
 
 
 def ports_for_job(job_id: int) -> PortBase:
     """Return a block of ports for a job, so that jobs on one host do not conflict.
 
-    Ids that differ in the last digit share no port. Ids that agree in it, but not in the last
-    three, share only the range of Ray's workers, where Ray skips ports in use. Two jobs whose ids
-    differ by a multiple of 1000 conflict: the check of free ports refuses the second.
+    Ids that agree in the last digit share the range of Ray's workers, where Ray skips ports in
+    use. Ids that agree in the last three conflict: the check of free ports refuses the second job.
     """
     block = 20_000 + job_id % 1000 * 10
     workers = 10_000 + job_id % 10 * 1000
@@ -94,10 +92,10 @@ def port_conflicts(
     ports: Mapping[str, int], workers: tuple[int, int] | None = None
 ) -> Iterator[str]:
     """Describe conflicts between ports, by listener, and with the range of Ray's workers."""
-    names = list(ports)
-    for at, name in enumerate(names):
-        others = {other: ports[other] for other in names[:at]}
-        yield from conflicts_of(name, ports[name], others, workers)
+    others: dict[str, int] = {}
+    for name, number in ports.items():
+        yield from conflicts_of(name, number, others, workers)
+        others[name] = number
 
 
 def conflicts_of(
@@ -109,15 +107,5 @@ def conflicts_of(
             yield f"{other} and {name} on {number}"
     if workers is not None and workers[0] <= number <= workers[1]:
         yield f"{name} on {number}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
-    if number > _LARGEST:
-        yield f"{name} on {number}, above {_LARGEST}"
-
-
-def ports_from_settings(
-    gcs: int | None, dashboard: int | None, agent: int | None
-) -> dict[str, int]:
-    """Return the ports that follow from these settings, whatever the platform."""
-    names = ("gcs",) * (gcs is not None) + ("dashboard",) * (dashboard is not None)
-    names += () if agent is None else ("agent", *_INNER)
-    ports = port_map(gcs, dashboard, agent)
-    return {name.replace("_", " "): getattr(ports, name) for name in names}
+    if number > 65_535:
+        yield f"{name} on {number}, above 65535"

@@ -97,8 +97,7 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
 
 def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return a service's environment: without W&B's key and the cluster's token."""
-    dropped = (*_CLUSTER_AUTH, _WANDB)
-    return _without(dropped, full, settings.wandb_api_key, settings.ray_auth_token)
+    return _without((*_CLUSTER_AUTH, _WANDB), full, settings.wandb_api_key, settings.ray_auth_token)
 
 
 def for_prepare(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
@@ -124,10 +123,10 @@ def chosen_for_display(
     environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
 ) -> dict[str, str]:
     """Return what the agent adds, changes or drops, with secrets masked, for `plan`."""
-    masked = dict.fromkeys(secret_texts(settings, _INHERITED_SECRETS), "********")
+    secrets = secret_texts(settings, _INHERITED_SECRETS).keys() & full.keys()
     added = {name: text for name, text in full.items() if environ.get(name) != text}
     dropped = {name: "(dropped)" for name in environ if name not in full}
-    return {**added, **dropped, **{name: text for name, text in masked.items() if name in full}}
+    return {**added, **dropped, **dict.fromkeys(secrets, "********")}
 
 
 _OWN_RAY = {

@@ -14,7 +14,7 @@ from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import PlannedWait, StopBudget
-from agent.settings.model import Settings
+from agent.settings.model import Settings, secret_texts
 from agent.topology.platforms import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
@@ -42,12 +42,11 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     topology: Topology, settings: Settings, facts: Facts
 ) -> Address:
     """Choose the address, or how to find it."""
-    named, platform = topology.head_host, topology.platform
+    named, platform, given = topology.head_host, topology.platform, topology.given_ray
     if settings.node_ip is not None:
         return Address(settings.node_ip, "AGENT_NODE_IP")
     if not topology.is_head:
         return Address(None, f"the source address of the route to {named}")
-    given = topology.given_ray
     if given is not None and given.session is None:
         how = f"the source address of the route to {given.gcs_host}"
         return Address(None, how, route_to=given.gcs_host)
@@ -67,8 +66,7 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
 
 
-RAY = "ray start"
-RAY_LOG = "ray-start.log"
+RAY, RAY_LOG = "ray start", "ray-start.log"
 AGENT_LOG, JOB_LOG = "agent.log", "job.log"
 ALL_REDUCE, PREFLIGHT_LOG = "all-reduce", "preflight.log"
 BRIDGE = "ray bridge"
@@ -199,14 +197,12 @@ class Plan(Value):
     @property
     def token(self) -> str | None:
         """Return the cluster's secret."""
-        secret = self.settings.ray_auth_token
-        return None if secret is None else secret.reveal()
+        return secret_texts(self.settings).get("RAY_AUTH_TOKEN")
 
     @property
     def reward_token(self) -> str | None:
         """Return the reward server's secret."""
-        secret = self.settings.reward_token
-        return None if secret is None else secret.reveal()
+        return secret_texts(self.settings).get("AGENT_REWARD_TOKEN")
 
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
-    from agent.work.job import Job, RecipeJob
+    from agent.work.job import Job
     from agent.work.services import PrepareStep, Readiness, ServiceSpec
 
 
@@ -90,11 +90,8 @@ def held_sentence(seconds: float, price: float | None, command: str) -> str:
 
 def head_of(plan: Plan) -> str | None:
     """Return the head's address or name as far as it is known before the run."""
-    topology, own = plan.topology, plan.address.ip
-    host = topology.head_host
-    if host is None or (topology.is_head and own is not None):
-        host = own
-    given = topology.given_ray
+    topology, own, given = plan.topology, plan.address.ip, plan.topology.given_ray
+    host = own if topology.is_head and own is not None else topology.head_host or own
     return given.gcs_host if host is None and given is not None else host
 
 
@@ -202,7 +199,7 @@ def _job(job: Job, workers: int) -> Iterator[str]:
     recipe = job.recipe
     made = None if recipe is None else recipe.expected_command
     if recipe is not None and made is None:
-        yield f"job:    {_misfit(job.name, recipe, workers)}"
+        yield f"job:    {job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
     else:
         yield f"job:    {shell_line(job.argv)}"
     if recipe is not None and recipe.known.framework:
@@ -219,10 +216,6 @@ def _job(job: Job, workers: int) -> Iterator[str]:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
     if job.upload is not None:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
-
-
-def _misfit(name: str, recipe: RecipeJob, workers: int) -> str:
-    return f"{name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
 
 
 def nodes_like_this(workers: int) -> str:
@@ -321,7 +314,7 @@ def _job_line(plan: Plan) -> str:
         text = shell_line(job.argv)
         text = text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
     elif recipe.expected_command is None:
-        text = _misfit(job.name, recipe, workers)
+        text = f"{job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
     elif job.name == DEFAULT:
         text = f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
     else:
@@ -353,6 +346,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     gpus = plan.facts.gpus if plan.settings.num_gpus is None else plan.settings.num_gpus
     recipe = None if job is None else job.recipe
     made = None if recipe is None else recipe.expected_command
+    waits = [{"what": w.what, "seconds": w.seconds, "variable": w.variable} for w in plan.waits]
     return {
         "role": topology.role,
         "evidence": list(topology.evidence),
@@ -374,10 +368,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "commands": list(commands_of(plan)),
         "environment": environment_of(plan),
         "ports": to_builtins(plan.listeners),
-        "waits": [
-            {"what": one.what, "seconds": one.seconds, "variable": one.variable}
-            for one in plan.waits
-        ],
+        "waits": waits,
         "findings": to_builtins(plan.findings),
         "refused": bool(plan.failed()),
         "notes": list(plan.notes),

@@ -20,10 +20,7 @@ _OTHER_REWARD_FLAGS = (
 )
 """OpenRLHF's flags by which AGENT_JOB_ARGS names the source of rewards."""
 
-DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"
-"""The reply format of the bundled reward server, unless a recipe needs another."""
-
-_MODEL_AND_DATA = ("AGENT_MODEL", "AGENT_TRAIN_DATA")
+DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # of the bundled reward server
 
 
 class KnownJob(Value):
@@ -34,7 +31,7 @@ class KnownJob(Value):
     framework: str = ""  # the distribution whose version decides the flags, or ''
     reward: Literal["needed", "possible", "unused"] = "unused"  # whether it calls a reward server
     launcher: Literal["ray", "torchrun"] = "ray"
-    needs: tuple[str, ...] = _MODEL_AND_DATA  # variables that must be set
+    needs: tuple[str, ...] = ("AGENT_MODEL", "AGENT_TRAIN_DATA")  # variables that must be set
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # what its reward client reads
     sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
     loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
@@ -58,10 +55,7 @@ JOBS = (
     KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob(
-        *("trl-grpo", "trl", "trl", "needed"),
-        launcher="torchrun",
-        sends_token=True,
-        notice_signal="SIGUSR1",
+        *("trl-grpo", "trl", "trl", "needed", "torchrun"), sends_token=True, notice_signal="SIGUSR1"
     ),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
@@ -83,9 +77,13 @@ def reward_model(settings: Settings) -> str:
     return "AGENT_JOB_ARGS" if _has_flag(settings, _REWARD_MODEL_FLAGS) else ""
 
 
-def has_own_reward(settings: Settings) -> bool:
-    """Return whether the settings name a source of rewards other than AGENT_REWARD."""
-    return bool(reward_model(settings)) or _has_flag(settings, _OTHER_REWARD_FLAGS)
+def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
+    """Return whether the job needs the reward server's URL."""
+    if command is not None:
+        return any("{reward_url}" in word for word in command)
+    job = known_job(settings, command)
+    has_own = bool(reward_model(settings)) or _has_flag(settings, _OTHER_REWARD_FLAGS)
+    return job is not None and job.reward == "needed" and not has_own
 
 
 def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:

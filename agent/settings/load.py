@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
-_LARGEST_SECRET_FILE = 65_536
 _PREFIX = "AGENT_"
-_MOST_NAMED = 8
 _SHORTEST_WORD = 3  # a shorter word, such as IP, is part of too many others
 
 
@@ -40,7 +38,7 @@ class Loaded(Value):
 def read_secret_file(path: str) -> str:
     """Read a file that holds one secret."""
     with Path(path).open(encoding="utf-8-sig") as file:  # editors begin a file with a mark
-        return file.read(_LARGEST_SECRET_FILE)
+        return file.read(65_536)
 
 
 def load(
@@ -143,7 +141,7 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
             foreign.append(f"{escaped(name)}{hint}")
         elif meant is not None and meant not in environ:
             misspelled.append(f"{name} is no known variable (did you mean {meant}?)")
-    named = [f"unknown and ignored: {first_names(foreign, _MOST_NAMED)}"] if foreign else []
+    named = [f"unknown and ignored: {first_names(foreign, 8)}"] if foreign else []
     return (*named, *misspelled)
 
 

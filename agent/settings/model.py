@@ -211,10 +211,8 @@ class Settings(Value, kw_only=True):
 
 SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN")
 """Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
-
 SET_BY_PLATFORM = ("RUNPOD_API_KEY",)
 """Secrets that a platform sets on every pod: a file that the user names precedes them."""
-
 TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - Ray's variable that turns token authentication on
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - Ray's variable for a file with the token
 
@@ -227,9 +225,7 @@ FIELD_OF = {
     for field in Settings.__struct_fields__
 }
 """From a variable's name to the field that holds its value."""
-
-VARIABLES = dict(zip(FIELD_OF, _VARIABLES, strict=True))
-"""Every variable by its name, in the order of the tables."""
+VARIABLES = dict(zip(FIELD_OF, _VARIABLES, strict=True))  # in the order of the tables
 
 GROUPS = {
     "RAY_WORKER": "nodes",
@@ -248,7 +244,6 @@ SECRET_FILE_VARIABLES = {f"{name}_FILE": name for name in SECRETS} | {TOKEN_PATH
 """Variables that name a file, and the secret that the file holds."""
 
 KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
-
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""
 

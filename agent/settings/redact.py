@@ -121,9 +121,8 @@ def looks_secret(name: str) -> bool:
     word = _CAMEL_CASE.sub("_", name).upper().replace("-", "_").replace(".", "_")
     if word in _KNOWN_SECRETS or _WEBHOOK.search(word):
         return True
-    if word in _NO_SECRETS or _NAMES_NO_SECRET.search(word):
-        return False
-    return bool(_SECRET.search(word))
+    is_none = word in _NO_SECRETS or _NAMES_NO_SECRET.search(word)
+    return not is_none and _SECRET.search(word) is not None
 
 
 def secrets_in(name: str, text: str) -> set[str]:
@@ -168,15 +167,11 @@ def _encodings(secret: str) -> Iterator[str]:
     lines = [line.strip() for line in secret.splitlines()] if "\n" in secret else []
     long = (s for s in lines if len(s) >= _SHORTEST_LINE and not s.startswith("-----"))
     for text in (secret, *long):
-        yield text
-        yield json.dumps(text)[1:-1]
-        yield json.dumps(text, ensure_ascii=False)[1:-1]
-        yield repr(text)[1:-1]
+        json_forms = (json.dumps(text), json.dumps(text, ensure_ascii=False))
+        yield from (text, *(form[1:-1] for form in (*json_forms, repr(text))))
         yield shlex.quote(text)[1:-1] if "'" in text else text
         raw = text.encode(errors="surrogatepass")
-        yield quote(raw, safe="")
-        yield quote(raw)
-        yield quote_plus(raw)
+        yield from (quote(raw, safe=""), quote(raw), quote_plus(raw))
         for before in range(3):  # its offset within a longer base64 text, such as after `user:`
             encoded = binascii.b2a_base64(bytes(before) + raw, newline=False).decode()
             # the first and last characters also hold bits of the neighbors

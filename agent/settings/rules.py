@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
-from agent.base.ports import port_conflicts, ports_from_settings
+from agent.base.ports import inner_ports, port_conflicts
 from agent.base.text import is_public, nearly_equal
-from agent.settings.jobs import BY_NAME, NO_JOB, has_own_reward, known_job, launcher, reward_model
-from agent.settings.model import secret_texts
+from agent.settings.jobs import BY_NAME, NO_JOB, known_job, launcher, needs_reward_url, reward_model
+from agent.settings.model import FIELD_OF, secret_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.settings.model import Settings
 
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
+_REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
 _EXPECTED = {
     "AGENT_MODEL": "a model, by its Hugging Face id or an absolute path",
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
@@ -41,9 +43,6 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     ]
 
 
-_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
-
-
 def is_hub_id(model: str) -> bool:
     """Return whether a model may be a hub id such as `org/name`, rather than a path."""
     return _HUB_ID.fullmatch(model) is not None
@@ -52,14 +51,6 @@ def is_hub_id(model: str) -> bool:
 def is_url(reward: str) -> bool:
     """Return whether AGENT_REWARD is a URL rather than a command."""
     return reward.lower().startswith(("http://", "https://"))
-
-
-def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
-    """Return whether the job needs the reward server's URL."""
-    if command is not None:
-        return any("{reward_url}" in word for word in command)
-    job = known_job(settings, command)
-    return job is not None and job.reward == "needed" and not has_own_reward(settings)
 
 
 def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
@@ -78,17 +69,13 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
         meant = next((name for name in BY_NAME if nearly_equal(settings.job, name)), "")
         hint = f"{meant} (did you mean that?), or one of " if meant else ""
         own = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
-        yield Problem(
-            "AGENT_JOB", repr(settings.job), f"{hint}{', '.join((*BY_NAME, NO_JOB))} {own}"
-        )
+        names = ", ".join((*BY_NAME, NO_JOB))
+        yield Problem("AGENT_JOB", repr(settings.job), f"{hint}{names} {own}")
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
         try:
             json.loads(settings.runtime_env)
         except (ValueError, RecursionError) as error:
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
-
-
-_REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
 
 
 def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
@@ -102,12 +89,8 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     known = known_job(settings, command)
     if known is None:
         return
-    given = {
-        "AGENT_MODEL": settings.model,
-        "AGENT_TRAIN_DATA": settings.train_data,
-        "AGENT_EVAL_DATA": settings.eval_data,
-    }
-    for name, text in given.items():
+    for name in ("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA"):
+        text: str | None = getattr(settings, FIELD_OF[name])
         if text is None and name in known.needs:
             yield Problem(name, "nothing", f"{_EXPECTED[name]}, which {known.name} needs")
         elif text is not None and text.startswith(("./", "../", "~")):
@@ -180,9 +163,12 @@ def port_problems(lines: Iterable[str]) -> tuple[Problem, ...]:
 
 def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     """Check the ports that the user set; the defaults depend on the platform."""
-    set_ports = ports_from_settings(settings.ray_port, settings.dashboard_port, settings.port)
+    ports = {"gcs": settings.ray_port, "dashboard": settings.dashboard_port, "agent": settings.port}
+    set_ports = {name: port for name, port in ports.items() if port is not None}
     if launcher(settings, None) == "torchrun":
-        set_ports = {name: port for name, port in set_ports.items() if name in {"gcs", "agent"}}
+        set_ports.pop("dashboard", None)
+    elif settings.port is not None:
+        set_ports |= {n.replace("_", " "): port for n, port in inner_ports(settings.port).items()}
     yield from port_problems(port_conflicts({**set_ports, **reward_port(settings, command)}))
 
 

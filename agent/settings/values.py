@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from agent.base.text import is_ip
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,15 +22,12 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?
 _Resources = dict[
     Annotated[str, msgspec.Meta(pattern=r"\S")], Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 ]
-_LONGEST = 30 * 24 * 3600.0
 
 Choice = TypeVar("Choice", bound=str)
 
 
 class Secret:
     """A text whose repr is masked."""
-
-    __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -70,7 +69,7 @@ def duration(text: str) -> float:
         raise ValueError("a duration such as 90s, 10m or 1h30m")
     hours, minutes, seconds = (float(part or 0) for part in match.groups())
     total = hours * 3600 + minutes * 60 + seconds
-    if not 0 < total <= _LONGEST:
+    if not 0 < total <= 30 * 24 * 3600:
         raise ValueError("a duration above 0 and of at most 30 days, such as 90s or 10m")
     return total
 
@@ -107,12 +106,12 @@ def base_url(text: str) -> str:
     word = text.strip().rstrip("/")
     try:
         parts = urlsplit(word)
-        local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
-        fine = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        is_local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_local)
+        is_safe = is_safe and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        fine = local = False
-    safe = parts.scheme == "https" or (parts.scheme == "http" and local) if fine else False
-    if not safe or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", word):
+        is_safe = False
+    if not is_safe or not re.fullmatch(r"[!-~]+", word) or {*"@?#"} & {*word}:
         raise ValueError("an https URL such as https://api.runpod.io (http only of this machine)")
     return word
 
@@ -166,13 +165,11 @@ port = whole(1024, 65_535, "a port")  # reads a port that needs no privileges
 def host(text: str) -> str:
     """Read a host name or an IP address."""
     word = text.strip()
-    try:
-        address = ipaddress.ip_address(word)
-    except ValueError:
-        if not _HOST.fullmatch(word) or len(word) > 253 or re.fullmatch(r"[\d.]+", word):
-            raise ValueError("a host name or an IP address, without scheme or port") from None
-        return word.rstrip(".")
-    return str(address)
+    if is_ip(word):
+        return str(ipaddress.ip_address(word))
+    if not _HOST.fullmatch(word) or len(word) > 253 or re.fullmatch(r"[\d.]+", word):
+        raise ValueError("a host name or an IP address, without scheme or port")
+    return word.rstrip(".")
 
 
 def reachable_host(text: str) -> str:
@@ -185,13 +182,12 @@ def reachable_host(text: str) -> str:
 
 def ip(text: str) -> str:
     """Read an IP address that other nodes can use."""
-    try:
-        address = ipaddress.ip_address(text.strip())
-    except ValueError:
-        raise ValueError("an IP address of this node") from None
-    if address.is_unspecified:
+    word = text.strip()
+    if not is_ip(word):
+        raise ValueError("an IP address of this node")
+    if ipaddress.ip_address(word).is_unspecified:
         raise ValueError("an address of this node, not 0.0.0.0: Ray sends it to other nodes")
-    return str(address)
+    return str(ipaddress.ip_address(word))
 
 
 def matching(pattern: str, expected: str) -> Callable[[str], str]:
