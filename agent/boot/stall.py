@@ -180,7 +180,6 @@ class StallWatch:
         for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
             log_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
-
         write = partial(write_atomically, path, whole, durable=False)
         is_written = await in_thread(lambda: write() is None, times.STALLED_DISK)
         where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"

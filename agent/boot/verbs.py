@@ -406,50 +406,48 @@ def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = plan_from_environment(environ, options.command)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
-        return _print(json.dumps(_all_clean(to_json(plan), redactor.clean), indent=2))
+        return _print_json(to_json(plan), redactor.clean)
     if options.verbose:
         return _print(render(plan, redactor))
     return _print(_terminal(environ).render(summary(plan), redactor.clean))
 
 
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    terminal = _terminal(environ)
+    terminal, verbose = _terminal(environ), options.verbose
     if options.all:
-        return of_the_head.show_findings(
-            environ, _log_root(environ), terminal, as_json=options.json, verbose=options.verbose
-        )
+        about = (environ, _log_root(environ), terminal)
+        return of_the_head.show_findings(*about, as_json=options.json, verbose=verbose)
     facts, findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
-    clean = redactor_for(environ, None).clean
+    clean, found = redactor_for(environ, None).clean, found_on(facts)
     if options.json:
-        found = [{"what": what, "is": value} for what, value in found_on(facts)]
-        data = {"ok": not failed, "findings": to_builtins(findings), "found": found}
-        print(json.dumps(_all_clean(data, clean), indent=2))
+        rows = [{"what": what, "is": value} for what, value in found]
+        _print_json({"ok": not failed, "findings": to_builtins(findings), "found": rows}, clean)
     else:
-        lines = [*problem_lines(findings), *passed_lines(findings, verbose=options.verbose)]
-        lines.append(
-            Line("found: ", "; ".join(f"{what} {value}" for what, value in found_on(facts)))
-        )
+        lines = [*problem_lines(findings), *passed_lines(findings, verbose=verbose)]
+        lines.append(Line("found: ", "; ".join(f"{what} {value}" for what, value in found)))
         print(terminal.render(lines, clean))
     return 78 if failed else 0
 
 
-def _all_clean(data: Any, clean: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON data with the secrets of every text masked."""
-    if isinstance(data, dict):
-        return {name: _all_clean(one, clean) for name, one in data.items()}
-    if isinstance(data, list | tuple):
-        return [_all_clean(one, clean) for one in data]
-    return clean(data) if isinstance(data, str) else data
+def _print_json(data: Any, clean: Callable[[str], str]) -> int:  # noqa: ANN401 - any JSON
+    """Print JSON data with the secrets of every text masked."""
+
+    def cleaned(one: Any) -> Any:  # noqa: ANN401 - same
+        if isinstance(one, dict):
+            return {name: cleaned(part) for name, part in one.items()}
+        if isinstance(one, list | tuple):
+            return [cleaned(part) for part in one]
+        return clean(one) if isinstance(one, str) else one
+
+    return _print(json.dumps(cleaned(data), indent=2))
 
 
 def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.live:
         return of_the_head.check_live(environ)
-    root, terminal = _log_root(environ), _terminal(environ)
-    return of_the_head.show_status(
-        environ, root, terminal, as_json=options.json, watch=options.watch
-    )
+    about = (environ, _log_root(environ), _terminal(environ))
+    return of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
 
 
 def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -483,7 +481,7 @@ def _print(text: str) -> int:
 
 def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.json:
-        return _print(json.dumps([*recipe_rows()], indent=2))
+        return _print_json([*recipe_rows()], str)
     terminal = _terminal(environ)
     return _print(terminal.render(recipe_lines(grouped=terminal.width is not None), str))
 
@@ -498,7 +496,7 @@ def _env(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     clean = redactor_for(environ, loaded.settings).clean
     rows = [*env_rows(loaded, environ)]
     if options.json:
-        return _print(json.dumps(_all_clean(rows, clean), indent=2))
+        return _print_json(rows, clean)
     warnings = problem_lines(misspelling_findings(loaded.misspelled))
     return _print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
 
