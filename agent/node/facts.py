@@ -264,11 +264,14 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
         """Return the memory in GB of the smallest GPU; None if one is not known."""
         found = []
         for model in self.node_versions.gpu_models:
-            labeled = _LABELED.search(model)
-            parts = [part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model)]
-            if labeled is None and not parts:
+            if labeled := _LABELED.search(model):
+                found.append(int(labeled[1]))
+                continue
+            parts = (part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model))
+            longest = max(parts, key=len, default=None)
+            if longest is None:
                 return None
-            found.append(int(labeled[1]) if labeled else _MEMORY_BY_NAME[max(parts, key=len)])
+            found.append(_MEMORY_BY_NAME[longest])
         return min(found, default=None)
 
     @property

@@ -30,8 +30,9 @@ START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 """The command that the operator runs in a Ray container (since KubeRay 1.0)."""
 WORKER_HEAD = "FQ_RAY_IP"
 """The name of the head's service, set on workers only."""
-OPERATOR_VARIABLES = (START_COMMAND, WORKER_HEAD, "RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
-"""Variables of the operator; one of the last two alone may come from Ray's autoscaler."""
+CLUSTER_VARIABLES = ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
+"""One of these alone may come from Ray's autoscaler."""
+OPERATOR_VARIABLES = (START_COMMAND, WORKER_HEAD, *CLUSTER_VARIABLES)
 DASHBOARD, SUBMISSION = "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID"
 """Set in the submitter pod of a RayJob."""
 ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -50,15 +51,16 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
         return None
     start = _words(environ.get(START_COMMAND, ""))
     found = [name for name in OPERATOR_VARIABLES if name in environ]
+    cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
         ray, evidence = _of_submitter(environ, settings)
-    elif not found or found in (["RAY_CLUSTER_NAME"], ["RAY_NODE_TYPE_NAME"]):
+    elif not found or (len(found) == 1 and found[0] in CLUSTER_VARIABLES):
         return None
     elif "--head" in start or (not start and WORKER_HEAD not in environ):
         by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
-        ray, evidence = _of_head(settings, start), (*_cluster(environ), by)
+        ray, evidence = _of_head(settings, start), (*cluster, by)
     else:
-        return _worker(environ)
+        return _worker(environ, cluster)
     if settings.expected_workers is None:  # no variable holds it
         seen = f"nothing, in a pod of KubeRay ({', '.join(evidence)})"
         wanted = (
@@ -111,10 +113,10 @@ def _of_head(settings: Settings, start: list[str]) -> GivenRay:
     )
 
 
-def _worker(environ: Mapping[str, str]) -> PlatformInfo:
+def _worker(environ: Mapping[str, str], cluster: tuple[str, ...]) -> PlatformInfo:
     """Describe a worker, which needs no agent."""
     head = require(read_host(environ, WORKER_HEAD), WORKER_HEAD, "the name of the head's service")
-    evidence = (*_cluster(environ), f"{WORKER_HEAD}={head}")
+    evidence = (*cluster, f"{WORKER_HEAD}={head}")
     if ENTRYPOINT_MARKER in environ:
         names = "entrypointNumCpus + entrypointNumGpus + entrypointResources"
         got = f"the agent as a RayJob's entrypoint on a worker ({', '.join(evidence)})"
@@ -129,11 +131,6 @@ def _worker(environ: Mapping[str, str]) -> PlatformInfo:
         head_host=head,
         given_ray=GivenRay(OWNER, head, GCS_PORT, f"http://{head}:{DASHBOARD_PORT}"),
     )
-
-
-def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
-    return tuple(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 
 def _words(command: str) -> list[str]:
