@@ -62,10 +62,7 @@ class CheckpointOwner(Value):
     @classmethod
     def read(cls, text: str) -> CheckpointOwner:
         """Parse the file; raises ValueError for anything else."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
+        return msgspec.json.decode(text, type=cls)  # whose errors are ValueErrors
 
 
 class FolderContents(Value):

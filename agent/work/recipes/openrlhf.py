@@ -291,14 +291,6 @@ def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
     return GpuGroups(sum(counts) // size, size)
 
 
-def shapes(nodes: tuple[NodeSize, ...]) -> str:
-    """Return the nodes for a message: 2 nodes of 8 GPUs, nodes of 8 and 4 GPUs."""
-    counts = [node.gpus for node in nodes]
-    if len(set(counts)) > 1:
-        return f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
-    return f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
-
-
 def check_cpus(asked: RecipeInput, *, reward_tasks: bool) -> None:
     """Refuse nodes on which a process would wait for a CPU: each GPU takes one.
 
@@ -319,25 +311,6 @@ def check_cpus(asked: RecipeInput, *, reward_tasks: bool) -> None:
             f"the {gpus} GPUs take one CPU each and there are {sum(known)} CPUs, but calls of the "
             "reward server take one more: raise AGENT_NUM_CPUS on a node by one"
         )
-
-
-def check_engine(nodes: tuple[NodeSize, ...], tensor_parallel: int) -> str:
-    """Refuse engines on parts of several nodes; return a note if they fill several whole nodes.
-
-    The GPUs of an engine communicate in every layer.
-    """
-    counts = [node.gpus for node in nodes]
-    if all(count % tensor_parallel == 0 for count in counts):
-        return ""
-    whole_nodes = len(set(counts)) == 1 and tensor_parallel % counts[0] == 0
-    if whole_nodes and sum(counts) % tensor_parallel == 0:
-        return f"each engine spans {tensor_parallel // counts[0]} nodes, over the network"
-    largest = gcd(*counts)
-    fitting = [str(size) for size in range(1, largest + 1) if largest % size == 0]
-    raise MisfitError(
-        f"{shapes(nodes)} cannot hold engines of {tensor_parallel} GPUs within "
-        f"a node: set AGENT_TENSOR_PARALLEL to {' or '.join(fitting)}"
-    )
 
 
 def nearest(target: int, step: int) -> int:
@@ -431,11 +404,23 @@ def place(
     arguments: Arguments, asked: RecipeInput, sizing: Sizing, *, critic: bool
 ) -> tuple[GpuGroups, str]:
     """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
-    found = groups_of(asked.gpu_nodes)
-    shape = shapes(asked.gpu_nodes)
+    found, counts = groups_of(asked.gpu_nodes), [node.gpus for node in asked.gpu_nodes]
+    is_uneven = len(set(counts)) > 1
+    shape = f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
+    if is_uneven:
+        shape = f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
     groups, in_pairs = _group_of(arguments, asked, "actor"), _in_pairs(arguments)
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
-    spans = check_engine(asked.gpu_nodes, tensor_parallel)
+    spans = ""
+    if any(count % tensor_parallel for count in counts):
+        # the GPUs of an engine communicate in every layer: it may fill whole nodes, not parts
+        if is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel:
+            fitting = [str(size) for size in range(1, found.gpus + 1) if found.gpus % size == 0]
+            raise MisfitError(
+                f"{shape} cannot hold engines of {tensor_parallel} GPUs within "
+                f"a node: set AGENT_TENSOR_PARALLEL to {' or '.join(fitting)}"
+            )
+        spans = f" (each engine spans {tensor_parallel // counts[0]} nodes, over the network)"
     if groups.total % tensor_parallel and not in_pairs:
         raise MisfitError(
             f"{groups.total} GPUs cannot form engines of {tensor_parallel}: "
@@ -456,12 +441,9 @@ def place(
     if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
-    uneven = f" ({shape} count as {found.count} groups of {found.gpus})"
-    is_uneven = len({node.gpus for node in asked.gpu_nodes}) > 1
-    idle = 0 if in_pairs else sum(node.gpus for node in asked.nodes) - groups.total
-    text += uneven if is_uneven else ""
-    text += f" ({spans})" if spans else ""
-    return groups, text + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
+    uneven = f" ({shape} count as {found.count} groups of {found.gpus})" if is_uneven else ""
+    idle = 0 if in_pairs else sum(counts) - groups.total
+    return groups, text + uneven + spans + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
 
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:

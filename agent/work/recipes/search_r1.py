@@ -145,6 +145,14 @@ def make(asked: RecipeInput) -> Command:
         ("trainer.save_freq", _EVERY, "its default is -1: never"),
     ]
     arguments, why = merged_with_reasons(rows, users)
+    url = given.get(_RETRIEVER_KEY, _RETRIEVER)
+    notes = [
+        "Search-R1 cannot resume: it saves models, and every attempt starts at step 0",
+        f"its main task asks {url}: AGENT_SERVICES starts a retrieval server",
+        "it scores by exact match, and only rows with a known data_source (nq, hotpotqa, …)",
+    ]
+    if not asked.eval_data:
+        notes.append("no AGENT_EVAL_DATA: the evaluation after the last step uses training data")
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
@@ -154,7 +162,7 @@ def make(asked: RecipeInput) -> Command:
             "VLLM_ATTENTION_BACKEND": "XFORMERS",
         },
         why=why,
-        notes=(f"{engines}; {sizes}", *cpu_notes, *_notes(asked, given), *sizing.notes),
+        notes=(f"{engines}; {sizes}", *cpu_notes, *notes, *sizing.notes),
         warnings=sizing.warnings,
     )
 
@@ -252,12 +260,3 @@ def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
     yield f"{MODEL}.path", model, "AGENT_MODEL"
     if asked.recipe == "search-r1-ppo":
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-
-
-def _notes(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
-    yield "Search-R1 cannot resume: it saves models, and every attempt starts at step 0"
-    url = given.get(_RETRIEVER_KEY, _RETRIEVER)
-    yield f"its main task asks {url}: AGENT_SERVICES starts a retrieval server"
-    yield "it scores by exact match, and only rows with a known data_source (nq, hotpotqa, …)"
-    if not asked.eval_data:
-        yield "no AGENT_EVAL_DATA: the evaluation after the last step uses training data"

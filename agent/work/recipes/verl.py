@@ -293,12 +293,22 @@ def make(asked: RecipeInput) -> Command:
         ("trainer.save_freq", _EVERY, "verl's default is -1: never"),
         ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
     )
+    if not asked.scores and not asked.reward_model:
+        notes.append(
+            "verl scores by the data_source of each row, and refuses unknown ones: AGENT_REWARD "
+            "uses a reward server instead"
+        )
+    if not asked.eval_data:
+        notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
+    if asked.version >= (0, 9):
+        needs = "verl 0.9 needs the packages TransferQueue and orjson, which pip does not install"
+        notes.append(needs)
     arguments, why = merged_with_reasons(rows, users)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
-        notes=(*notes, *_notes(asked), *sizing.notes),
+        notes=(*notes, *sizing.notes),
         warnings=sizing.warnings,
         # the critic's are as the actor's
         format={
@@ -584,15 +594,3 @@ def logger_row(*, wandb: bool) -> Row:
     if wandb:
         return "trainer.logger", '["console","wandb"]', "WANDB_API_KEY"
     return "trainer.logger", '["console"]', "no WANDB_API_KEY"
-
-
-def _notes(asked: RecipeInput) -> Iterable[str]:
-    if not asked.scores and not asked.reward_model:
-        yield (
-            "verl scores by the data_source of each row, and refuses unknown ones: AGENT_REWARD "
-            "uses a reward server instead"
-        )
-    if not asked.eval_data:
-        yield "no AGENT_EVAL_DATA: the model is never evaluated"
-    if asked.version >= (0, 9):
-        yield "verl 0.9 needs the packages TransferQueue and orjson, which pip does not install"
