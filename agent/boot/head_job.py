@@ -65,7 +65,7 @@ def start_job_output(
     else:
         source = driver_log(session, job_id)
         run.node.update(session=str(source.parents[1]))
-    rest = PreambleFilter(job_id, command_line) if command_line else PreambleFilter.disabled()
+    rest = PreambleFilter(job_id, command_line)
     known, output = run.node.record, OutputCopies(source, rest)
     update = run.node.update
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))

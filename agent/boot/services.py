@@ -260,7 +260,7 @@ class LocalShare:
         env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
-        output = OutputCopies(log, PreambleFilter.disabled())
+        output = OutputCopies(log, PreambleFilter())
         if not plan.topology.is_head:  # there the job's output is scanned
             output.to_watcher(run.stats.share_lines(attempt), self._began)
         output.start()
@@ -381,7 +381,7 @@ class TorchrunLink:
                 self._stops.append(partial(order, OrderKind.STOP_SHARE, "job", number))
         log = self._run.folder.file(JOB_LOG)
         begins = self._run.output_begins = await size_at_start(self._run, log)
-        output = OutputCopies(log, PreambleFilter.disabled())
+        output = OutputCopies(log, PreambleFilter())
         output.to_stdout(begins, lambda count: self._run.node.update(passed_on=count))
         output.to_watcher(self._watcher, begins)
         output.start()

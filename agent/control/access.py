@@ -41,12 +41,10 @@ class PortAccess:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Without a token, `key` is the control key of callers on this node."""
-        self._token = token
-        self._key = key
+        self._token, self._key = token, key
+        self._clock, self._wall_clock = clock, wall_clock
         secret = key if token is None else token
         self._verifier = None if secret is None else Verifier(secret)
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._guesses: dict[str, tuple[float, int]] = {}
         """By address: when its first wrong token was sent, and how many were."""
 
@@ -64,8 +62,10 @@ class PortAccess:
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        key = self._key
-        is_shown = key is not None and _is_local(request) and self._shows(request, key)
+        get_info = None if request.transport is None else request.transport.get_extra_info
+        ends = [] if get_info is None else [get_info("peername"), get_info("sockname")]
+        is_local = bool(ends) and all(ends) and ends[0][0] == ends[1][0]
+        is_shown = is_local and self._key is not None and self._shows(request, self._key)
         if is_shown:
             trust(request)
         return is_shown
@@ -150,13 +150,6 @@ def _cookie_name(request: web.Request) -> str:
     return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and len(port) < 6 else COOKIE
 
 
-def _is_local(request: web.Request) -> bool:
-    """Return whether the caller runs on this node."""
-    transport = request.transport
-    ends = () if transport is None else [*map(transport.get_extra_info, ("peername", "sockname"))]
-    return len({end[0] for end in ends if end}) == 1 and all(ends)
-
-
 def _equal_secrets(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
@@ -180,15 +173,13 @@ def host_names(names: Iterable[str | None]) -> frozenset[str]:
 def refusal_of(
     method: str, path: str, headers: Mapping[str, str], names: frozenset[str], *, guarded: bool
 ) -> tuple[int, str] | None:
-    """Return the HTTP status and why a request is refused before its body is read.
-
-    A token replaces the checks of the host name, and for reading that of other sites.
-    """
+    """Return the HTTP status and why a request is refused before its body is read, or None."""
     if path in UNGUARDED_PATHS:
         return None
     if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
         return 415, "Content-Encoding: send the body without compression"
     host = headers.get("Host")
+    # a token replaces the checks of the host name, and for reading that of other sites
     if not guarded and host is not None and not _is_own_name(host, names):
         known = ", ".join(sorted(names))
         return 421, (

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 _MAX_ANSWER_BYTES = 1 << 20
-_MIN_SAMPLE_BYTES = 2 << 20
-_FAST_BITS_PER_SECOND = 1.2e9
-"""A link that reaches this rate is not slow; its measurement ends early."""
 _BARE_AFTER = 2
 """Checks that must find GCS open and no agent, before the head counts as plain Ray."""
 
@@ -85,21 +82,12 @@ class HeadLink:
         last_ip: str = "",
         joins_plain_ray: bool = True,
     ) -> None:
-        """Resolve the head by its name; `last_ip` is used while DNS does not answer.
-
-        A head without an agent is joined only if `joins_plain_ray`.
-        """
-        self._host = host
-        self._agent_port = agent_port
-        self._gcs_port = gcs_port
-        self._token = token
-        self._prover = Prover(token)
+        """Use `last_ip` while DNS gives no answer; join plain Ray only if `joins_plain_ray`."""
+        self._host, self._agent_port, self._gcs_port = host, agent_port, gcs_port
         self._joins_plain_ray = joins_plain_ray
-        self._hello = hello
+        self._token, self._prover = token, Prover(token)
+        self._hello, self._report, self._emit, self._on_reply = hello, report, emit, on_reply
         self._sends_hello = True
-        self._report = report
-        self._emit = emit
-        self._on_reply = on_reply
         self._ip: str | None = None
         self._address_index = 0
         self._dns_error = ""
@@ -113,6 +101,8 @@ class HeadLink:
         self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
+        self._held: anyio.CancelScope | None = None
+        """The wait for the reply to the last report."""
         self._silent_since: float | None = None
         self._bare_checks = 0
         self._is_unknown = False
@@ -123,6 +113,8 @@ class HeadLink:
     def report_now(self) -> None:
         """Send a report now: the one that the head holds is cut short."""
         self._changed.set()
+        if self._held is not None:
+            self._held.cancel()
 
     async def run(self) -> None:
         """Send reports and handle replies until cancelled."""
@@ -142,10 +134,7 @@ class HeadLink:
                 step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
 
     async def _report_to_former_head(self, session: aiohttp.ClientSession, ip: str) -> None:
-        """Report the later head's epoch to the head followed before, if it still runs.
-
-        The hello names the run that the epoch belongs to.
-        """
+        """Report the later epoch to the head followed before; the hello names the epoch's run."""
         assert self._last_report is not None  # noqa: S101 - a head was followed
         report = replace(self._last_report, epoch=self._epoch, hello=self._hello())
         await self._request(session, Prover(self._token), ip, report)
@@ -155,7 +144,12 @@ class HeadLink:
         if self._ip is None:
             self._emit_silence(self._dns_error)
             return False
-        failure = await self._exchange(session, self._ip)
+        self._changed = anyio.Event()
+        self._last_report = report = self._next_report(self._ip)
+        hold = times.REPLY_HELD if self._news >= 0 else 0.0
+        failure: _NoReply | None = None  # also where `report_now` cuts the wait short
+        with anyio.CancelScope() as self._held:
+            failure = await self._send(session, self._ip, report, hold)
         if failure is None:
             self._silent_since, self._bare_checks = None, 0
             return True
@@ -186,23 +180,6 @@ class HeadLink:
         if not isinstance(found, str):
             return found[self._address_index % len(found)]
         return self._followed_ip or None if isinstance(found, NoDnsAnswer) else None
-
-    async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _NoReply | None:
-        """Send one report and handle the reply; `report_now` cancels the wait for it."""
-        self._changed = anyio.Event()
-        self._last_report = report = self._next_report(ip)
-        hold = times.REPLY_HELD if self._news >= 0 else 0.0
-        failure: _NoReply | None = None  # also where the wait was cancelled
-        async with anyio.create_task_group() as group:
-
-            async def watch() -> None:
-                await self._changed.wait()
-                group.cancel_scope.cancel()
-
-            group.start_soon(watch)
-            failure = await self._send(session, ip, report, hold)
-            group.cancel_scope.cancel()
-        return failure
 
     def _next_report(self, ip: str) -> Report:
         """Return a numbered report: the head ignores one that a later one overtook."""
@@ -253,7 +230,12 @@ class HeadLink:
                 headers = {"Content-Type": "application/json", **signed.headers}
                 url = f"http://{where}{REPORT_PATH}"
                 async with session.post(url, data=signed.body, headers=headers) as answer:
-                    body = await _read_body(answer)
+                    body = b""
+                    async for part in answer.content.iter_any():
+                        body += part
+                        if len(body) > _MAX_ANSWER_BYTES:
+                            break
+                    body = body[:_MAX_ANSWER_BYTES]
                     verdict = prover.check(signed, answer.status, answer.headers, body)
                 if verdict is not ReplyProof.AGAIN:
                     break
@@ -339,16 +321,6 @@ class HeadLink:
         self._emit(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))
 
 
-async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
-    """Read an answer, up to the size of the largest reply."""
-    body = b""
-    async for part in answer.content.iter_any():
-        body += part
-        if len(body) > _MAX_ANSWER_BYTES:
-            break
-    return body[:_MAX_ANSWER_BYTES]
-
-
 async def download_sample(
     ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> tuple[int, float] | str:
@@ -381,11 +353,9 @@ async def _measure(content: aiohttp.StreamReader) -> tuple[int, float]:
     size, began = 0, None
     with anyio.CancelScope() as scope:
         async for chunk in content.iter_any():
-            now = time.monotonic()
-            if began is None:
-                began, scope.deadline = now, anyio.current_time() + times.SAMPLE_LENGTH
+            if began is not None:
+                size += len(chunk)
                 continue
-            size += len(chunk)
-            if size >= _MIN_SAMPLE_BYTES and size * 8 > _FAST_BITS_PER_SECOND * (now - began):
-                break
+            began = time.monotonic()
+            scope.deadline = anyio.current_time() + times.SAMPLE_LENGTH
     return size, time.monotonic() - (began or time.monotonic())

@@ -49,10 +49,7 @@ class Connections:
         self._next_warning = 0.0
 
     def admit(self, connection: Connection) -> bool:
-        """Count a new connection, and close another one for it where a limit is reached.
-
-        Return False where it has to be refused.
-        """
+        """Count a connection; at a limit close another for it, or return False to refuse it."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # the other half of the open files is the agent's
         most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
@@ -114,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._is_admitted = False
         self._unsent = math.inf
         """Bytes of an answer that its peer had not taken when the deadline was last reached."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle
         self.ip = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -131,7 +128,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up."""
         if self._is_admitted:
-            self._stop_waiting()
+            self._timer.cancel()
             self._connections.forget(self)
             self._protocol.connection_lost(exc)
 
@@ -159,7 +156,7 @@ class Connection(asyncio.Protocol):
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Suspend the deadline while a request is handled; its handler has own limits."""
-        self._stop_waiting()
+        self._timer.cancel()
         try:
             yield
         finally:
@@ -169,10 +166,6 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._overdue)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _overdue(self) -> None:
         """Close it, unless its peer still reads a long answer."""

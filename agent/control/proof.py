@@ -69,14 +69,9 @@ class Verifier:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        self.session = ""
+        self.session = secrets.token_hex(16)
         self._counts: dict[str, int] = {}
         """The last counter of each client in this session."""
-        self._begin_session()
-
-    def _begin_session(self) -> None:
-        self.session = secrets.token_hex(16)
-        self._counts = {}
 
     def accept(self, authorization: str, method: str, path: str) -> Claim | None:
         """Return the claim of a request, or None where it is not signed, or not for the first time.
@@ -98,7 +93,7 @@ class Verifier:
             return None
         self._counts[client] = claim.number
         if len(self._counts) > MOST_CLIENTS:
-            self._begin_session()
+            self.session, self._counts = secrets.token_hex(16), {}
         return claim
 
     def sign(self, claim: Claim, status: int, body: bytes | None) -> str:
@@ -164,8 +159,5 @@ class Prover:
             return ReplyProof.UNPROVEN
         wanted = request.claim.reply_signature(self._secret, status, body)
         given = headers.get(PROOF_HEADER, "").encode(errors="replace")
-        return (
-            ReplyProof.PROVEN
-            if hmac.compare_digest(wanted.encode(), given)
-            else ReplyProof.UNPROVEN
-        )
+        is_proven = hmac.compare_digest(wanted.encode(), given)
+        return ReplyProof.PROVEN if is_proven else ReplyProof.UNPROVEN

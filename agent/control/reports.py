@@ -56,8 +56,7 @@ class RankAssignment:
     ) -> None:
         self._names = [*names]
         """By rank, from 1 on; nodes that share a name have one entry each."""
-        self._keep = keep
-        self._most = most
+        self._keep, self._most = keep, most
 
     def assign(
         self,
@@ -142,16 +141,10 @@ class Reports:
         is_needed: Callable[[str], bool] = lambda _key: False,
         has_token: bool = False,
     ) -> None:
-        self._reply = reply
-        self._expected = expected
-        self._emit = emit
-        self._clock = clock
-        self._on_bye = on_bye
+        self._reply, self._expected, self._emit, self._clock = reply, expected, emit, clock
+        self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
         self._ranks = ranks or RankAssignment()
-        self._on_recalled_run = on_recalled_run
-        self._has_token = has_token
-        self._most = most
-        self._is_needed = is_needed
+        self._most, self._is_needed, self._has_token = most, is_needed, has_token
         self._run_decided = anyio.Event()
         self.disconnected: Inbox[str] = Inbox(str)
         """The agents whose connection broke while their report was held."""
@@ -296,10 +289,7 @@ class Reports:
         return True
 
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
-        """Wait until the head has decided whether to resume the run that an agent followed.
-
-        A reply that names another run would make the agent leave.
-        """
+        """Wait until the head has decided on the agent's run: another run's name makes it leave."""
         if not hello.run_id:
             return
         if self._run_decided.is_set():
@@ -342,10 +332,7 @@ class Reports:
         return agent
 
     def _make_space(self) -> None:
-        """Forget departed agents for a new one, the first to depart first, unless still needed.
-
-        Raises TooManyAgentsError if there are none.
-        """
+        """Forget departed agents that are not needed, oldest first, or raise TooManyAgentsError."""
         count = len(self._agents)
         if count < self._most and count % _CHECK_EVERY:
             return
@@ -375,10 +362,7 @@ class Reports:
         self.byes.pop(key, None)
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
-        """Forget earlier agents of the same name and rank.
-
-        Two machines may share a host name: an agent whose report is held is connected.
-        """
+        """Forget earlier agents of a node, but no connected one: two may share a host name."""
         namesakes = self._namesakes.get((hello.name, hello.rank), [])
         for other in [one for one in namesakes if one != key]:
             agent = self._agents[other]
@@ -404,7 +388,30 @@ class Reports:
         agent.reported.set()
         agent.reported = anyio.Event()
         self._replace_others(report.id, agent.hello, times.AGENT_SILENT)
-        self._emit(WorkerReported(_worker(agent, report, agent.last_report)))
+        worker = Worker(
+            key=report.id,
+            name=agent.hello.name,
+            ip=report.ip,
+            rank=agent.hello.rank,
+            phase=report.phase,
+            detail=report.detail,
+            last_report_at=agent.last_report,
+            joined=report.joined,
+            preparing=report.preparing,
+            refused=agent.refusal,
+            has_left=report.bye is not None,
+            error=report.error,
+            items=report.items,
+            answers=report.answers,
+            given_rank=agent.rank,
+            service_only=report.alone,
+            share=report.part,
+            gpus=agent.hello.gpus,
+            running_attempt=report.runs,
+            memory=report.memory,
+            notice=report.notice,
+        )
+        self._emit(WorkerReported(worker))
         while self._replaced:  # after the later one's report: its node may never have left
             self._emit(WorkerReplaced(self._replaced.pop()))
         self._report.set()
@@ -428,29 +435,3 @@ class Reports:
         """Return the names of agents that neither left nor were refused."""
         agents = self._agents.values()
         return [one.hello.name for one in agents if not one.said_goodbye and not one.refusal]
-
-
-def _worker(agent: _Agent, report: Report, now: float) -> Worker:
-    return Worker(
-        key=report.id,
-        name=agent.hello.name,
-        ip=report.ip,
-        rank=agent.hello.rank,
-        phase=report.phase,
-        detail=report.detail,
-        last_report_at=now,
-        joined=report.joined,
-        preparing=report.preparing,
-        refused=agent.refusal,
-        has_left=report.bye is not None,
-        error=report.error,
-        items=report.items,
-        answers=report.answers,
-        given_rank=agent.rank,
-        service_only=report.alone,
-        share=report.part,
-        gpus=agent.hello.gpus,
-        running_attempt=report.runs,
-        memory=report.memory,
-        notice=report.notice,
-    )

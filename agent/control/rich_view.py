@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, NoReturn
+import sys
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +15,6 @@ from agent.control.status import sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import FrameType
 
     from agent.control.status import Section
 
@@ -23,7 +23,7 @@ _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red"
 
 _PER_SECOND = 2
 _MAX_LAST_LINES = 40
-"""Lines of the last view that stay on the terminal."""
+"""Lines of the last view that are printed to the restored screen."""
 
 
 def rich_view(view: Iterable[Section], height: int) -> Group:
@@ -77,17 +77,18 @@ class LiveScreen:
             redirect_stderr=False,
         )
 
-    @property
-    def can_show(self) -> bool:
-        """Return whether this terminal can move its cursor."""
-        return self._console.is_terminal and not self._console.is_dumb_terminal
+        self.can_show = self._console.is_terminal and not self._console.is_dumb_terminal
+        """Whether this terminal can move its cursor."""
 
     def __enter__(self) -> None:
-        signal.signal(signal.SIGTERM, _leave)  # restores the terminal's screen
+        # the exit restores the terminal's screen
+        signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
         self._live.start()
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._live.stop()
+        if error is None and self._status is not None:
+            self._console.print(self._drawn(min(_MAX_LAST_LINES, self._console.height - 1)))
 
     def show(self, status: Mapping[str, Any]) -> None:
         """Show a status; raises for one that cannot be shown."""
@@ -99,16 +100,7 @@ class LiveScreen:
         self._outage = why
         self._live.update(self._drawn(self._console.height))
 
-    def show_last(self) -> None:
-        """Print the last view to the restored screen."""
-        if self._status is not None:
-            self._console.print(self._drawn(min(_MAX_LAST_LINES, self._console.height - 1)))
-
     def _drawn(self, height: int) -> Group:
         if self._status is None:
             return Group(_text(self._outage, ""))
         return rich_view(sections(self._status, self._outage), height)
-
-
-def _leave(signum: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + signum)

@@ -127,13 +127,10 @@ class StatusStream:
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
 
-_ASSET_FOLDER = Path(__file__).parent / "assets"
-
-
 @cache
 def asset(path: str) -> bytes:
     """Return one of the page's files."""
-    return (_ASSET_FOLDER / path.removeprefix("/")).read_bytes()
+    return (Path(__file__).parent / "assets" / path.removeprefix("/")).read_bytes()
 
 
 def status_page(*, streams: bool) -> bytes:
@@ -197,12 +194,9 @@ class AgentServer:
     ) -> None:
         self._has_secret = token is not None
         self._access = PortAccess(token, None if control is None else control.key)
-        self._ready = ready
-        self._status = status
-        self._reports = reports
-        self._control = control
+        self._ready, self._status, self._run_id = ready, status, run_id
+        self._reports, self._control = reports, control
         self._stream = StatusStream(self._full_status)
-        self._run_id = run_id
         self._sampling = asyncio.Lock()
         self._names = host_names([socket.gethostname(), *names])
 
@@ -299,9 +293,8 @@ class AgentServer:
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
     async def _get_status(self, _request: web.Request) -> web.StreamResponse:
-        if not self._has_secret:  # the caller may be anyone
-            return web.json_response(self._status())
-        return web.json_response(self._full_status())
+        # without a secret the caller may be anyone
+        return web.json_response(self._full_status() if self._has_secret else self._status())
 
     def _full_status(self) -> dict[str, object]:
         more = {} if self._control is None else self._control.private_status()

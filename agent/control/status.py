@@ -34,6 +34,7 @@ _MAX_NAME = 24
 """Longer names leave no space for the other columns."""
 _SILENT_AFTER = 15
 _BAR_WIDTH = 20
+_WORST_TONES: tuple[Tone, ...] = ("bad", "busy", "good", "")
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
 _TONES: Mapping[str, Tone] = {
     **dict.fromkeys(("lost", "silent", "failed"), "bad"),
@@ -89,13 +90,8 @@ def sections(status: Status, outage: str = "") -> list[Section]:
     ]
 
 
-def status_lines(status: Status) -> list[str]:
-    """Return the lines of a status, without the job's output."""
-    return [line.label for line in toned_lines(status)]
-
-
 def toned_lines(status: Status) -> list[Line]:
-    """Return these lines with the tones of their rows."""
+    """Return the lines of a status with the tones of their rows, without the job's output."""
     return [
         Line(
             "  ".join(filter(None, (f"{section.label} {row.cells[0]}".strip(), *row.cells[1:]))),
@@ -108,7 +104,8 @@ def toned_lines(status: Status) -> list[Line]:
 
 def lines_by_content(status: Status) -> dict[str, str]:
     """Return the lines of a status, each by itself without clocks and progress."""
-    return dict(zip(status_lines(_at_rest(status)), status_lines(status), strict=True))
+    pairs = zip(toned_lines(_at_rest(status)), toned_lines(status), strict=True)
+    return {content.label: line.label for content, line in pairs}
 
 
 def _at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
@@ -144,20 +141,16 @@ def _summary(status: Status, outage: str) -> list[ViewRow]:
             rows.append(_row(tone, verdict["remedy"]))
     job = status.get("job")
     if job:
-        rows.append(_row(_TONES.get(job["status"], ""), f"job {_job_text(status)}"))
+        curve = status.get("curve") or {}
+        attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
+        text = f"job {job['name']}: {job['status']}{attempt}"
+        if curve.get("points"):
+            step, reward = curve["points"][-1]
+            steps = curve.get("steps")
+            of = f" of {steps} {bar(step / steps)}" if steps else ""
+            text = f"{text}, step {step}{of}, mean reward {reward:.3g}"
+        rows.append(_row(_TONES.get(job["status"], ""), text))
     return rows
-
-
-def _job_text(status: Status) -> str:
-    job, curve = status["job"], status.get("curve") or {}
-    attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
-    text = f"{job['name']}: {job['status']}{attempt}"
-    points, steps = curve.get("points") or [], curve.get("steps")
-    if not points:
-        return text
-    step, reward = points[-1]
-    of = f" of {steps} {bar(step / steps)}" if steps else ""
-    return f"{text}, step {step}{of}, mean reward {reward:.3g}"
 
 
 def _waits(status: Status) -> list[ViewRow]:
@@ -190,21 +183,17 @@ def _services(status: Status) -> list[ViewRow]:
             details.append(f"answers in {text}")
         cells = (short_name(one["name"]), one["state"], "; ".join(details), one["detail"])
         rows.append(_row(_TONES.get(one["state"], ""), *cells))
-    return sorted(rows, key=_badness)
+    return sorted(rows, key=lambda row: _WORST_TONES.index(row.tone))
 
 
 def _prepare_steps(status: Status) -> list[ViewRow]:
     rows = []
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
-        progress = _progress(status, "head").get(one["name"], "")
+        progress = (status.get("progress") or {}).get("head", {}).get(one["name"], "")
         cells = (short_name(one["name"]), state, one["detail"] or progress)
         rows.append(_row(_TONES.get(one["state"], ""), *cells))
-    return sorted(rows, key=_badness)
-
-
-def _badness(row: ViewRow) -> int:
-    return ("bad", "busy", "good", "").index(row.tone)
+    return sorted(rows, key=lambda row: _WORST_TONES.index(row.tone))
 
 
 def _nodes(status: Status) -> list[ViewRow]:
@@ -236,16 +225,11 @@ def _preparing(status: Status, node: Status) -> str:
     failed = [step["name"] for step in steps if step["state"] == "lost"]
     if failed:
         return f"failed: {', '.join(failed)}"
-    progress = _progress(status, node["name"])
+    progress = (status.get("progress") or {}).get(node["name"])
     if progress:
         return "; ".join(f"{name}: {line}" for name, line in progress.items())
     running = [step["name"] for step in steps if step["state"] == "pending"]
     return f"preparing: {', '.join(running)}" if running else ""
-
-
-def _progress(status: Status, node: str) -> Mapping[str, str]:
-    found: Mapping[str, str] = (status.get("progress") or {}).get(node, {})
-    return found
 
 
 def one_line(text: object) -> str:

@@ -196,6 +196,14 @@ class FoundHead(NamedTuple):
     settings: Settings
 
 
+class PastRun(NamedTuple):
+    """A run folder, and the folders of its nodes, the head's first."""
+
+    path: Path
+    run_id: str
+    nodes: list[Path]
+
+
 def _find_head(environ: Mapping[str, str]) -> FoundHead | str:
     """Return the head and its status; prints and returns why none answers."""
     found = _locate_head(environ)
@@ -205,13 +213,10 @@ def _find_head(environ: Mapping[str, str]) -> FoundHead | str:
 
 
 def _locate_head(environ: Mapping[str, str]) -> FoundHead | str:
-    """Return the head and its status, or why there is none.
-
-    This node's agent is asked first: an ssh shell lacks the variables that name the head.
-    """
+    """Return the head and its status, or why there is none."""
     settings = load(environ).settings
     port = _own_port(environ, settings)
-    where = f"127.0.0.1:{port}"
+    where = f"127.0.0.1:{port}"  # first, since an ssh shell lacks the variables that name the head
     local = status_at(where, settings)
     if not isinstance(local, str):
         if local["role"] == HEAD:
@@ -241,12 +246,17 @@ def _find_head_or_past(environ: Mapping[str, str], log_root: Path) -> FoundHead 
         return found
     if found.endswith(_REFUSAL):
         return None
-    past = _find_past_run(log_root)
-    if past is None:
+    path = run_folder.newest_run(log_root)
+    if path is None:
         _warn(f"{log_root} (AGENT_LOG_DIR) holds no run")
-    else:
-        _warn(f"from the newest run folder, {escaped(str(past.path))}:")
-    return past
+        return None
+    _warn(f"from the newest run folder, {escaped(str(path))}:")
+    record = RunRecord.read(path / RUN_FILE)
+    run_id, head = path.name, ""
+    if isinstance(record, RunRecord):
+        run_id, head = record.run_id, record.head
+    nodes = sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
+    return PastRun(path, run_id, nodes)
 
 
 def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
@@ -465,27 +475,6 @@ async def _wait_for_end(where: str, limit: float) -> int:
 # --- the newest run folder -----------------------------------------------------------------------
 
 
-class PastRun(NamedTuple):
-    """A run folder, and the folders of its nodes, the head's first."""
-
-    path: Path
-    run_id: str
-    nodes: list[Path]
-
-
-def _find_past_run(log_root: Path) -> PastRun | None:
-    """Return the newest run in a log folder, or None."""
-    path = run_folder.newest_run(log_root)
-    if path is None:
-        return None
-    record = RunRecord.read(path / RUN_FILE)
-    run_id, head = path.name, ""
-    if isinstance(record, RunRecord):
-        run_id, head = record.run_id, record.head
-    nodes = sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
-    return PastRun(path, run_id, nodes)
-
-
 def _past_status(run: PastRun, *, as_json: bool) -> str:
     """Return how a run ended, by the outcome of its head, else of its first node."""
     node, file = run.nodes[0], run_folder.OUTCOME_FILE
@@ -540,10 +529,7 @@ def show_status(
     as_json: bool,
     watch: bool = False,
 ) -> int:
-    """Print the head's status, else how the newest run ended; 69 if there is neither.
-
-    With `watch` it is shown until the run's end (0) or until its head is gone (69).
-    """
+    """Print the status, with `watch` until the end; 69 where there is neither head nor run."""
     found = _find_head_or_past(environ, log_root)
     if found is None:
         return 69
@@ -619,7 +605,6 @@ def _open_screen(*, as_json: bool) -> Iterator[LineScreen | LiveScreen]:
             if live.can_show:
                 with live:
                     yield live
-                live.show_last()
                 return
     yield LineScreen(lines_by_content)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -20,41 +20,19 @@ from agent.runtime import parent
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 T = TypeVar("T")
 
-_managed: set[int] = set()
-_spawning = 0
-
-
-@contextmanager
-def spawning() -> Iterator[set[int]]:
-    """Suspend `reap` while a child is started, until its pid is in the yielded set.
-
-    Its starter waits for it by pid; if `reap` took its exit code, a failure would look like
-    success.
-    """
-    global _spawning  # noqa: PLW0603 - one process has one set of children
-    _spawning += 1
-    try:
-        yield _managed
-    finally:
-        _spawning -= 1
-
-
-def forget(pid: int) -> None:
-    """Remove the pid of a reaped process; the kernel may reuse it."""
-    _managed.discard(pid)
+managed: set[int] = set()
+"""Children whose starter waits for them by pid; `reap` would take their exit codes."""
 
 
 def reap() -> None:
-    """Reap ended orphans; called on SIGCHLD."""
-    if _spawning:
-        return
+    """Reap ended orphans; called on SIGCHLD, in the thread that starts children."""
     for pid in children_of("self"):
-        if pid not in _managed:
+        if pid not in managed:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
@@ -70,15 +48,12 @@ def children_of(pid: int | Literal["self"]) -> list[int]:
 
 async def stop_descendants(grace: float) -> list[str]:
     """Stop all descendants, of any session; return the names of those killed."""
-    alive = _descendants()
-    _signal_all(alive, signal.SIGTERM)
+    _signal_all(_descendants(), signal.SIGTERM)
     if await _wait_until_gone(grace):
         return []
-    stubborn = _descendants()
-    names = [_name(process) for process in stubborn]
-    _signal_all(stubborn, signal.SIGKILL)
+    killed = kill_descendants()
     await _wait_until_gone(2.0)
-    return names
+    return killed
 
 
 def list_descendants() -> list[psutil.Process]:
@@ -95,7 +70,7 @@ def kill_session(leader: int) -> None:
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getsid(process.pid) == leader:
-                send_to(process, signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:
@@ -119,17 +94,14 @@ def tree_of(pid: int) -> list[psutil.Process]:
 
 def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
     """Kill descendants by a variable in their environment; return their names."""
-    names = []
-    for process in _descendants():
-        environ = known(process.environ, dict[str, str]())
-        if matches(environ.get(variable, "")):
-            names += kill(process)
-    return names
+    of = {process: known(process.environ, dict[str, str]()) for process in _descendants()}
+    marked = [process for process, environ in of.items() if matches(environ.get(variable, ""))]
+    return [name for process in marked for name in kill(process)]
 
 
-def kill_descendants() -> None:
-    """Kill all descendants at once."""
-    _signal_all(_descendants(), signal.SIGKILL)
+def kill_descendants() -> list[str]:
+    """Kill all descendants at once; return their names."""
+    return [name for process in _descendants() for name in kill(process)]
 
 
 async def _wait_until_gone(limit: float) -> bool:
@@ -168,45 +140,21 @@ def cpu_seconds(process: psutil.Process) -> float:
     return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)
 
 
-def _name(process: psutil.Process) -> str:
-    pid = f"pid {process.pid}"
-    return known(lambda: f"{process.name()} ({pid})", pid)
-
-
 def _signal_all(processes: list[psutil.Process], signum: signal.Signals) -> None:
     for process in processes:
         with suppress(psutil.Error, OSError):
-            send_to(process, signum)
+            process.send_signal(signum)
 
 
 def kill(process: psutil.Process) -> list[str]:
     """Kill a process of any parent; return its name if it was running."""
     with suppress(psutil.Error, OSError):
         if is_alive(process):
-            name = _name(process)
-            send_to(process, signal.SIGKILL)
+            pid = f"pid {process.pid}"
+            name = known(lambda: f"{process.name()} ({pid})", pid)
+            process.send_signal(signal.SIGKILL)
             return [name]
     return []
-
-
-def send_to(process: psutil.Process, signum: int) -> None:
-    """Signal this process, never another one that reuses its pid.
-
-    A pidfd refers to one process, and its identity is checked after it is open.
-    """
-    try:
-        pidfd = open_pidfd(process.pid)
-    except ProcessLookupError:
-        raise psutil.NoSuchProcess(process.pid) from None
-    except OSError:
-        process.send_signal(signum)  # psutil compares start times just before
-        return
-    try:
-        if not process.is_running():
-            raise psutil.NoSuchProcess(process.pid)
-        signal.pidfd_send_signal(pidfd, signum)
-    finally:
-        os.close(pidfd)
 
 
 def open_pidfd(pid: int) -> int:
@@ -215,6 +163,6 @@ def open_pidfd(pid: int) -> int:
     Raises OSError where it is not available: before Linux 5.3, in some sandboxes, and in Pythons
     built with older headers (conda's).
     """
-    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+    if not hasattr(os, "pidfd_open"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     return os.pidfd_open(pid)

@@ -34,6 +34,7 @@ _MAX_OUTPUT = 1 << 20
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"
 """In the environment of Ray's workers and their children, but not of drivers."""
+_MARKS = (_DRIVER_MARK, _WORKERS_MARK)
 _WORKERS_TITLE = "ray::"
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
 _NO_ACTORS = (
@@ -116,36 +117,46 @@ def any_driver_runs() -> bool:
 
 
 def _jobs_by_leader() -> dict[psutil.Process, str | None]:
-    """Return the job id of each process that a Ray worker started in a session of its own."""
-    jobs = {}
+    """Return the processes that a Ray worker started in a session of their own.
+
+    Each has the job id if it is a driver, '' if it is none, and None where that is unknown.
+    """
+    jobs: dict[psutil.Process, str | None] = {}
     for process in descendants.list_descendants():
         with suppress(psutil.Error, OSError):
             above = process.parent() if getsid(process.pid) == process.pid else None
-            if above is not None and above.name().startswith(_WORKERS_TITLE):
-                jobs[process] = _job_of(process)
+            if above is None or not above.name().startswith(_WORKERS_TITLE):
+                continue
+            jobs[process] = ""
+            environ = process.environ()
+            if _DRIVER_MARK in environ:
+                with suppress(ValueError, LookupError, TypeError):
+                    config = json.loads(environ[_DRIVER_MARK])
+                    jobs[process] = str(config["metadata"]["job_submission_id"])
+            elif _WORKERS_MARK not in environ:
+                jobs[process] = None
     return jobs
 
 
 def kill_leftovers() -> list[str]:
-    """Kill remaining processes of jobs and Ray workers; return their names."""
+    """Kill remaining processes of jobs and Ray workers; return their names.
+
+    The agent itself may run in a job, and then has that job's variables.
+    """
     with suppress(psutil.Error, OSError):
         own, processes = psutil.Process(), descendants.list_descendants()
-        inherited = own.environ()
-        marked = [process for process in processes if _belongs_to_job(process, inherited)]
+        inherited, marked = own.environ(), []
+        for process in processes:
+            with suppress(psutil.Error, OSError):
+                environ = process.environ()
+                marks = [environ.get(one) != inherited.get(one) for one in _MARKS]
+                if any(marks) or process.name().startswith(_WORKERS_TITLE):
+                    marked.append(process)
         session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
         sessions = {session_of[process] for process in marked} - {session_of[own], None}
         left = [one for one in processes if one in marked or session_of[one] in sessions]
         return [name for process in left for name in descendants.kill(process)]
     return []
-
-
-def _belongs_to_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:
-    """Return whether Ray, or a process of Ray, started it; the agent itself may run in a job."""
-    with suppress(psutil.Error, OSError):
-        environ = process.environ()
-        marks = [environ.get(mark) != inherited.get(mark) for mark in (_DRIVER_MARK, _WORKERS_MARK)]
-        return any(marks) or process.name().startswith(_WORKERS_TITLE)
-    return False
 
 
 def terminate_driver(submission_id: str) -> str:
@@ -157,7 +168,7 @@ def terminate_driver(submission_id: str) -> str:
         named = f"pid {driver.pid}, {driver.name()}"
         for process in (driver, *driver.children(recursive=True)):
             with suppress(psutil.Error, OSError):  # it has ended meanwhile
-                descendants.send_to(process, signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
         return named
     return ""
 
@@ -169,10 +180,10 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
     try:
         process = _signal_target(driver, signum)
         label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
-        descendants.send_to(process, signum)
+        process.send_signal(signum)
     except psutil.NoSuchProcess:
         return not_passed_on(signum, "the job has just ended")
-    except (psutil.AccessDenied, PermissionError):
+    except psutil.AccessDenied:
         return not_passed_on(signum, "no right to signal the job")
     except OSError as error:
         return not_passed_on(signum, f"{error.strerror}")
@@ -184,16 +195,6 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
 def not_passed_on(signum: int, why: str) -> str:
     """Return the log line of a signal that is not forwarded."""
     return f"{signal.Signals(signum).name} is not passed on: {why}"
-
-
-def _job_of(process: psutil.Process) -> str | None:
-    """Return the job id of a driver; '' if it is no driver, None if unknown."""
-    with suppress(psutil.Error, ValueError, LookupError, TypeError):
-        environ = process.environ()
-        if _DRIVER_MARK in environ:
-            return str(json.loads(environ[_DRIVER_MARK])["metadata"]["job_submission_id"])
-        return "" if _WORKERS_MARK in environ else None
-    return ""
 
 
 def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
@@ -243,7 +244,12 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
         role = roles.get(known(process.ppid, 0), "")
         if leader is not None and process.pid == leader.pid:
             role = "driver"
-        role = role or _role(process)
+        with suppress(psutil.Error, IndexError):  # regardless of its parent
+            title = "" if role else process.cmdline()[0]
+            if title.startswith(_WORKERS_TITLE):
+                role = "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
+            elif not role and RANK_VARIABLE in process.environ():
+                role = f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
         if role:
             roles[process.pid] = role
             found.append(JobProcess(role, process))
@@ -267,8 +273,7 @@ class Utilization:
     ) -> None:
         """Use the first of these tools that reports the GPUs' utilization."""
         self._tools = tuple(tools)
-        self._env = env
-        self._log = log
+        self._env, self._log = env, log
         self._last: tuple[float, float] | None = None
 
     async def sample(self, submission_id: str | None) -> str:
@@ -319,14 +324,3 @@ def find_py_spy(python: str, path: str | None) -> str | None:
     """Return py-spy next to a Python, else the one on PATH."""
     beside = shutil.which("py-spy", path=str(Path(python).parent))
     return beside or shutil.which("py-spy", path=path)
-
-
-def _role(process: psutil.Process) -> str:
-    """Return a process's role in the job, regardless of its parent; '' for none."""
-    with suppress(psutil.Error, IndexError):
-        title = process.cmdline()[0]
-        if title.startswith(_WORKERS_TITLE):
-            return "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
-        if RANK_VARIABLE in process.environ():
-            return f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
-    return ""

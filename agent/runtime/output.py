@@ -32,36 +32,22 @@ class PreambleFilter:
     Ray and the driver write to the same file, in any order (2.60). Anything else is passed on.
     """
 
-    def __init__(self, job_id: str, entrypoint: str) -> None:
+    def __init__(self, job_id: str = "", entrypoint: str = "") -> None:
+        """Without an entrypoint, everything is passed on: Ray has written nothing."""
         self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
-        self._buffer = b""
-        self._at_start = True
-        self.found = False
-
-    @classmethod
-    def disabled(cls) -> PreambleFilter:
-        """Return a filter that passes everything on: Ray has written nothing."""
-        made = cls("", "")
-        made.found = True
-        return made
-
-    @property
-    def held_bytes(self) -> int:
+        self.held = b""
         """Bytes that are held back, since they may be Ray's."""
-        return len(self._buffer)
-
-    def drop_held(self) -> None:
-        """Drop the bytes held back: the former agent has passed them on."""
-        self._buffer = b""
+        self._at_start = True
+        self.found = not entrypoint
 
     def feed(self, chunk: bytes, *, last: bool = False) -> bytes:
         """Filter a chunk; return the job's output, all that is held with `last`."""
         if self.found:
             return chunk
-        data, self._buffer = self._buffer + chunk, b""
+        data, self.held = self.held + chunk, b""
         if self._at_start:
             if b"\n" not in data and not last and len(data) < _MAX_FIRST_LINE:
-                self._buffer = data
+                self.held = data
                 return b""
             self._at_start = False
             match = _SETTING_UP.match(data)
@@ -71,7 +57,7 @@ class PreambleFilter:
             self.found = True
             return data[:at] + data[at + len(self._line) :]
         held = 0 if last else self._partial_match(data)
-        self._buffer = data[len(data) - held :]
+        self.held = data[len(data) - held :]
         return data[: len(data) - held]
 
     def _partial_match(self, data: bytes) -> int:
@@ -114,13 +100,10 @@ class OutputCopy(Background):
         on_passed: Callable[[int], None],
     ) -> None:
         super().__init__(name)
-        self.on_passed = on_passed
+        self._filter, self._sink, self._warn = preamble, sink, warn
+        self._skip, self._step = skip, step
         self.source = source
-        self._filter = preamble
-        self._sink = sink
-        self._skip = skip
-        self._step = step
-        self._warn = warn
+        self.on_passed = on_passed
         self._former: threading.Thread | None = None
 
     def start(self) -> str:
@@ -135,43 +118,35 @@ class OutputCopy(Background):
         if self._former is not None:
             self._former.join()
         try:
-            self._copy_all()
+            source = self._wait_for_source()
+            if source is None:
+                return
+            with source, closing(self._sink):
+                read = self._skip_copied(source)
+                for chunk in self._chunks(source):
+                    read += len(chunk)
+                    if not self._write(self._filter.feed(chunk)):
+                        return
+                    self.on_passed(read - len(self._filter.held))
+                if self._write(self._filter.feed(b"", last=True)):
+                    self.on_passed(read)
         except OSError as error:  # a disk error
             self._warn_of(error)
 
-    def _copy_all(self) -> None:
-        source = self._wait_for_source()
-        if source is None:
-            return
-        with source, closing(self._sink):
-            read = self._skip_copied(source)
-            for chunk in self._chunks(source):
-                read += len(chunk)
-                if not self._write(self._filter.feed(chunk)):
-                    return
-                self.on_passed(read - self._filter.held_bytes)
-            if self._write(self._filter.feed(b"", last=True)):
-                self.on_passed(read)
-
     def _wait_for_source(self) -> BinaryIO | None:
         """Wait until the source exists; None if it never did."""
-        while not self._closing:
-            if source := self._open():
-                return source
-            self._pause(self._step)
-        source = self._open()
-        if source is None and not self.source.parent.is_dir():
+        while True:
+            try:
+                return self.source.open("rb", buffering=0)
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # Ray has not made it yet
+            except OSError as error:
+                self._warn_of(error)
+            if not self._pause(self._step):
+                break
+        if not self.source.parent.is_dir():
             self._warn(f"the job's output cannot be read: {self.source.parent} is not there")
-        return source
-
-    def _open(self) -> BinaryIO | None:
-        try:
-            return self.source.open("rb", buffering=0)
-        except (FileNotFoundError, NotADirectoryError):
-            return None  # Ray has not made it yet
-        except OSError as error:
-            self._warn_of(error)
-            return None
+        return None
 
     def _skip_copied(self, source: BinaryIO) -> int:
         """Seek past what is copied already; find Ray's lines before it again."""
@@ -182,7 +157,7 @@ class OutputCopy(Background):
             self._filter.feed(chunk)
             if not chunk and not self._pause(self._step):  # the bridge may be writing it again
                 break
-        self._filter.drop_held()
+        self._filter.held = b""  # the former agent has passed it on
         return source.seek(self._skip)
 
     def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
@@ -220,16 +195,19 @@ class OutputCopies:
     """
 
     def __init__(self, source: Path, preamble: PreambleFilter) -> None:
-        self.source = source
-        """The file with the output."""
-        self._preamble = preamble
+        self.source, self._preamble = source, preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._copies: list[OutputCopy] = []
 
     def to_stdout(self, begins: int, on_passed: Callable[[int], None]) -> None:
         """Copy to stdout, from an offset on; `on_passed` gets the bytes that it accepted."""
-        sink = Sink(partial(os.dup, 1), _on_stdout_trouble)
+
+        def on_trouble(why: str) -> None:
+            what = f"cannot be written: {why}" if why else "can be written again"
+            say(f"stdout {what}", "warning")
+
+        sink = Sink(partial(os.dup, 1), on_trouble)
         self._add("job output", sink, begins, times.OUTPUT_POLL, on_passed)
 
     def to_file(self, path: Path, begins: int, on_passed: Callable[[int], None]) -> None:
@@ -272,10 +250,6 @@ class OutputCopies:
             self._warned.add(sentence)
         if is_new:
             say(sentence, "warning")
-
-
-def _on_stdout_trouble(why: str) -> None:
-    say(f"stdout {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
 
 _copying: dict[str, threading.Thread] = {}

@@ -92,10 +92,7 @@ def record_stop_requests() -> None:
 
 
 def set_handler(handler: Callable[[int], None]) -> None:
-    """Pass every signal to a function, including those recorded so far.
-
-    It runs between any two bytecodes of the main thread.
-    """
+    """Pass every signal, also those recorded so far, to a function: between any two bytecodes."""
     global _handler  # noqa: PLW0603 - a process has one handler
     install_handlers()
     _handler = handler
@@ -108,15 +105,11 @@ def set_handler(handler: Callable[[int], None]) -> None:
 def ignore_signals() -> None:
     """Ignore all signals from now on: the exit code is decided."""
     global _handler  # noqa: PLW0603 - a process has one handler
-    _handler = _drop
+    _handler = _pending.discard
 
 
 def _handle(signum: int, _frame: FrameType | None) -> None:
     _handler(signum)
-
-
-def _drop(_signum: int) -> None:
-    pass
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
@@ -146,10 +139,7 @@ def send_exit_code(code: int) -> None:
 
 
 def become_parent(*, of_a_run: bool) -> int | None:
-    """Fork; the parent returns the agent's exit code, the child (the agent) returns None.
-
-    Only `run` is restarted, not one-shot verbs.
-    """
+    """Fork; return the agent's exit code in the parent, and None in the agent itself."""
     global _parent_is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
     _parent_is_init = os.getpid() == 1
     shells = set() if _parent_is_init else {*SHELL_JOB_CONTROL}

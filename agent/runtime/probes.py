@@ -176,10 +176,8 @@ class ReadinessProbe:
     def __init__(
         self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
     ) -> None:
-        self._ready = ready
-        self._token = token
-        self._placeholders = place
-        self._log = log
+        self._ready, self._placeholders = ready, place
+        self._log, self._token = log, token
         self._offset = log.stat().st_size if log.exists() else 0
         self._rest = ""
         """The start of a line of the log whose end was not written yet."""
@@ -243,39 +241,26 @@ class ThreadResolver(AbstractResolver):
         """Do nothing."""
 
 
-class MissCounter:
-    """Counts failed liveness probes in a row."""
-
-    def __init__(self, misses: int) -> None:
-        self._limit = misses
-        self._misses = 0
-
-    def count(self, evidence: str, *, has_worked: bool) -> str:
-        """Count one probe ('' for a success); return why the service is dead, or ''."""
-        if not evidence:
-            self._misses = 0
-        if not evidence or (evidence.startswith(_BUSY) and has_worked):
-            return ""
-        if _REFUSED in evidence:
-            return evidence
-        self._misses += 1
-        return f"{evidence}, {self._misses} times in a row" if self._misses >= self._limit else ""
-
-
 async def until_dead(
     ask: Callable[[float], Awaitable[str]], alive: LivenessCheck, cpu: Callable[[], float]
 ) -> str:
-    """Probe a service at its interval until it is dead; return why.
-
-    `cpu` returns the CPU seconds that it has used so far.
-    """
-    misses = MissCounter(alive.misses)
+    """Probe a service until it is dead; return why. One that uses CPU (`cpu`) may answer late."""
+    misses = 0
 
     async def probe() -> str | NotYet:
+        nonlocal misses
         before, began = cpu(), anyio.current_time()
         evidence = await ask(alive.within)
         has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
-        return misses.count(evidence, has_worked=has_worked) or NotYet()
+        if not evidence:
+            misses = 0
+        if not evidence or (evidence.startswith(_BUSY) and has_worked):
+            return NotYet()
+        if _REFUSED in evidence:
+            return evidence
+        misses += 1
+        dead = f"{evidence}, {misses} times in a row"
+        return dead if misses >= alive.misses else NotYet()
 
     return await until(probe, None, step=alive.every, longest=alive.every)
 

@@ -156,10 +156,7 @@ class ChildLog:
 
 
 def _open_pipe_of(leader: int) -> int:
-    """Open the pipe of a session's output for reading; -1 if there is none.
-
-    Only such a pipe is open for reading and writing at one descriptor.
-    """
+    """Open a session's output, the one pipe with a descriptor for both ways; -1 for none."""
     session = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -191,8 +188,7 @@ class Child:
     ) -> None:
         self.pid = pid
         """Its process id, which is also its group's and its session's."""
-        self._popen = popen
-        self.name = name
+        self.name, self._popen = name, popen
         self.started = start_time(pid)
         """Its start time in ticks since the machine's boot; identifies it together with its pid."""
         self.stdin: asyncio.StreamWriter | None = None
@@ -200,8 +196,7 @@ class Child:
         self.stdout = asyncio.StreamReader(_MAX_LINE)
         """Its stdout, if it was started with `start_piped`."""
         self._reading: asyncio.ReadTransport | None = None
-        self._output = output
-        self._keep_group = keep_group
+        self._output, self._keep_group = output, keep_group
         self.is_stopping = False
         """True once `stop` was called."""
         self._code: int | None = None
@@ -327,7 +322,7 @@ class Child:
         self._is_over = True
         if self._popen is not None:
             self._popen.returncode = code  # also where another process reaped it
-        descendants.forget(self.pid)
+        descendants.managed.discard(self.pid)
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -356,7 +351,7 @@ def _spawn(
 ) -> tuple[subprocess.Popen[bytes], ChildLog]:
     """Start a process in its own session; `reap` does not touch it."""
     output = ChildLog(log)
-    with output.open_pipe() as end, starting(name), descendants.spawning() as managed:
+    with output.open_pipe() as end, starting(name):
         process = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -366,7 +361,7 @@ def _spawn(
             stdout=subprocess.PIPE if piped else end,
             stderr=end,
         )
-        managed.add(process.pid)
+        descendants.managed.add(process.pid)
     return process, output
 
 

@@ -88,8 +88,7 @@ class RayParts:
     """Watches the processes of one `ray start`, and stops it when one is lost."""
 
     def __init__(self, child: Child, clock: Callable[[], float]) -> None:
-        self._child = child
-        self._clock = clock
+        self._child, self._clock = child, clock
         self.evidence = ""
         """Why it was stopped, or ''."""
 
@@ -188,8 +187,7 @@ class MemoryWatch:
         count: Callable[[], limits.OomKills] = limits.oom_kills,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._count = count
-        self._clock = clock
+        self._count, self._clock = count, clock
         self.kills = count()
         self._grew_at: float | None = None
         self._last_sentence = ""

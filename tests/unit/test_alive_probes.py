@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
-from agent.runtime.probes import MissCounter, ReadinessProbe, cpu_of, until_dead
+from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.work.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
 from reward_process import reward_server
 from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
@@ -38,10 +38,18 @@ LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
 )
 def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
     """Refused is dead at once; slow while it uses CPU is busy; wrong several times is dead."""
-    pulse = MissCounter(3)
-    found = [pulse.count(evidence, has_worked=worked) for evidence, worked in beats]
-    assert found[-1] == dead
-    assert not any(found[:-1])
+    left, used = [*beats, ("connection refused: the last beat", False)], 0.0
+
+    async def ask(_limit: float) -> str:
+        nonlocal used
+        evidence, worked = left.pop(0)
+        used += 60.0 if worked else 0.0
+        return evidence
+
+    alive = LivenessCheck(every=0.001, within=60.0, misses=3)
+    found = anyio.run(until_dead, ask, alive, lambda: used)
+    assert found == (dead or "connection refused: the last beat")
+    assert len(left) == (1 if dead else 0)
 
 
 def test_a_stopped_server_is_dead() -> None:

@@ -33,34 +33,25 @@ def test_orphans_are_ended_and_reaped() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_a_signal_never_reaches_another_of_the_same_pid(
-    monkeypatch: pytest.MonkeyPatch, *, has_pidfd: bool
-) -> None:
+def test_a_signal_never_reaches_another_of_the_same_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     """PID and start time identify a process; another process with the PID gets no signal."""
-    if not has_pidfd:
-
-        def refuse(_pid: int) -> int:
-            raise OSError
-
-        monkeypatch.setattr(descendants, "open_pidfd", refuse)
     with subprocess.Popen(["sleep", "1000"]) as child:
         meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
         # A former owner of this PID, in psutil's form.
         monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
+        assert descendants.kill(other) == []
         with pytest.raises(psutil.NoSuchProcess):
-            descendants.send_to(other, signal.SIGKILL)
+            other.send_signal(signal.SIGKILL)
         assert child.poll() is None
-        descendants.send_to(meant, signal.SIGTERM)
-        assert child.wait(20) == -signal.SIGTERM
+        assert descendants.kill(meant) == [f"sleep (pid {child.pid})"]
+        assert child.wait(20) == -signal.SIGKILL
 
 
 def test_the_dead_are_not_signalled() -> None:
     """A reaped process is reported as gone."""
     with subprocess.Popen(["true"]) as child:
         process = psutil.Process(child.pid)
-    with pytest.raises(psutil.NoSuchProcess):
-        descendants.send_to(process, signal.SIGTERM)
+    assert descendants.kill(process) == []
     assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
 
 

@@ -45,7 +45,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     before = open_files()
     anyio.run(story)
     assert not psutil.Process().children()
-    assert not descendants._managed  # noqa: SLF001 - what is looked at
+    assert not descendants.managed
     late = time.monotonic() + 20
     while open_files() > before:  # a log is closed by its writer's thread
         assert time.monotonic() < late

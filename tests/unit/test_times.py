@@ -24,7 +24,7 @@ NOT_SECONDS = {
     "settings/values.py": "limits of settings",
     "work/": "defaults of a service, bounds of a histogram, and a day",
 }
-SHARES = {"_STEADY", "_FAST_BITS_PER_SECOND", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
+SHARES = {"_STEADY", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
     *("_BUSY_SHARE", "_MAX_WAIT", "_TRY_DELAYS", "_PAUSES", "_COUNTERS"),
 }
 """Shares, rates and sequences."""
