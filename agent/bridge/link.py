@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-
 _EVENTS: dict[str, type[h.HeadEvent]] = {
     "nodes": h.RayNodes,
     "submitted": h.Submitted,

@@ -12,7 +12,6 @@ from agent.base import times
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20

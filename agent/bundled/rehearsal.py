@@ -94,10 +94,8 @@ class RewardClient:
             except _BusyError as busy:
                 why, least = busy.args
             if time.monotonic() + least + pause >= until:
-                raise RewardError(
-                    f"{self._url} returned no rewards for {self._seconds:g} s: {why}; is it up, at "
-                    "an address that this node can reach?"
-                )
+                sentence = f"{self._url} returned no rewards for {self._seconds:g} s: {why}"
+                raise RewardError(f"{sentence}; is it up, at an address that this node can reach?")
             # Jittered, so that the retries of all processes do not arrive at the same time.
             time.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -391,11 +389,10 @@ def rehearse(options: argparse.Namespace) -> str:
     with _writing():
         options.out.mkdir(parents=True, exist_ok=True)
     nodes = connect(options.nodes)
-    if len(nodes) > _PROBLEMS * options.group:
-        raise RehearsalError(
-            f"{len(nodes)} nodes share {_PROBLEMS * options.group} samples a step, "
-            "so some would have none: raise --group"
-        )
+    samples = _PROBLEMS * options.group
+    if len(nodes) > samples:
+        why = f"{len(nodes)} nodes share {samples} samples a step, so some would have none"
+        raise RehearsalError(f"{why}: raise --group")
     where = named([node.ip for node in nodes])
     print(f"rehearsing on {where}", file=sys.stderr, flush=True)
     history = History([], [0] * len(nodes))

@@ -184,9 +184,8 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         # FSDP keeps float32 for the optimizer; every process loads half as much
         fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     if options.wandb and importlib.util.find_spec("wandb") is None:
-        raise TrainerSetupError(
-            "--wandb needs the package wandb: pip install wandb, or leave out --wandb"
-        )
+        why = "--wandb needs the package wandb: pip install wandb, or leave out --wandb"
+        raise TrainerSetupError(why)
     fields |= further(options.config, known)
     try:
         return GRPOConfig(**fields)
@@ -214,11 +213,11 @@ def prompts_of(options: argparse.Namespace, data: str, split: str) -> Any:  # no
     wanted = [key for key in (options.prompt_key, options.label_key) if key]
     missing = [key for key in wanted if key not in rows.column_names]
     if missing:
-        raise TrainerSetupError(
-            f"{data} has no column {' and no '.join(missing)}, only "
-            f"{', '.join(rows.column_names)}: name them by --prompt-key and --label-key ('' for no "
-            "answers)"
+        why = (
+            f"{data} has no column {' and no '.join(missing)}, only {', '.join(rows.column_names)}"
         )
+        remedy = "name them by --prompt-key and --label-key ('' for no answers)"
+        raise TrainerSetupError(f"{why}: {remedy}")
     if options.prompt_key != "prompt":
         if "prompt" in rows.column_names:
             rows = rows.remove_columns("prompt")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from agent.decisions.values import Wait
 
-
 EVENTS_FILE = "events.jsonl"
 FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20

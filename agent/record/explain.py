@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.state import HeadEvent, HeadState
 
-
 MOST_SPANS = 32
 """Phases kept of each node: the first one and the latest."""
 _FILES = (EVENTS_FILE, FORMER_EVENTS_FILE)
@@ -258,9 +257,11 @@ def _services(node: NodeHistory) -> list[str]:
         if kind not in {"ServiceGone", "ServiceReady"}:
             continue
         name = data["name"] if data["node"] == HERE else f"{data['name']} on {data['node']}"
-        if kind == "ServiceGone":
+        if kind == "ServiceReady":
+            ready.add(name)
+        else:
+            ready.discard(name)
             failed.setdefault(name, []).append(data["evidence"])
-        (ready.add if kind == "ServiceReady" else ready.discard)(name)
     texts = [
         f"{name} failed {f'{len(why)} times' if len(why) > 1 else 'once'} ({why[-1]}), "
         f"and was {'' if name in ready else 'not '}ready again"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-
 MAX_BYTES = 4 << 20
 """Larger files are no records of the agent."""
 PART_SUFFIX = ".part"

@@ -62,12 +62,8 @@ def _logger(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> 
         colour = _COLOURS.get(level) if coloured else None
         return ((f"{colour}{plain}{_RESET}" if colour else plain, plain),), {}
 
-    steps: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True),
-        clean,
-        render,
-    ]
+    stamp = structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True)
+    steps: list[Processor] = [structlog.processors.add_log_level, stamp, clean, render]
     everything = structlog.make_filtering_bound_logger(0)
     return structlog.wrap_logger(
         structlog.ReturnLogger(), processors=steps, wrapper_class=everything, context_class=dict
@@ -81,9 +77,8 @@ class _Log:
     """Writes lines to stderr, and to a file once it is set."""
 
     def __init__(self) -> None:
-        self._make: Callable[[], Any] = partial(
-            _logger, Redactor(()), "", as_json=False, coloured=False
-        )
+        plain = {"as_json": False, "coloured": False}
+        self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", **plain)
         self._logger: Any = None
         self._stderr = Writer(
             "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._log_stderr_trouble

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from agent.record.background import DiskAlarm
 
-
 NODE_FILE = "node.json"
 MAX_RUNS = 20
 """Runs searched for processes that still run, the newest ones."""
@@ -261,7 +260,6 @@ def _records_of(root: Path, node: str) -> Iterator[tuple[Path, NodeRecord]]:
 
 
 # --- the writer ----------------------------------------------------------------------------------
-
 
 _MOST = 200
 """Processes kept, the newest ones: restarted services must not fill the record."""

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from agent.record.run_record import AttemptRecord
 
-
 OUTCOME_FILE = "outcome.json"
 
 
@@ -377,15 +376,14 @@ def _make_folder(path: Path) -> bool:
 
 def _renamed(old: Path, new: Path) -> bool:
     """Rename a folder; return False if the new name exists."""
-    if os.path.lexists(new):
-        return False
     try:
-        old.rename(new)
+        if not os.path.lexists(new):
+            old.rename(new)
+            return True
     except OSError as error:
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it was just made
-            return False
-        raise
-    return True
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it was just made
+            raise
+    return False
 
 
 def _set_aside(path: Path) -> None:

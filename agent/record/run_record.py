@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from enum import Enum
 from itertools import islice, takewhile
 from pathlib import Path
@@ -36,7 +37,6 @@ from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
 
 RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
@@ -418,12 +418,10 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
 
 def _latest(root: Path) -> str | None:
     """Return the run that `latest` points to, if it is in this folder."""
-    try:
-        target = (root / "latest").readlink()
-    except OSError:
-        return None
-    name = str(target)
-    return name if name == safe_name(name) and (root / name).is_dir() else None
+    with suppress(OSError):
+        name = str((root / "latest").readlink())
+        return name if name == safe_name(name) and (root / name).is_dir() else None
+    return None
 
 
 # --- restarts of a container ----------------------------------------------------------------------
