@@ -30,10 +30,6 @@ PROMISES = (
         "test_boot.py::test_dstack_names_the_missing_rank",
     ),
     Promise(
-        "RunPod Instant Clusters: the interface of the cluster, for Ray and for NCCL",
-        "test_platforms.py::test_an_instant_cluster_uses_ens1",
-    ),
-    Promise(
         "Slurm: the job's code arrives, and jobs on the same hosts leave each other alone",
         "test_slurm.py::test_the_jobs_code_arrives_and_another_jobs_ray_stays",
     ),
@@ -64,16 +60,12 @@ PROMISES = (
         "test_ends.py::test_a_failed_check_on_the_head_ends_its_workers",
     ),
     Promise(
-        "AGENT_ON_DONE=hold: the pod stays with the outcome, and without Ray and job",
+        "SIGUSR1 reaches the job; AGENT_ON_DONE=hold: the pod stays, without Ray and job",
         "test_ends.py::test_hold_stops_all_but_the_agent",
     ),
     Promise(
         "AGENT_JOB=none: the cluster stays until it is stopped, then 0",
         "test_ends.py::test_without_a_job_the_cluster_stays",
-    ),
-    Promise(
-        "SIGUSR1 and SIGUSR2 reach the job",
-        "test_user_signals.py::test_sigusr1_reaches_a_program_below_a_shell",
     ),
     Promise(
         "a stdout that nobody reads delays neither the job nor the end",

@@ -116,10 +116,15 @@ def test_a_second_sigint_kills(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_hold_stops_all_but_the_agent(cluster: Cluster) -> None:
-    """As RunPod's first process, the agent holds the pod: no Ray, no driver, no zombie."""
+    """As RunPod's first process, the agent holds the pod: no Ray, no driver, no zombie.
+
+    The job exits on SIGUSR1, which reaches it through the agent.
+    """
     del cluster.env["AGENT_ON_DONE"]
-    orphan = "(setsid sleep 1000 &) ; (sleep 0.2 &) ; exit 5"
-    head = cluster.agent(0, "sh", "-c", orphan)
+    orphan = "trap 'exit 5' USR1; (setsid sleep 1000 &) ; (sleep 0.2 &) ; echo running; "
+    head = cluster.agent(0, "sh", "-c", orphan + "while :; do sleep 0.1; done")
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    head.signal(signal.SIGUSR1)
     head.wait_for("holding the pod", timeout=BOOT)
     assert cluster.outcome(0)["exit_code"] == 5
     left = [p.cmdline for p in head.processes()]
