@@ -19,8 +19,7 @@ from agent.base.ends import STARTING, Kind
 from agent.base.text import listed
 from agent.boot.node_run import without_addresses
 from agent.decisions.attempts import FailureCause
-from agent.decisions.causes.rows import Again
-from agent.decisions.causes.weigh import ACTOR_WITHOUT_A_WORD, Diagnosis, Log, weigh
+from agent.decisions.causes.find import ACTOR_WITHOUT_A_WORD, Again, Diagnosis, Log, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase

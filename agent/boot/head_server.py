@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.control.protocol import WorkerStats
     from agent.control.reports import Reports
-    from agent.decisions.causes.weigh import Log
+    from agent.decisions.causes.find import Log
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import ClassVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -156,11 +157,6 @@ class Item(Value):
         quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
         return 0 if quiet else self.restarts
 
-    def restart_pause(self, now: float) -> float:
-        """Return the seconds before its next restart: 0 at first, then doubling."""
-        before = self.recent_restarts(now)
-        return 0.0 if before == 0 else min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1))
-
     def restarting(self, now: float, within: float) -> Item:
         """Return it as restarted; it must be ready `within` so many seconds."""
         return replace(
@@ -198,6 +194,8 @@ class ServiceReady(SharedEvent):
     name: str
     node: str = HERE
     generation: int | None = None
+    step: ClassVar[Step] = Step.READY
+    evidence: ClassVar[str] = ""
 
 
 class ServiceWaits(SharedEvent):
@@ -207,6 +205,7 @@ class ServiceWaits(SharedEvent):
     evidence: str
     node: str = HERE
     generation: int | None = None
+    step: ClassVar[Step] = Step.PENDING
 
 
 class ServiceGone(SharedEvent):
@@ -216,6 +215,7 @@ class ServiceGone(SharedEvent):
     evidence: str
     node: str = HERE
     generation: int | None = None
+    step: ClassVar[Step] = Step.LOST
 
 
 class StepOver(SharedEvent):

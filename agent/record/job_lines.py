@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.decisions.causes.rows import LONGEST, NEAR, find_known_lines, plain_lines, table
-from agent.decisions.causes.weigh import Log
+from agent.decisions.causes.find import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
 from agent.decisions.values import place
 from agent.record.log import printable, say
 

@@ -6,8 +6,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import parse_toml
-from agent.decisions.causes.rows import NEAR, Cause, Weight, find_known_lines, plain_lines, table
-from agent.decisions.causes.weigh import Diagnosis, Log, weigh
+from agent.decisions.causes.find import (
+    NEAR,
+    Cause,
+    Diagnosis,
+    Log,
+    Weight,
+    find_known_lines,
+    plain_lines,
+    table,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

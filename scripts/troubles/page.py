@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.decisions.causes.rows import Again, table
+from agent.decisions.causes.find import Again, table
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.decisions.causes.rows import Cause
+    from agent.decisions.causes.find import Cause
 
 MESSAGES = "scripts/troubles/messages.md"
 _LONGEST, _BEFORE = 110, 20

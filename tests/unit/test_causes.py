@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decisions.causes.rows import (
+from agent.decisions.causes.find import (
     NEAR,
     Again,
     Cause,
+    Diagnosis,
+    Log,
     Weight,
     Words,
     body_of,
@@ -24,8 +26,8 @@ from agent.decisions.causes.rows import (
     plain_lines,
     rank_of,
     table,
+    weigh,
 )
-from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 from causes.ordinary.lines import compose
 from diagnosing.__main__ import main
 from diagnosing.cases import Result, diagnosis, judge, live_answer, load

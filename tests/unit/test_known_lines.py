@@ -13,8 +13,7 @@ from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head
-from agent.decisions.causes.rows import find_known_lines, table
-from agent.decisions.causes.weigh import weigh
+from agent.decisions.causes.find import find_known_lines, table, weigh
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
 from agent.record import job_lines

@@ -14,8 +14,7 @@ from agent.base.ends import Kind, Outcome
 from agent.boot import diagnose as explained_module
 from agent.boot.diagnose import Elsewhere, explain_end, find_cause
 from agent.boot.node_run import NodeRun
-from agent.decisions.causes.rows import matches, table
-from agent.decisions.causes.weigh import Diagnosis, Log, weigh
+from agent.decisions.causes.find import Diagnosis, Log, matches, table, weigh
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.worlds import SECRET, plan_of

@@ -9,7 +9,7 @@ import pytest
 
 from agent.checks import run_checks
 from agent.checks.finding import Level
-from agent.decisions.causes.rows import table
+from agent.decisions.causes.find import table
 from troubles.__main__ import main
 from troubles.bad_machine import findings
 from troubles.pains import PAINS, Pain

@@ -155,7 +155,7 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
     trace.note(reported(3))
     trace.note(reported(2, detail="all is well", heard=-12.0))
     silent = trace.state.fleet.mark_silent("agent2", "connection refused", 0.0, is_lost=True)
-    trace.state = replace(trace.state, fleet=silent.with_facts("agent2", MACHINE))
+    trace.state = replace(trace.state, fleet=replace(silent, facts={"agent2": MACHINE}))
     parts = trace.parts()
     assert [*parts][:4] == [
         "status.json",

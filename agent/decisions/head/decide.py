@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.decisions.head.state import Decision, Key
+    from agent.decisions.values import ItemReport
+
+    ServiceEvent = ServiceReady | ServiceWaits | ServiceGone
 
 
 _MAX_OUTAGES = 200
@@ -204,7 +207,11 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             since = state.hang_since if lasts else now
             return replace(state, hang=event if evidence else None, hang_since=since)
         case h.WorkerIntroduced(key, _, facts, findings):
-            return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
+            known, found = (
+                {**state.fleet.facts, key: facts},
+                {**state.fleet.findings, key: findings},
+            )
+            return replace(state, fleet=replace(state.fleet, facts=known, findings=found))
         case h.Cleared(over, left) if over == state.attempt.number - 1:
             return replace(state, own_leftovers=f"{left} cannot be ended" if left else None)
         case h.CheckpointSeen(_, step, path):
@@ -224,13 +231,8 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             if item is None:
                 return state
             return state.with_item((node, name), item.lost(failure) if failure else item.ready())
-        case ServiceReady(name, node, generation):
-            return _apply_service_state(state, (node, name), generation, (Step.READY, ""), now)
-        case ServiceWaits(name, evidence, node, generation):
-            change = (Step.PENDING, evidence)
-            return _apply_service_state(state, (node, name), generation, change, now)
-        case ServiceGone(name, evidence, node, generation):
-            return _apply_service_state(state, (node, name), generation, (Step.LOST, evidence), now)
+        case ServiceReady() | ServiceWaits() | ServiceGone():
+            return _apply_service_state(state, event.node, event, now)
         case h.JobHeard(_, report):
             return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
         case DriverSignaled():
@@ -273,8 +275,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         if item is not None:
             if report.generation > item.generation:  # an earlier head ordered this start
                 state = state.with_item(key, replace(item, generation=report.generation))
-            change = (report.step, report.evidence)
-            state = _apply_service_state(state, key, report.generation, change, now)
+            state = _apply_service_state(state, worker.key, report, now)
     stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
     if worker.has_left and not stays and not (before and before.has_left):
         return _forget_services(state, worker.key)
@@ -295,19 +296,18 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
 
 def _forget_services(state: HeadState, key: str) -> HeadState:
     """Remove the services of a worker that left: no wait covers them any more."""
-    names = (spec.name for spec in state.goal.services)
-    return state.without_services(frozenset((key, name) for name in names))
+    return state.without_services(frozenset((key, spec.name) for spec in state.goal.services))
 
 
 def _apply_service_state(
-    state: HeadState, key: Key, generation: int | None, change: tuple[Step, str], now: float
+    state: HeadState, node: str, report: ItemReport | ServiceEvent, now: float
 ) -> HeadState:
+    key = (node, report.name)
     item = state.services.get(key)
-    if item is None or generation not in (None, item.generation):
+    if item is None or report.generation not in (None, item.generation):
         return state  # a report about an earlier start
-    step, evidence = change
-    new = item.ready() if step is Step.READY else replace(item, evidence=evidence)
-    new = item.lost(evidence) if step is Step.LOST else new
+    new = item.ready() if report.step is Step.READY else replace(item, evidence=report.evidence)
+    new = item.lost(report.evidence) if report.step is Step.LOST else new
     if new == item:
         return state
     return _record_outage(state, key, item, new, now).with_item(key, new)
@@ -331,7 +331,11 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     if isinstance(event, StepOver) and before.steps != after.steps:
         are_done = all(item.step is Step.READY for item in after.steps.values())
         found += [LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
-    for key in _services_in(event):
+    if isinstance(event, h.WorkerReported):
+        reported = [(event.worker.key, item.name) for item in event.worker.items]
+    else:
+        reported = [(event.node, event.name)] if isinstance(event, ServiceReady) else []
+    for key in reported:
         then, now = (state.services.get(key, Item()).step for state in (before, after))
         if now is Step.READY and then is not Step.READY:
             found.append(LogLine(f"{service_title(after, key)} answers"))
@@ -373,10 +377,3 @@ def _contradiction_at(state: HeadState, ip: str) -> str:
         return ""
     doubt = contradiction(state.fleet, worker)
     return f", though {doubt}" if doubt else ""
-
-
-def _services_in(event: HeadEvent) -> list[Key]:
-    """Return the services that an event is about."""
-    if isinstance(event, h.WorkerReported):
-        return [(event.worker.key, item.name) for item in event.worker.items]
-    return [(event.node, event.name)] if isinstance(event, ServiceReady) else []

@@ -143,9 +143,7 @@ class Fleet(Value):
     """
     node_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by address, in GCS
     raylet_ports: Mapping[str, frozenset[int]] = field(default_factory=dict)  # by address
-    dead_node_ids: frozenset[str] = frozenset()
-    """The ids of nodes that stopped answering; a new Ray at the address has a new id.
-    """
+    dead_node_ids: frozenset[str] = frozenset()  # of silent nodes: a new Ray there has a new id
     by_report: bool = False  # no Ray runs: a worker counts while it reports that it joined
     silence_check_at: float | None = None  # when to look for silent ones, where no Ray runs
     last_preparing_at: float = -math.inf  # when a worker last reported that it prepares
@@ -203,11 +201,6 @@ class Fleet(Value):
             listed_here = new.node_ids.get(worker.ip, frozenset())
             new = new.with_listed_nodes(new.node_ids, new.dead_node_ids | listed_here)
         return new.recount(worker.ip)
-
-    def with_facts(self, key: str, facts: Facts, findings: tuple[Finding, ...] = ()) -> Fleet:
-        """Set the facts of an agent's machine and the findings of its checks."""
-        found = {**self.findings, key: findings}
-        return replace(self, facts={**self.facts, key: facts}, findings=found)
 
     def with_ray_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
         """Apply GCS's list of nodes."""

@@ -39,8 +39,11 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
         vain = end_without_progress(state.lost_attempts, state.newest_checkpoint)
         if vain is not None:
             return leave(state, vain, now)
-    if isinstance(event, h.RunRemembered) and _is_unknown_run(state, event):
-        state, log = retry.adopt_run(state, event, now)
+    # a worker may have a record of this run that the head lacks (lost disk)
+    record = event if isinstance(event, h.RunRemembered) and state.attempt.number == 1 else None
+    own = (state.goal.run_id, 0, 0)
+    if record is not None and (record.run_id, record.attempt, record.epoch) != own:
+        state, log = retry.adopt_run(state, record, now)
         return (state, log) if _is_leaving(state) else then(log, booting(state, Tick(), now))
     again: Actions = ()
     if state.ray.step is Step.LOST:
@@ -57,12 +60,6 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     state, result = probes.finish_preflight(state, now)
     decision = (state, ()) if _is_leaving(state) else _check_waits(state, now)
     return then((*again, *log, *result), decision)
-
-
-def _is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:
-    """Return whether a worker has a record of this run that the head lacks (lost disk)."""
-    differs = event.run_id != state.goal.run_id or event.attempt > 0 or event.epoch > 0
-    return differs and state.attempt.number == 1
 
 
 def _is_leaving(state: HeadState) -> bool:
@@ -251,9 +248,9 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | No
             return end_attempt(state, end, now)
         log = LogLine(f"{end.reason}: stopping the job on the other nodes", "warning")
         return stop_job(state, end, now, (log,))
+    if state.ray.step is Step.LOST and state.goal.has_job:
+        return end_attempt(state, ray_lost_outcome(state), now)
     if state.ray.step is Step.LOST:
-        if state.goal.has_job:
-            return end_attempt(state, ray_lost_outcome(state), now)
         return _restart_ray(state, now)
     has_status = state.goal.has_job and not state.goal.by_torchrun
     if has_status and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
@@ -290,7 +287,10 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
         end = state.verdict or ray_lost_outcome(state)
         return end_attempt(follow_resumed_job(state, now)[0], end, now)
     if isinstance(event, h.NeverSubmitted):
-        return _boot_again(state, now)
+        # the agent was killed before it submitted the job: boot for the same attempt
+        attempt = Attempt(attempt.id, attempt.number, began=now)
+        state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
+        return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
     if isinstance(event, h.Submitted | h.JobHeard):
         log = LogLine(f"attempt {attempt.number} goes on: its job is followed again")
         state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
@@ -303,28 +303,16 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
         if state.goal.ray_is_given:
             return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job"),))
         return end_attempt(follow_resumed_job(state, now)[0], end, now)
-    if state.ray.step is Step.READY and attempt.submitted is None:
-        return _resume_job(state, now)
-    return state, ()
-
-
-def _resume_job(state: HeadState, now: float) -> Decision:
     snapshot = state.goal.resumed_attempt
-    assert snapshot is not None  # noqa: S101 - entered only with an attempt under way
+    if snapshot is None or state.ray.step is not Step.READY or attempt.submitted is not None:
+        return state, ()
     state, follow = follow_resumed_job(state, now)
     state = retry.record_losses_before_resume(state, now)
-    if state.verdict is None:
-        return state, follow
-    log = LogLine(f"{state.verdict.reason}: stopping the job, as the killed agent did")
-    state = state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at)
-    return state, (log, *follow, h.StopJob(state.attempt.id))
-
-
-def _boot_again(state: HeadState, now: float) -> Decision:
-    """Boot for the same attempt: the agent was killed before it submitted the job."""
-    attempt = Attempt(state.attempt.id, state.attempt.number, began=now)
-    state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
-    return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
+    if state.verdict is not None:
+        log = LogLine(f"{state.verdict.reason}: stopping the job, as the killed agent did")
+        state = state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at)
+        follow = (log, *follow, h.StopJob(attempt.id))
+    return state, follow
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:

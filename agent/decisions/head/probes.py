@@ -36,19 +36,12 @@ from agent.work.torchrun import ShareOrder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.fleet import Fleet, Worker
+    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Actions, Decision, HeadState, Turn
 
 
 _MAX_LINKS_NAMED = 4
 MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after the other
-
-
-def _ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
-    """Return the workers that count, by rank; then nodes that were joined by hand."""
-    agents = fleet.present()
-    by_hand = fleet.alive.keys() - {worker.ip for worker in agents}
-    return [*((one.ip, one) for one in agents), *((ip, None) for ip in sorted(by_hand))]
 
 
 def _order_samples(state: HeadState, now: float) -> Decision:
@@ -234,9 +227,10 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
 
 def score_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for scores that nodes were asked for."""
-    left = [key for key in state.probes.open_scores if _has_not_left(state, key)]
+    scores = state.probes.open_scores
+    left = [key for key in scores if _has_not_left(state, key)]
     if left:
-        until = max(state.probes.open_scores[key] for key in left)
+        until = max(scores[key] for key in left)
         what = "every node to get a score from the reward server"
         yield Wait(planned.PROBE, what, until, lambda: f"no answer from {_names(state, left)}")
 
@@ -247,8 +241,8 @@ def give_up_scores(state: HeadState) -> Decision:
     if not left:
         return state, ()
     state = replace(state, probes=replace(state.probes, open_scores={}))
-    limit = f"{times.NODE_PROBE:g} s"
-    what = f"{_names(state, left)} did not report within {limit} whether they reach it"
+    within = f"within {times.NODE_PROBE:g} s"
+    what = f"{_names(state, left)} did not report {within} whether they reach it"
     return _report_findings(state, (Finding(REWARD, Level.WARN, what, _REACHABLE),))
 
 
@@ -262,11 +256,12 @@ def _order_reach(state: HeadState) -> Decision:
     head, goal = state.ray_head_ip, state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
         return state, ()
-    ring = _ring(state.fleet)
-    pairs = [(HERE, ip) for ip, _ in ring]
-    for (ip, worker), (neighbour, _) in zip(ring, [*ring[1:], *ring[:1]], strict=True):
-        if worker is not None:  # a node that was joined by hand has no agent
-            pairs += [(worker.key, other) for other in (head, neighbour) if other != ip]
+    agents = state.fleet.present()
+    by_hand = state.fleet.alive.keys() - {worker.ip for worker in agents}  # nodes without an agent
+    ring = [*(worker.ip for worker in agents), *sorted(by_hand)]
+    pairs = [(HERE, ip) for ip in ring]
+    for worker, neighbour in zip(agents, [*ring[1:], *ring[:1]], strict=False):
+        pairs += [(worker.key, other) for other in (head, neighbour) if other != worker.ip]
     new = [pair for pair in pairs if pair not in state.probes.reach_asked]
     reached = state.probes.reach_asked | {*new}
     state = replace(state, probes=replace(state.probes, reach_asked=reached))
@@ -338,12 +333,10 @@ def _name(state: HeadState, node: str) -> str:
 
 
 def _name_at(state: HeadState, ip: str) -> str:
-    if not ip:
-        return _name(state, HERE)
     key = state.fleet.agent_at.get(ip)
     if key is not None:
         return _name(state, key)
-    return _name(state, HERE) if ip == state.ray_head_ip else ip
+    return _name(state, HERE) if ip in ("", state.ray_head_ip) else ip
 
 
 def compare_nodes(state: HeadState, now: float) -> Decision:

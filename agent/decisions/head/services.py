@@ -183,7 +183,9 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, 
         if item.step is not Step.LOST:
             continue
         spec, title = state.goal.service(key[1]), service_title(state, key)
-        again_at = now + item.restart_pause(now) if item.restart_at is None else item.restart_at
+        before = item.recent_restarts(now)
+        pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
+        again_at = now + pause if item.restart_at is None else item.restart_at
         if spec.argv is None:  # nothing to restart: it is only asked again
             again = item.restarting(now, spec.within)
             more = f"it is asked for {round(spec.within)} s more"

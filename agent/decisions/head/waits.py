@@ -14,19 +14,19 @@ from agent.decisions.head import retry
 from agent.decisions.head import state as h
 from agent.decisions.head.probes import link_waits, preflight_waits, score_waits
 from agent.decisions.head.state import HeadPhase, HeadState
-from agent.decisions.values import HERE, LogLine, Step, Wait
+from agent.decisions.values import LogLine, Step, Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.decisions.head.state import HeadEvent, Key
-    from agent.work.services import ServiceSpec
 
 
 def expire_hang(state: HeadState, now: float) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
-    if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
+    until = state.hang_since + times.RAY_HANGS
+    if state.hang is None or not _ray_is_needed(state, state.hang) or now < until:
         return state
     evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
     return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None)
@@ -34,38 +34,29 @@ def expire_hang(state: HeadState, now: float) -> HeadState:
 
 def hang_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
-    if state.hang is not None and _ray_is_needed(state):
-        what = "the stopped processes of Ray to continue"
-        until, evidence = _hang_deadline(state), state.hang.evidence
-        yield Wait(planned.HANG, what, until, evidence, is_following=True)
+    if state.hang is not None and _ray_is_needed(state, state.hang):
+        what, until = "the stopped processes of Ray to continue", state.hang_since + times.RAY_HANGS
+        yield Wait(planned.HANG, what, until, state.hang.evidence, is_following=True)
 
 
 def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
     """Yield the log lines for a Ray that hangs or runs again."""
-    if not isinstance(event, h.RayHangs):
+    if not isinstance(event, h.RayHangs) or before.hang is after.hang is None:
         return
     if after.hang is None:
-        if before.hang is not None:
-            yield LogLine("Ray runs again: none of its processes is stopped")
+        yield LogLine("Ray runs again: none of its processes is stopped")
         return
     follows = "left alone, since a job runs that does not need it"
-    if _ray_is_needed(after):
-        limit = round(times.RAY_HANGS)
-        follows = f"Ray is started again unless it continues within {limit} s"
+    if _ray_is_needed(after, after.hang):
+        follows = f"Ray is started again unless it continues within {round(times.RAY_HANGS)} s"
     elif after.phase is HeadPhase.SUBMITTING and not after.hang.beside_job:
         follows = "the submission of the job waits for it"
     yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
 
 
-def _ray_is_needed(state: HeadState) -> bool:
-    assert state.hang is not None  # noqa: S101 - called only while Ray hangs
-    if state.phase is HeadPhase.RUNNING and state.goal.has_job:
-        return False
-    return state.phase in {HeadPhase.BOOTING, HeadPhase.RUNNING} and not state.hang.beside_job
-
-
-def _hang_deadline(state: HeadState) -> float:
-    return state.hang_since + times.RAY_HANGS
+def _ray_is_needed(state: HeadState, hang: h.RayHangs) -> bool:
+    serves = state.phase is HeadPhase.RUNNING and not state.goal.has_job
+    return (serves or state.phase is HeadPhase.BOOTING) and not hang.beside_job
 
 
 _MAX_NAMED = 8  # how many nodes with a service that is not ready are named; the rest are counted
@@ -79,10 +70,8 @@ def pending_waits(state: HeadState) -> tuple[Wait, ...]:
 def service_title(state: HeadState, key: Key) -> str:
     """Return the name of a service, and of the worker that runs it, for messages."""
     node, name = key
-    if node == HERE:
-        return name
     worker = state.fleet.workers.get(node)
-    return f"{name} on {worker.label}" if worker is not None else name
+    return name if worker is None else f"{name} on {worker.label}"
 
 
 def _boot_waits(state: HeadState) -> Iterator[Wait]:
@@ -148,18 +137,15 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
     for spec in state.goal.services:
         if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
-            key = f"{spec.name} {spec.where.sentence()}"
-            evidence = partial(_last_detail, state, spec)
-            limits = state.goal.limits
+            key, limits = f"{spec.name} {spec.where.sentence()}", state.goal.limits
             until = state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
-            yield Wait(key, what, until, evidence)
+            yield Wait(key, what, until, partial(_last_detail, state, spec.where.rank))
 
 
-def _last_detail(state: HeadState, spec: ServiceSpec) -> str:
-    """Return the last detail from the node of a service's rank, if it ever reported."""
-    workers = state.fleet.workers.values()
-    details = (worker.detail for worker in workers if worker.effective_rank == spec.where.rank)
-    return next(filter(None, details), "no report yet")
+def _last_detail(state: HeadState, rank: int | None) -> str:
+    """Return the last detail from the node of a rank, if it ever reported."""
+    own = (one.detail for one in state.fleet.workers.values() if one.effective_rank == rank)
+    return next(filter(None, own), "no report yet")
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
@@ -206,10 +192,10 @@ def submit_wait(state: HeadState) -> Wait:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    what, within, doubt = "a report from every node", times.NODES_ASKED, ""
-    if state.attempt.unreachable_nodes:
+    what, within = "a report from every node", times.NODES_ASKED
+    doubt = state.attempt.unreachable_nodes
+    if doubt:
         what, within = "GCS to report a lost node", times.GCS_REPORTS_LOSS
-        doubt = state.attempt.unreachable_nodes
     yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
 
 
@@ -226,11 +212,10 @@ def _stop_limit(state: HeadState) -> float:
     return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
 
 
-def _stopping_waits(state: HeadState) -> Iterator[Wait]:
+def _stopping_waits(state: HeadState) -> tuple[Wait]:
     if state.saving is not None:
-        yield Wait(planned.SAVE, "the job to save", state.saving.until)
-    else:
-        yield Wait(planned.STOP, "the job to stop", stop_deadline(state))
+        return (Wait(planned.SAVE, "the job to save", state.saving.until),)
+    return (Wait(planned.STOP, "the job to stop", stop_deadline(state)),)
 
 
 _WAITS = {

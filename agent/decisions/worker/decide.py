@@ -85,13 +85,17 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     state, log = _log_silence(state, event, now)
     # a verdict or a failed step ends the worker in any phase; else the phase decides
     decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+    state, actions = decision
     # the head has begun a later attempt: the share of the former one must not run beside it
-    decision = _stop_outdated_share(before, decision)
-    # the head is reached again: rerun what the fence stopped
-    decision = _rerun_interrupted_steps(decision, now)
-    decision = _start_unblocked(decision, now)
-    # last, so that it also stops what was started above
-    state, actions = _apply_fence(decision, now)
+    own, theirs = state.share_attempt or 0, state.head_attempt
+    is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
+    if is_outdated and w.StopShare() not in actions:
+        actions = (*actions, w.StopShare())
+    # the fence is last, so that it also stops what was started before it
+    for step in (_rerun_interrupted_steps, _start_unblocked, _apply_fence):
+        if state.phase is not WorkerPhase.LEAVING:
+            state, more = step(state, now)
+            actions += more
     return state, (*log, *actions)
 
 
@@ -181,14 +185,12 @@ def _hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
     return replace(state, blocked=state.blocked | waiting)
 
 
-def _start_unblocked(decision: Decision, now: float) -> Decision:
+def _start_unblocked(state: WorkerState, now: float) -> Decision:
     """Start blocked steps whose dependencies are done; their time starts now."""
-    state, actions = decision
-    if not state.blocked or state.fenced or state.phase is WorkerPhase.LEAVING:
-        return decision
+    if not state.blocked or state.fenced:
+        return state, ()
     unmet = _unmet_dependencies(state, state.blocked)
-    state, runs = _run_steps(state, {name for name, missing in unmet.items() if not missing}, now)
-    return state, (*actions, *runs)
+    return _run_steps(state, {name for name, missing in unmet.items() if not missing}, now)
 
 
 def _run_steps(
@@ -262,25 +264,14 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             lost = event.end.by_order and event.attempt == state.fenced_attempt
             end = replace(event.end, lost=True) if lost else event.end
             return replace(state, share_over=replace(event, end=end))
-        case ServiceReady(name, _, generation):
-            return _with_service(state, name, generation, Step.READY, "")
-        case ServiceWaits(name, evidence, _, generation):
-            return _with_service(state, name, generation, Step.PENDING, evidence)
-        case ServiceGone(name, evidence, _, generation):
-            return _with_service(state, name, generation, Step.LOST, evidence)
+        case ServiceReady() | ServiceWaits() | ServiceGone():  # the head decides what follows
+            known = state.services.get(event.name)
+            if known is None or event.generation not in (None, known.generation):
+                return state
+            known = replace(known, step=event.step, evidence=event.evidence)
+            return replace(state, services={**state.services, event.name: known})
         case _:
             return state
-
-
-def _with_service(
-    state: WorkerState, name: str, generation: int | None, step: Step, evidence: str
-) -> WorkerState:
-    """Set the state of a service; the head decides what follows."""
-    item = state.services.get(name)
-    if item is None or generation not in (None, item.generation):
-        return state
-    new = replace(item, step=step, evidence=evidence)
-    return replace(state, services={**state.services, name: new})
 
 
 def _log_silence(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -336,7 +327,12 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     if kind is OrderKind.PROBE and name == ALL_REDUCE and order.share is not None:
         return state, (w.RunProbe(name, "", order.share),)
     if kind is OrderKind.START_SERVICE and any(one.name == name for one in state.goal.services):
-        return _start_service(state, order, last)
+        known = state.services.get(name)
+        is_other_head = last is not None and last.by != order.by
+        if is_other_head and known is not None and known.step is not Step.LOST:
+            return state, ()  # it runs, and a restarted head orders it again
+        services = {**state.services, name: Item(generation=order.generation)}
+        return replace(state, services=services), (w.StartOwnService(name, order.generation),)
     if kind is OrderKind.RUN_STEP and name in state.steps:
         # one that was interrupted runs again after the fence
         is_known = name in state.running_steps or name in state.interrupted_steps
@@ -350,17 +346,6 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     return state, (LogLine(refused, "warning"),)
 
 
-def _start_service(state: WorkerState, order: Order, last: Order | None) -> Decision:
-    """Start a service, unless it runs already and a restarted head orders it again."""
-    known = state.services.get(order.name)
-    is_other_head = last is not None and last.by != order.by
-    if is_other_head and known is not None and known.step is not Step.LOST:
-        return state, ()
-    item = Item(generation=order.generation)
-    state = replace(state, services={**state.services, order.name: item})
-    return state, (w.StartOwnService(order.name, order.generation),)
-
-
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
     """Leave by the head's reply (verdict, another run, refusal), or by a step that failed."""
     if isinstance(event, HeadSpoke):
@@ -369,8 +354,9 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
         belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
         if belongs and event.run_id not in ("", state.run_id):
             head, theirs = state.goal.head, event.run_id
-            end = ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=state.run_id)
-            return _leave(state, end)
+            return _leave(
+                state, ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=state.run_id)
+            )
         if event.refusal:
             return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
     if state.taken_at is not None and now >= state.taken_at:
@@ -436,14 +422,14 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray is RayStep.UP:
         state = replace(_follow(state, now), has_joined_before=True)
         return state, (LogLine("Ray is up on this node: following the head"),)
-    if _is_new_epoch(state, event):
-        return _rejoin(state, event, now)
+    rejoined = _rejoin(state, event, now)
+    if rejoined is not None:
+        return rejoined
     if wait.is_over(now) and wait.key == planned.JOIN:
         why = wait.evidence or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
     if wait.is_over(now):
-        end = ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence)
-        return _leave(state, end)
+        return _leave(state, ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence))
     if state.ray is RayStep.DOWN and state.retry_at is None:
         if state.fenced:  # the fence stopped it
             return replace(state, retry_at=now), ()
@@ -455,8 +441,9 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
 
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    if _is_new_epoch(state, event):
-        return _rejoin(state, event, now)
+    rejoined = _rejoin(state, event, now)
+    if rejoined is not None:
+        return rejoined
     if now >= _reply_deadline(state):
         head, silent = state.goal.head, round(now - state.last_reply_at)
         end = ends.HEAD_SILENT.outcome(head=head, seconds=silent, evidence=state.evidence)
@@ -470,15 +457,10 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     return replace(_enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
 
-def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
-    return (
-        isinstance(event, HeadSpoke) and not event.held and event.epoch not in (None, state.epoch)
-    )
-
-
-def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    """Follow a restarted head: leave its old Ray and join the new one."""
-    assert isinstance(event, HeadSpoke)  # noqa: S101 - only a reply has an epoch
+def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
+    """Follow a restarted head: leave its old Ray and join the new one; None if it is not one."""
+    if not isinstance(event, HeadSpoke) or event.held or event.epoch in (None, state.epoch):
+        return None
     state = replace(state, epoch=event.epoch)
     if state.service_only or state.goal.by_torchrun:
         log = LogLine("the head was restarted: following it", "warning")
@@ -504,16 +486,15 @@ def _fence_deadline(state: WorkerState) -> float | None:
     return min(since + limit, max(latest, since + times.FENCE_LEAST))
 
 
-def _apply_fence(decision: Decision, now: float) -> Decision:
-    """Add to a decision, once the deadline has passed, that everything here stops.
+def _apply_fence(state: WorkerState, now: float) -> Decision:
+    """Stop everything here once the fence's deadline has passed.
 
     The head gives up a node that it does not reach for AGENT_NODE_GRACE. Processes of the old
     attempt would then run beside the next one. The worker itself keeps waiting for the head.
     """
-    state, actions = decision
     until = _fence_deadline(state)
-    if state.phase is WorkerPhase.LEAVING or until is None or now < until:
-        return decision
+    if until is None or now < until:
+        return state, ()
     limit = round(state.goal.limits[planned.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
@@ -523,8 +504,7 @@ def _apply_fence(decision: Decision, now: float) -> Decision:
         state = replace(state, interrupted_steps=frozenset(state.running_steps))
     if w.StopRay() in stops:
         state = replace(_enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
-    state = replace(state, fenced=True, fenced_attempt=state.share_attempt)
-    return state, (*actions, log, *stops)
+    return replace(state, fenced=True, fenced_attempt=state.share_attempt), (log, *stops)
 
 
 def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
@@ -539,24 +519,14 @@ def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
     return tuple(stop for stop, is_needed in needed.items() if is_needed)
 
 
-def _rerun_interrupted_steps(decision: Decision, now: float) -> Decision:
+def _rerun_interrupted_steps(state: WorkerState, now: float) -> Decision:
     """Rerun the prepare steps that the fence stopped, once the head or its GCS is reached."""
-    state, actions = decision
-    if state.fenced or not state.interrupted_steps or state.phase is WorkerPhase.LEAVING:
-        return decision
+    if state.fenced or not state.interrupted_steps:
+        return state, ()
     state, runs = _run_steps(state, state.interrupted_steps, now)
     again = listed(run.name for run in runs)
     log = LogLine(f"the head is reached again: running {again} from the beginning")
-    return state, (*actions, log, *runs)
-
-
-def _stop_outdated_share(before: WorkerState, decision: Decision) -> Decision:
-    """Stop this node's share of an attempt if the head has begun a later one."""
-    state, actions = decision
-    own, theirs = state.share_attempt or 0, state.head_attempt
-    is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
-    stops = (w.StopShare(),) if is_outdated and w.StopShare() not in actions else ()
-    return state, (*actions, *stops)
+    return state, (log, *runs)
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

@@ -55,8 +55,7 @@ class SurvivingRay(Value):
     head_ip: str
     run_id: str
     attempt: int  # the attempt for which it was started
-    unreached_since: float | None = None
-    """Since when the head is unreachable, on this run's clock (below 0: before its start)."""
+    unreached_since: float | None = None  # on this run's clock (below 0: before its start)
 
 
 class WorkerState(Value):
@@ -85,14 +84,12 @@ class WorkerState(Value):
     raylet_evidence: str = ""  # why this node's raylet does not count as up
     retry_at: float | None = None
     tries: int = 0
-    run_id: str = ""
-    """The run that it belongs to, from its first join on; before, the run of the last reply."""
+    run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
     head_is_silent: bool = False  # true while the head does not answer
     head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
     ray_attempt: int = 0  # the head's attempt when Ray was started here
     last_reached_at: float = 0.0  # when the head's agent or its GCS was last reached
-    unreached_since: float | None = None
-    """Since when neither the head's agent nor its GCS is reached; None while one is."""
+    unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
     fenced: bool = False  # the fence stopped everything, and none of them is reached yet
     fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
     silence_logged: bool = False  # true once the log has that the head does not answer
