@@ -145,7 +145,7 @@ class SurvivingProcesses:
 
 def find_resumed_run(root: Path, node: str) -> str:
     """Return the id of the killed agent's run that this agent resumes, or ''."""
-    killed = parent.former_agents()
+    killed = parent.former_agents
     folder = folder_of(root, node, killed) if killed else None
     return "" if folder is None else folder.parent.name
 
@@ -156,7 +156,7 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     The last of them may have no record, where the disk was full: then the record of an earlier one
     counts.
     """
-    record, killed = folder.former, parent.former_agents()
+    record, killed = folder.former, parent.former_agents
     if record is None or record.ended or record.agent.pid not in killed:
         return None
     kills = oom_kills()

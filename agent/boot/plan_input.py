@@ -318,7 +318,7 @@ def plan_from_environment(
     temp, problems = temp_root(settings)
     if launcher(settings, None) == TORCHRUN:
         problems += torchrun_problems(settings, words, wants_job=wants_job)
-    is_first = parent.is_init()
+    is_first = parent.is_init
     facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 def former_verdict(root: Path, node: str) -> Outcome | None:
     """Return the verdict of the killed agent that this one replaces; None if it had none."""
-    folder = folder_of(root, node, parent.former_agents())
+    folder = folder_of(root, node, parent.former_agents)
     return None if folder is None else read_outcome(folder)
 
 
@@ -101,10 +101,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    decided = former_verdict(root, node) if parent.former_agents() else None
+    decided = former_verdict(root, node) if parent.former_agents else None
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
-    elif not plan.settings.rerun and not parent.former_agents():
+    elif not plan.settings.rerun and not parent.former_agents:
         decided = _finished_before(plan, own, restarts)
     if decided is not None:
         if plan.on_done != "exit" and decided.holds_pod:
@@ -221,7 +221,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
     """
     pod, member = own_pod(environ), group_member(environ)
     name = pod or member
-    if name is None or not parent.is_init():
+    if name is None or not parent.is_init:
         return
     settings = settings_for_end(environ)
     on_done = settings.on_done or ("exit" if pod is None else "hold")

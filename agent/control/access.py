@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 # --- credentials ---------------------------------------------------------------------------------
 
-COOKIE = "pod_agent"
-"""The page's cookie; its name ends with the port, since browsers send cookies to all ports."""
-MOST_GUESSES = 10
-"""Wrong tokens that an address may send to the form within LOGIN_WINDOW."""
+COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
+MOST_GUESSES = 10  # Wrong tokens that an address may send to the form within LOGIN_WINDOW
 _MOST_GUESSERS = 1024
 _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 """The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
@@ -45,8 +43,7 @@ class PortAccess:
         self._clock, self._wall_clock = clock, wall_clock
         secret = key if token is None else token
         self._verifier = None if secret is None else Verifier(secret)
-        self._guesses: dict[str, tuple[float, int]] = {}
-        """By address: when its first wrong token was sent, and how many were."""
+        self._guesses: dict[str, tuple[float, int]] = {}  # First wrong token and their count
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none."""
@@ -156,11 +153,9 @@ def _equal_secrets(given: str, wanted: str) -> bool:
 
 # --- host names and other sites ------------------------------------------------------------------
 
-UNGUARDED_PATHS = ("/livez", "/readyz")
-"""Kubernetes probes, which reveal nothing and may use any host name."""
+UNGUARDED_PATHS = ("/livez", "/readyz")  # Kubernetes probes, which reveal nothing
 
-_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
-"""Suffixes of Kubernetes names, which nobody can register on the internet."""
+_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")  # Of Kubernetes; nobody can register them
 
 
 def host_names(names: Iterable[str | None]) -> frozenset[str]:

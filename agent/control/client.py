@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 _MAX_ANSWER_BYTES = 1 << 20
-_BARE_AFTER = 2
-"""Checks that must find GCS open and no agent, before the head counts as plain Ray."""
+_BARE_AFTER = 2  # Checks that must find GCS open and no agent, before the head counts as plain Ray
 
 
 class KeepaliveConnector(aiohttp.TCPConnector):
@@ -61,8 +60,7 @@ class _NoReply(NamedTuple):
     """Why there was no reply."""
 
     evidence: str
-    from_an_agent: bool = False
-    """True where an agent answered, though with no reply: the head is not plain Ray."""
+    from_an_agent: bool = False  # An agent answered, though with no reply: this is not plain Ray
 
 
 class HeadLink:
@@ -90,25 +88,19 @@ class HeadLink:
         self._sends_hello = True
         self._ip: str | None = None
         self._address_index = 0
-        self._dns_error = ""
-        """Why the last lookup of the head's name failed; '' if it succeeded."""
-        self._epoch = 0
-        """The highest epoch received in the run of `_run_id`."""
+        self._dns_error = ""  # Why the last lookup of the head's name failed; '' if it succeeded
+        self._epoch = 0  # The highest epoch received in the run of `_run_id`
         self._run_id = ""
-        self._followed_ip = last_ip
-        """The address of the head followed last."""
+        self._followed_ip = last_ip  # The address of the head followed last
         self._last_report: Report | None = None
         self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
-        self._held: anyio.CancelScope | None = None
-        """The wait for the reply to the last report."""
+        self._held: anyio.CancelScope | None = None  # The wait for the reply to the last report
         self._silent_since: float | None = None
         self._bare_checks = 0
-        self._is_unknown = False
-        """True while the head only holds the verdict of another run."""
-        self.goodbye_delivered = False
-        """True once the head has received this agent's goodbye."""
+        self._is_unknown = False  # True while the head only holds the verdict of another run
+        self.goodbye_delivered = False  # True once the head has received this agent's goodbye
 
     def report_now(self) -> None:
         """Send a report now: the one that the head holds is cut short."""

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-MAX_OPEN = 16_384
-"""Limit of open connections, where half the limit of open files is more."""
+MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
 MAX_UNTRUSTED_PER_ADDRESS = 1024
 """Limit of untrusted connections from an address that has no trusted one.
 
 It is half the limit of all where that is less. A thousand workers may call at once from behind one
 address, and none of them is trusted before its first report is read.
 """
-_ACCEPTED_PER_TURN = 16
-"""Connections accepted in one turn of the loop, before any of them is counted."""
+_ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before any is counted
 
 
 class _Peer(NamedTuple):
@@ -109,8 +107,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._protocol = protocol
         self._is_admitted = False
-        self._unsent = math.inf
-        """Bytes of an answer that its peer had not taken when the deadline was last reached."""
+        self._unsent = math.inf  # Bytes that its peer had not taken at the last deadline
         self._timer: asyncio.TimerHandle
         self.ip = ""
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 _FULL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,]\d+)? ?(Z|[+-]\d\d:\d\d)?")
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)\b")
-_SEARCHED = 200
-"""Characters of a line in which its time is looked for."""
+_SEARCHED = 200  # Characters of a line in which its time is looked for
 
 
 class LogFilter(NamedTuple):

@@ -18,21 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SESSION_HEADER = "Pod-Agent-Session"
-"""Header of a 401: the session to sign for."""
-PROOF_HEADER = "Pod-Agent-Proof"
-"""Header of a reply: its signature."""
-SCHEME = "Pod-Agent"
-"""Scheme of the Authorization header of a signed request."""
-MOST_CLIENTS = 1 << 14
-"""Counters that a server keeps; one client more begins a new session for all."""
-TRIES = 2
-"""Requests until a reply is proven: the first may be for an earlier session, or for none."""
+SESSION_HEADER = "Pod-Agent-Session"  # Header of a 401: the session to sign for
+PROOF_HEADER = "Pod-Agent-Proof"  # Header of a reply: its signature
+SCHEME = "Pod-Agent"  # Scheme of the Authorization header of a signed request
+MOST_CLIENTS = 1 << 14  # Counters that a server keeps; one client more begins a new session for all
+TRIES = 2  # Requests until a reply is proven: the first may be for an earlier session, or for none
 _SESSION = re.compile("[0-9a-f]{32}")
-_STREAM = "stream"
-"""Replaces the digest of a streamed reply's body: only the start of a stream is proven."""
-_MOST_DIGITS = 19
-"""Of a counter."""
+_STREAM = "stream"  # Replaces the digest of a streamed reply: only the start is proven
+_MOST_DIGITS = 19  # Of a counter
 
 
 class Claim(NamedTuple):
@@ -41,27 +34,22 @@ class Claim(NamedTuple):
     session: str
     client: str
     number: int
-    digest: str
-    """The SHA-256 of the body."""
+    digest: str  # The SHA-256 of the body
 
-    def signature(self, secret: bytes, method: str, path: str) -> str:
-        """Return the signature of the request."""
-        return _sign(secret, "request", self, method, path)
+    def signature(self, secret: bytes, *parts: str, purpose: str = "request") -> str:
+        """Return the signature of the request, by its method and path; no part has a line end."""
+        text = "\n".join((purpose, *map(str, self), *parts))
+        return hmac.digest(secret, text.encode(errors="backslashreplace"), "sha256").hex()
 
     def reply_signature(self, secret: bytes, status: int, body: bytes | None) -> str:
         """Return the signature of the reply to this request; a streamed one has no body here."""
-        return _sign(secret, "reply", self, str(status), _STREAM if body is None else digest(body))
+        content = _STREAM if body is None else digest(body)
+        return self.signature(secret, str(status), content, purpose="reply")
 
 
 def digest(body: bytes) -> str:
     """Return the digest of a body."""
     return sha256(body).hexdigest()
-
-
-def _sign(secret: bytes, purpose: str, claim: Claim, *parts: str) -> str:
-    """Sign a claim and what belongs to it; no part contains a line end."""
-    text = "\n".join((purpose, *map(str, claim), *parts))
-    return hmac.digest(secret, text.encode(errors="backslashreplace"), "sha256").hex()
 
 
 class Verifier:
@@ -70,8 +58,7 @@ class Verifier:
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self.session = secrets.token_hex(16)
-        self._counts: dict[str, int] = {}
-        """The last counter of each client in this session."""
+        self._counts: dict[str, int] = {}  # The last counter of each client in this session
 
     def accept(self, authorization: str, method: str, path: str) -> Claim | None:
         """Return the claim of a request, or None where it is not signed, or not for the first time.
@@ -107,8 +94,7 @@ class ReplyProof(Enum):
     PROVEN = "proven"
     UNPROVEN = "unproven"
     REFUSED = "refused"
-    AGAIN = "again"
-    """The server named its session: sign the request for it and send it again."""
+    AGAIN = "again"  # The server named its session: sign the request for it and send it again
 
 
 class Signed(NamedTuple):
@@ -116,8 +102,7 @@ class Signed(NamedTuple):
 
     headers: Mapping[str, str]
     body: bytes
-    claim: Claim | None = None
-    """None where the server's session is not known yet: then the body is not sent either."""
+    claim: Claim | None = None  # None before the session is known: then no body is sent either
 
 
 class Prover:

@@ -40,16 +40,12 @@ from agent.work.services import Latency
 from agent.work.torchrun import ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 4
-"""The protocol's version; agents of different versions refuse each other."""
+VERSION = 4  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
-MAX_SAMPLE_BYTES = 8 << 20
-"""The most bytes sent in one measurement of a link."""
-MAX_REPORT_BYTES = 1 << 18
-"""A goodbye carries the ends of all logs."""
-MAX_HELLO_CHARACTERS = 48 << 10
-"""The head keeps each hello in memory."""
+MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
+MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs
+MAX_HELLO_CHARACTERS = 48 << 10  # The head keeps each hello in memory
 MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16
 
@@ -108,15 +104,11 @@ def _cut_tail(data: object) -> object:
 class WorkerStats(Value):
     """A worker's statistics: service latencies, prepare steps, output of its share of the job."""
 
-    latencies: ByName[Latency] = field(default_factory=dict)
-    """Per service."""
+    latencies: ByName[Latency] = field(default_factory=dict)  # Per service
     steps: ByName[Step] = field(default_factory=dict)
-    progress: ByName[str] = field(default_factory=dict)
-    """The last line of each running step's log, with secrets removed."""
-    known: Items[Known] = ()
-    """Known lines in the output of its share of the job, each cause once."""
-    attempt: Attempt = 0
-    """The attempt of that share; 0 without one."""
+    progress: ByName[str] = field(default_factory=dict)  # Last line of each running step's log
+    known: Items[Known] = ()  # Known lines in the output of its share of the job, each cause once
+    attempt: Attempt = 0  # The attempt of that share; 0 without one
 
 
 class Hello(Value):
@@ -126,26 +118,16 @@ class Hello(Value):
     rank: Rank | None = None
     ray: str | None = None
     python: str = ""
-    services: str = ""
-    """A digest of the services and prepare steps; it must equal the head's."""
-    run_id: str = ""
-    """The run that it followed before, where the head was restarted."""
-    attempt: Attempt = 0
-    """The last submitted attempt that it was sent."""
-    fingerprint: str = ""
-    """The last reply's fingerprint, which proves run, attempt and epoch to a later head."""
-    job: str = ""
-    """A digest of the job's command, for a torchrun job."""
-    torch: str = ""
-    """The version of torch of that job."""
-    gpus: Gpus = 0
-    """The GPUs of its share of that job."""
-    facts: Facts | None = None
-    """Facts about its machine."""
-    clock: Timestamp | None = None
-    """Its clock when the hello was sent, in seconds since 1970."""
-    findings: Items[Finding] = ()
-    """The findings of its own checks at its start."""
+    services: str = ""  # A digest of the services and prepare steps; it must equal the head's
+    run_id: str = ""  # The run that it followed before, where the head was restarted
+    attempt: Attempt = 0  # The last submitted attempt that it was sent
+    fingerprint: str = ""  # The last reply's, which proves run, attempt and epoch to a later head
+    job: str = ""  # A digest of the job's command, for a torchrun job
+    torch: str = ""  # The version of torch of that job
+    gpus: Gpus = 0  # The GPUs of its share of that job
+    facts: Facts | None = None  # Facts about its machine
+    clock: Timestamp | None = None  # Its clock when the hello was sent, in seconds since 1970
+    findings: Items[Finding] = ()  # The findings of its own checks at its start
 
     def with_clock_offset(self, now: float) -> Hello:
         """Return a copy with the offset of its clock from this node's, transfer time included."""
@@ -165,42 +147,30 @@ class Bye(Value):
 class Report(Value):
     """One message of a worker; the first has a hello, the last a bye."""
 
-    id: Required
-    """The agent's id; an agent restarted on the same node has another."""
+    id: Required  # The agent's id; an agent restarted on the same node has another
     ip: str
     phase: Required
     detail: str = ""
     joined: bool = False
     preparing: bool = False
     error: str = ""
-    memory: str = ""
-    """A recent kill by the kernel's OOM killer on its node, as a sentence."""
+    memory: str = ""  # A recent kill by the kernel's OOM killer on its node, as a sentence
     items: Items[ItemReport] = ()
-    part: ShareOver | None = None
-    """How its share of the job ended."""
+    part: ShareOver | None = None  # How its share of the job ended
     aside: WorkerStats | None = None
-    logs: ByName[str] | None = None
-    """Ends of the requested logs by name; of all logs with a bye."""
-    answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()
-    """Results of the probes that the head ordered."""
-    obeyed: Count = 0
-    """The number of the last order received; `obeyed_by` is the id of the agent that sent it."""
+    logs: ByName[str] | None = None  # Ends of the requested logs by name; of all logs with a bye
+    answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
+    obeyed: Count = 0  # The number of the last order received, from the agent `obeyed_by`
     obeyed_by: str = ""
-    news: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """The number of the last reply received."""
+    news: Annotated[int, Meta(ge=-1, le=2**53)] = -1  # The number of the last reply received
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
-    alone: bool = False
-    """True where its node runs services only and does not join Ray."""
-    runs: Attempt = 0
-    """The attempt of which processes may run on its node; 0 for none."""
-    epoch: Epoch = 0
-    """The highest epoch received in its run; 0 before any."""
-    notice: Seconds | None = None
-    """Seconds until it leaves, where its platform takes its node away."""
-    sequence: Count = 0
-    """The report's number, from 1 on; 0 from agents that do not number them."""
+    alone: bool = False  # True where its node runs services only and does not join Ray
+    runs: Attempt = 0  # The attempt of which processes may run on its node; 0 for none
+    epoch: Epoch = 0  # The highest epoch received in its run; 0 before any
+    notice: Seconds | None = None  # Seconds until it leaves, where its platform takes its node away
+    sequence: Count = 0  # The report's number, from 1 on; 0 from agents that do not number them
 
     def to_dict(self) -> dict[str, object]:
         """Return the wire format, without empty fields."""
@@ -233,16 +203,13 @@ class Reply(Value):
     gcs_port: Port
     news: Count
     attempt: Attempt = 1
-    fingerprint: str = ""
-    """A digest of the job, the run, the last submitted attempt and the epoch."""
+    fingerprint: str = ""  # A digest of the job, the run, the last submitted attempt and the epoch
     verdict: Outcome | None = None
     refusal: str = ""
-    held: bool = False
-    """True where the head only holds the verdict of a run that this agent was never part of."""
+    held: bool = False  # The head only holds the verdict of a run that this agent was never part of
     wants_hello: bool = False
     orders: Annotated[tuple[Order, ...], Meta(max_length=MAX_ORDERS)] = ()
-    rank: Rank | None = None
-    """The rank that the head assigned, where the platform sets none."""
+    rank: Rank | None = None  # The rank that the head assigned, where the platform sets none
 
     @property
     def submitted(self) -> int:
@@ -278,8 +245,7 @@ def protocol_mismatch(data: object, whose: str) -> str:
     )
 
 
-Versions = tuple[str | None, str, str]
-"""Versions of Ray, Python and torch; None or '' where unknown or irrelevant."""
+Versions = tuple[str | None, str, str]  # Of Ray, Python and torch; None or '' where unknown
 
 
 def version_disagreement(head: Versions, worker: Versions) -> str:

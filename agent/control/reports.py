@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 
 
 BASE_LIMIT = 256
-_DEPARTED_SHARE = 8
-"""One agent in eight may be kept after it has departed."""
-_CHECK_EVERY = 32
-"""Agents between two searches for departed ones, which look at all agents."""
+_DEPARTED_SHARE = 8  # One agent in eight may be kept after it has departed
+_CHECK_EVERY = 32  # Agents between two searches for departed ones, which look at all agents
 
-HELD_PHASE = "held"
-_MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000
-"""How far a later head's clock, and so its epoch, may be ahead of this one's."""
+_MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
 def agent_limit(expected_workers: int) -> int:
@@ -54,8 +50,7 @@ class RankAssignment:
         keep: Callable[[tuple[str, ...]], None] = lambda _: None,
         most: int = 20_000,
     ) -> None:
-        self._names = [*names]
-        """By rank, from 1 on; nodes that share a name have one entry each."""
+        self._names = [*names]  # By rank, from 1 on; nodes that share a name have one entry each
         self._keep, self._most = keep, most
 
     def assign(
@@ -89,21 +84,15 @@ class _Agent(Struct):
 
     hello: Hello
     refusal: str
-    rank: int | None = None
-    """The rank assigned here, where its platform sets none."""
-    orders: list[Order] = field(default_factory=list)
-    """Orders that it has not acknowledged yet."""
-    asked_logs: set[str] = field(default_factory=set)
-    """Names of logs that were ordered and not sent yet."""
-    waiting: int = 0
-    """Its reports that are held now; while there is one, its agent is connected."""
+    rank: int | None = None  # The rank assigned here, where its platform sets none
+    orders: list[Order] = field(default_factory=list)  # Orders that it has not acknowledged yet
+    asked_logs: set[str] = field(default_factory=set)  # Logs that were ordered and not sent yet
+    waiting: int = 0  # Its reports that are held now; while there is one, its agent is connected
     last_report: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
-    sequence: int = 0
-    """The number of its last report; 0 where it does not number them."""
-    is_silent: bool = False
-    """True from `mark_silent` to its next report."""
+    sequence: int = 0  # The number of its last report; 0 where it does not number them
+    is_silent: bool = False  # True from `mark_silent` to its next report
     wake: anyio.Event = field(default_factory=anyio.Event)
     reported: anyio.Event = field(default_factory=anyio.Event)
 
@@ -120,8 +109,7 @@ class Expected(Value):
     python: str
     torch: str
     services: str
-    job: str = ""
-    """The digest of a torchrun job's command; '' for other jobs."""
+    job: str = ""  # The digest of a torchrun job's command; '' for other jobs
 
 
 class Reports:
@@ -146,32 +134,26 @@ class Reports:
         self._ranks = ranks or RankAssignment()
         self._most, self._is_needed, self._has_token = most, is_needed, has_token
         self._run_decided = anyio.Event()
-        self.disconnected: Inbox[str] = Inbox(str)
-        """The agents whose connection broke while their report was held."""
+        self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
         self._agents: dict[str, _Agent] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
-        self._replaced: list[str] = []
-        """Agents replaced by later ones; WorkerReplaced is not emitted yet."""
+        self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
         self._report = anyio.Event()
         self._order_count = 0
         self._is_closed = False
-        self.logs: dict[tuple[str, str], str] = {}
-        """Ends of logs that workers sent, by agent and name."""
-        self.worker_stats: dict[str, WorkerStats] = {}
-        """Statistics that workers sent, by agent."""
-        self.byes: dict[str, Bye] = {}
-        """Goodbyes of those that left, by agent."""
+        self.logs: dict[tuple[str, str], str] = {}  # Ends of workers' logs, by agent and name
+        self.worker_stats: dict[str, WorkerStats] = {}  # Statistics that workers sent, by agent
+        self.byes: dict[str, Bye] = {}  # Goodbyes of those that left, by agent
 
     def publish(self, **changed: object) -> None:
         """Change the reply; held reports are answered at once."""
         new = replace(self._reply, **changed)  # names of its fields
-        if new == self._reply:
-            return
-        self._reply = replace(new, news=self._reply.news + 1)
-        self._news.set()
-        self._news = anyio.Event()
+        if new != self._reply:
+            self._reply = replace(new, news=self._reply.news + 1)
+            self._news.set()
+            self._news = anyio.Event()
 
     def order(  # noqa: PLR0913 - an order's fields
         self,
@@ -202,7 +184,7 @@ class Reports:
                 return replace(self._reply, verdict=None)
             agent = self._agents.get(report.id) or self._register(report.id, hello)
         if agent is None and self._is_closed:  # the verdict is another run's
-            return replace(self._reply, phase=HELD_PHASE, verdict=None, ray_ready=False, held=True)
+            return replace(self._reply, phase="held", verdict=None, ray_ready=False, held=True)
         if agent is None:
             return replace(self._reply, verdict=None, wants_hello=True)
         if self._is_outranked(report, report.hello or agent.hello):

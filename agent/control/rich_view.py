@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
 
 _PER_SECOND = 2
-_MAX_LAST_LINES = 40
-"""Lines of the last view that are printed to the restored screen."""
+_MAX_LAST_LINES = 40  # Lines of the last view that are printed to the restored screen
 
 
 def rich_view(view: Iterable[Section], height: int) -> Group:

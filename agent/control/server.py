@@ -45,10 +45,8 @@ if TYPE_CHECKING:
     ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
 
-MAX_READERS = 16
-"""Readers at a time; each costs memory and CPU time."""
-_LOOP_SHARE = 50.0
-"""Reading the status takes at most one fiftieth of the loop's time."""
+MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
+_LOOP_SHARE = 50.0  # Reading the status takes at most one fiftieth of the loop's time
 ASSETS = {"/page.js": "text/javascript", "/page.css": "text/css", "/page.svg": "image/svg+xml"}
 """The page's static files and their types; they are public and contain no data of a run."""
 POLICY = (
@@ -76,10 +74,8 @@ class StatusStream:
         self._next_read = 0.0
         self._status: Mapping[str, object] = {}
         self._without_clocks: object = None
-        self._text = ""
-        """The status as JSON; '' until a reader needs it."""
-        self._number = 0
-        """Number of changes so far."""
+        self._text = ""  # The status as JSON; '' until a reader needs it
+        self._number = 0  # Number of changes so far
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Send statuses to one reader until it leaves, is too slow, or the port closes."""
@@ -139,10 +135,6 @@ def status_page(*, streams: bool) -> bytes:
     return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
 
 
-_WRONG = "That is not the token of this cluster."
-_TOO_MANY = "Too many wrong tokens: try again in a minute."
-
-
 def login_page(note: str = "") -> bytes:
     """Return the form that asks for the token."""
     shown = f'<p class="alarm" role="alert">{note}</p>' if note else ""
@@ -153,22 +145,17 @@ class LogPart(NamedTuple):
     """A part of a log, with secrets removed."""
 
     text: str
-    next: int | None
-    """Offset of the next part; None where only the last lines are available."""
-    is_over: bool = False
-    """True once the run has its verdict: an agent that stops answering has left."""
+    next: int | None  # Offset of the next part; None where only the last lines are available
+    is_over: bool = False  # The run has its verdict: an agent that stops answering has left
 
 
 class Control(NamedTuple):
     """Operations of a head's port."""
 
     stop: Callable[[], None]
-    stop_limit: float
-    """Seconds that a stop may take."""
-    key: str | None
-    """Control key: the credential of callers on this node where there is no token."""
-    findings: Callable[[], dict[str, object]]
-    """Findings of all nodes; they contain paths and addresses."""
+    stop_limit: float  # Seconds that a stop may take
+    key: str | None  # Control key: the credential of callers on this node where there is no token
+    findings: Callable[[], dict[str, object]]  # Of all nodes; they contain paths and addresses
     log: Callable[[str, str, int | None], Awaitable[LogPart | str]]
     """Read a node's log from an offset; a string is why there is none."""
     private_status: Callable[[], dict[str, object]] = dict
@@ -320,11 +307,12 @@ class AgentServer:
             return _error(415, f"Content-Type: expected {_FORM}")
         pause = self._access.login_pause(request)
         if pause:
-            return self._html(login_page(_TOO_MANY), 429, {"Retry-After": str(pause)})
+            page = login_page("Too many wrong tokens: try again in a minute.")
+            return self._html(page, 429, {"Retry-After": str(pause)})
         if await _read_body(request) is None:
             return _error(408, f"no body within {times.BODY:g} s")
         if not self._access.login(request, (await request.post()).get("token")):
-            return self._html(login_page(_WRONG), 401)
+            return self._html(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
         self._access.set_cookie(request, answer)
         return answer
@@ -368,8 +356,7 @@ class AgentServer:
         found = await control.log(node, name, None if after is None else int(after))
         if isinstance(found, str):
             return _error(404, found)
-        part = {"text": found.text, "next": found.next, "over": found.is_over}
-        return web.json_response(part)
+        return web.json_response({"text": found.text, "next": found.next, "over": found.is_over})
 
     def _controlled(self, handler: ControlHandler) -> Handler:
         """Return a handler of a head's operation, for authorized callers only."""
@@ -378,8 +365,8 @@ class AgentServer:
             if self._control is None:
                 return _error(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
-                where = "on this node itself the key in its run folder"
-                return self._unauthorized(f"token needed, or {where}")
+                why = "token needed, or on this node itself the key in its run folder"
+                return self._unauthorized(why)
             return await handler(request, self._control)
 
         return self._guarded(control)

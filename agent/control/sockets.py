@@ -8,8 +8,7 @@ from agent.base import times
 from agent.base.errors import PreflightError
 from agent.runtime.network import set_keepalive
 
-BACKLOG = 1024
-"""Callers that the kernel keeps until they are accepted."""
+BACKLOG = 1024  # Callers that the kernel keeps until they are accepted
 
 
 def bind(addresses: list[str], port: int) -> list[socket.socket]:

@@ -28,10 +28,8 @@ _CLOCK_FIELDS = {
 }
 """Fields that change with the clock or with each probe."""
 
-_MAX_TEXT = 400
-"""Characters of one text."""
-_MAX_NAME = 24
-"""Longer names leave no space for the other columns."""
+_MAX_TEXT = 400  # Characters of one text
+_MAX_NAME = 24  # Longer names leave no space for the other columns
 _SILENT_AFTER = 15
 _BAR_WIDTH = 20
 _WORST_TONES: tuple[Tone, ...] = ("bad", "busy", "good", "")
@@ -63,10 +61,8 @@ class ViewRow(NamedTuple):
 class Section(NamedTuple):
     """Rows with the same columns."""
 
-    title: str
-    """Above the rows on a screen; '' for none."""
-    label: str
-    """Before each row where it is printed as a line."""
+    title: str  # Above the rows on a screen; '' for none
+    label: str  # Before each row where it is printed as a line
     rows: list[ViewRow]
 
 
@@ -252,8 +248,7 @@ def bar(share: float, width: int = _BAR_WIDTH) -> str:
 
 # --- metrics -------------------------------------------------------------------------------------
 
-STATES = ("booting", "joined", "silent", "lost", "left")
-"""All states of a node; each has a sample, so that a graph of it starts at 0."""
+STATES = ("booting", "joined", "silent", "lost", "left")  # Each has a sample, from 0 on
 JOB_STATES = ("not submitted", "pending", "running", "succeeded", "failed", "stopped")
 _JOINED = "following the head"
 

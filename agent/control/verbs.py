@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-import anyio
 import requests
 from urllib3.exceptions import HTTPError
 
@@ -35,7 +34,6 @@ from agent.record import run_folder
 from agent.record.background import run_within
 from agent.record.files import read_small
 from agent.record.run_record import RUN_FILE, RunRecord
-from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
@@ -63,14 +61,11 @@ def _warn(sentence: str) -> int:
 
 # --- requests ------------------------------------------------------------------------------------
 
-_MOST_READ = 64 << 20
-"""Bytes of a log in a run folder that are read, from its end."""
-MAX_BODY = 16 << 20
-"""The status of 5,000 nodes fits."""
+_MOST_READ = 64 << 20  # Bytes of a log in a run folder that are read, from its end
+MAX_BODY = 16 << 20  # The status of 5,000 nodes fits
 _CHUNK = 1 << 20
 
-_UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)
-"""Errors of reading a status of another version."""
+_UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)  # Of another version's
 _OTHER_VERSION = "an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
 _UNPROVEN = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
@@ -457,18 +452,11 @@ def stop(environ: Mapping[str, str], log_root: Path) -> int:
         return _refused(head, answer, "a run is stopped")
     within = float(json.loads(answer.body)["within"]) + times.STOP_VERB_MARGIN
     _warn(f"run {head.status.get('run_id')} is being stopped")
-    return anyio.run(_wait_for_end, head.where, within)
-
-
-async def _wait_for_end(where: str, limit: float) -> int:
-    async def gone() -> bool | NotYet:
-        answer = await anyio.to_thread.run_sync(lambda: ask(f"http://{where}/livez", limit=2.0))
-        return NotYet("it still answers") if answer.status else True
-
-    try:
-        await until(gone, limit)
-    except TimedOutError:
-        return _warn(f"{where} still answers after {limit:g} s")
+    gives_up = time.monotonic() + within
+    while ask(f"http://{head.where}/livez", limit=2.0).status:
+        if time.monotonic() >= gives_up:
+            return _warn(f"{head.where} still answers after {within:g} s")
+        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
     return 0
 
 

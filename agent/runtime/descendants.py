@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-managed: set[int] = set()
-"""Children whose starter waits for them by pid; `reap` would take their exit codes."""
+managed: set[int] = set()  # Their starter waits for them by pid: `reap` must not take their codes
 
 
 def reap() -> None:
@@ -60,7 +59,7 @@ def list_descendants() -> list[psutil.Process]:
     """Return all descendants, and those of a killed agent, which are the parent's."""
     own = psutil.Process()
     ours = own.children(recursive=True)
-    above = own.parent() if parent.former_agents() else None
+    above = own.parent() if parent.former_agents else None
     others = [] if above is None else above.children(recursive=True)
     return [*ours, *({*others} - {*ours, own})]
 

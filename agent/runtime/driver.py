@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _MAX_OUTPUT = 1 << 20
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_WORKERS_MARK = "RAY_JOB_ID"
-"""In the environment of Ray's workers and their children, but not of drivers."""
+_WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
 _MARKS = (_DRIVER_MARK, _WORKERS_MARK)
 _WORKERS_TITLE = "ray::"
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
@@ -43,11 +42,9 @@ _NO_ACTORS = (
 )
 """Ray's own processes and idle workers (2.60)."""
 _PREFERRED_ROLES = ("driver", "rank 0 of this node")
-_IDLE_CORES, _IDLE_EACH = 0.05, 0.02
-"""Cores used by idle processes: a base, and per process."""
+_IDLE_CORES, _IDLE_EACH = 0.05, 0.02  # Cores used by idle processes: a base, and per process
 _MAX_STACK = 6_000
-_NO_BACKTRACE = {"RUST_BACKTRACE": "0"}
-"""Makes py-spy print errors without its own backtrace."""
+_NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
 _PERMISSION_ERRORS = ("permission denied", "operation not permitted", "sys_ptrace")
 NO_PTRACE = (
     "py-spy may not look into processes here: give the container SYS_PTRACE (`--cap-add "

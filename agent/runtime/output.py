@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CHUNK = 1 << 16
-_MAX_FIRST_LINE = 4096
-"""Ray's first line is far shorter; a job may never end its first line."""
+_MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
 
 
@@ -35,8 +34,7 @@ class PreambleFilter:
     def __init__(self, job_id: str = "", entrypoint: str = "") -> None:
         """Without an entrypoint, everything is passed on: Ray has written nothing."""
         self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
-        self.held = b""
-        """Bytes that are held back, since they may be Ray's."""
+        self.held = b""  # Bytes that are held back, since they may be Ray's
         self._at_start = True
         self.found = not entrypoint
 
@@ -252,5 +250,4 @@ class OutputCopies:
             say(sentence, "warning")
 
 
-_copying: dict[str, threading.Thread] = {}
-"""The current or last thread of each sink, by name."""
+_copying: dict[str, threading.Thread] = {}  # The current or last thread of each sink, by name

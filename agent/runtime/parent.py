@@ -49,10 +49,8 @@ STOPS: dict[int, signal.Signals] = {
 _pending: set[int] = set()
 _handler: Callable[[int], None] = _pending.add
 
-MAX_CRASHES = 3
-"""An agent killed more often within `times.AGENT_CRASH_WINDOW` seconds is not restarted."""
-GAVE_UP, NO_PROCESS = 70, 69
-"""The exit codes of AGENT_KILLED and NO_PROCESS in base/ends.py, which is not imported here."""
+MAX_CRASHES = 3  # An agent killed more often within AGENT_CRASH_WINDOW is not restarted
+GAVE_UP, NO_PROCESS = 70, 69  # AGENT_KILLED and NO_PROCESS in base/ends.py, not imported here
 _CRASHES = {
     *(signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT),
     *(signal.SIGILL, signal.SIGFPE),
@@ -62,10 +60,9 @@ _MAX_WAIT = 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_parent_is_init = False
-_former_agents: tuple[int, ...] = ()
-_code_pipe: int | None = None
-"""The pipe on which the agent sends its exit code to the parent."""
+is_init = False  # Whether the parent of this agent is the container's first process
+former_agents: tuple[int, ...] = ()  # The pids of the killed agents before this one, the last first
+_code_pipe: int | None = None  # The pipe on which the agent sends its exit code to the parent
 
 
 def install_handlers() -> None:
@@ -116,16 +113,6 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
     pass
 
 
-def is_init() -> bool:
-    """Return whether the parent of this agent is the container's first process."""
-    return _parent_is_init
-
-
-def former_agents() -> tuple[int, ...]:
-    """Return the pids of the killed agents before this one, the last first."""
-    return _former_agents
-
-
 def send_exit_code(code: int) -> None:
     """Send the parent the exit code just before the exit.
 
@@ -140,9 +127,9 @@ def send_exit_code(code: int) -> None:
 
 def become_parent(*, of_a_run: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
-    global _parent_is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
-    _parent_is_init = os.getpid() == 1
-    shells = set() if _parent_is_init else {*SHELL_JOB_CONTROL}
+    global is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
+    is_init = os.getpid() == 1
+    shells = set() if is_init else {*SHELL_JOB_CONTROL}
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
@@ -172,15 +159,11 @@ def become_parent(*, of_a_run: bool) -> int | None:
         agent, code_pipe = forked
     if crashes:
         _kill_leftovers()  # a restarted agent is not the parent of its predecessor's children
-    return _exit_code(status)
-
-
-def _exit_code(status: int) -> int:
-    """Return the run's exit code; a stop signal may come before the agent handles any."""
-    stop = STOPS.get(-status)
-    if status >= 0 or stop is None:
-        return status if status >= 0 else 128 - status
-    code = 128 + stop
+    if status >= 0:
+        return status
+    if -status not in STOPS:
+        return 128 - status
+    code = 128 + STOPS[-status]  # a stop signal came before the agent handled any
     try:
         name = signal.Signals(-status).name
     except ValueError:  # a real-time signal
@@ -191,7 +174,7 @@ def _exit_code(status: int) -> int:
 
 def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int, int] | None:
     """Start an agent; return its pid and the pipe of its exit code, and None in the agent."""
-    global _former_agents, _code_pipe  # noqa: PLW0603 - as above
+    global former_agents, _code_pipe  # noqa: PLW0603 - as above
     parent = os.getpid()
     reading, writing = os.pipe()
     try:
@@ -212,7 +195,7 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # children would inherit the blocked mask
     if os.getppid() != parent:  # the parent ended before the line above
         os.kill(os.getpid(), signal.SIGTERM)
-    _former_agents = killed
+    former_agents = killed
     return None
 
 
@@ -242,15 +225,11 @@ def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
 def _reap(agent: int) -> int | None:
     """Reap all ended children; return the agent's exit code if it is one of them."""
     code = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return code
-        if pid == 0:
-            return code
-        if pid == agent:
-            code = os.waitstatus_to_exitcode(status)
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == agent:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
 
 
 def _kill_leftovers() -> None:

@@ -42,10 +42,8 @@ REWARD_REQUEST = {
 }
 _CHUNK = 1 << 20
 _REFUSED = "connection refused"
-_BUSY = ("no answer within", "it answered 503", "it answered 429")
-"""Evidence of a service that may only be busy."""
-_BUSY_SHARE = 0.02
-"""A service that used more than this share of a core is busy; one that hangs uses none."""
+_BUSY = ("no answer within", "it answered 503", "it answered 429")  # Perhaps it is only busy
+_BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
 
 
 async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
@@ -179,8 +177,7 @@ class ReadinessProbe:
         self._ready, self._placeholders = ready, place
         self._log, self._token = log, token
         self._offset = log.stat().st_size if log.exists() else 0
-        self._rest = ""
-        """The start of a line of the log whose end was not written yet."""
+        self._rest = ""  # The start of a line of the log whose end was not written yet
 
     async def ask(self, limit: float = 10.0) -> str:
         """Return '' if it is ready, else why not."""

@@ -36,19 +36,14 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 1 << 16
-_MAX_LINE = 1 << 22
-"""Longest line of a piped stdout; the bridge sends all nodes in one."""
+_MAX_LINE = 1 << 22  # Longest line of a piped stdout; the bridge sends all nodes in one
 
-_PIPE_BYTES = 1 << 20
-"""Buffer for a second or two without a reader."""
+_PIPE_BYTES = 1 << 20  # Buffer for a second or two without a reader
 _QUEUE_BYTES = 3 * _PIPE_BYTES
 """While half of it waits for a slow disk, nothing is read; a full pipe at the end still fits."""
-_TAIL_BYTES = 1 << 14
-"""Bytes of the end kept in memory, in case the disk accepts none."""
-_WRITE_STEPS = 50
-"""Steps of `times.WRITE_PAUSE`, one second in all, to write the end of the log."""
-UNKNOWN_CODE = 255
-"""Exit code of a child that another process reaped; it must not look like success."""
+_TAIL_BYTES = 1 << 14  # Bytes of the end kept in memory, in case the disk accepts none
+_WRITE_STEPS = 50  # Steps of `times.WRITE_PAUSE`, one second in all, to write the end of the log
+UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look like success
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
     r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
@@ -73,10 +68,8 @@ class ChildLog:
         self._writer = Writer(name, appending(log), most=_QUEUE_BYTES, trouble=trouble)
         disk_alarm.watch(name, self._writer.busy_since)
         self._fd = fd
-        self._is_over = False
-        """True once nothing waits for the file any more."""
-        self.end = b""
-        """The last bytes of the output."""
+        self._is_over = False  # True once nothing waits for the file any more
+        self.end = b""  # The last bytes of the output
 
     @contextmanager
     def open_pipe(self) -> Iterator[int]:
@@ -186,22 +179,16 @@ class Child:
         keep_group: bool,
         popen: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self.pid = pid
-        """Its process id, which is also its group's and its session's."""
+        self.pid = pid  # Its process id, which is also its group's and its session's
         self.name, self._popen = name, popen
-        self.started = start_time(pid)
-        """Its start time in ticks since the machine's boot; identifies it together with its pid."""
-        self.stdin: asyncio.StreamWriter | None = None
-        """Its stdin, if it was started with `start_piped`."""
-        self.stdout = asyncio.StreamReader(_MAX_LINE)
-        """Its stdout, if it was started with `start_piped`."""
+        self.started = start_time(pid)  # In ticks since boot; identifies it with its pid
+        self.stdin: asyncio.StreamWriter | None = None  # Set by `start_piped`
+        self.stdout = asyncio.StreamReader(_MAX_LINE)  # Its end for `start_piped`
         self._reading: asyncio.ReadTransport | None = None
         self._output, self._keep_group = output, keep_group
-        self.is_stopping = False
-        """True once `stop` was called."""
+        self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
-        self._is_over = False
-        """True once its end was detected: the pid may be reused."""
+        self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
         self._pidfd = -1
         with suppress(OSError):
@@ -406,9 +393,8 @@ class AdoptedChild(Child):
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
         """Signal it or its group while it runs, so that the pid is its own."""
-        if not self._is_over and descendants.is_alive(self._process):
-            with suppress(ProcessLookupError, PermissionError):
-                send(self.pid, signum)
+        if descendants.is_alive(self._process):
+            super()._signal(send, signum)
 
 
 def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> AdoptedChild | None:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from agent.runtime.waiting import BestEffort
 
 
-REQUIRED_PROCESSES = ("gcs_server", "raylet")
-"""Processes without which the node is lost; Ray restarts all others."""
+REQUIRED_PROCESSES = ("gcs_server", "raylet")  # Ray restarts all others
 STOPPED_LIMIT = times.RAY_HANGS
 _ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
@@ -39,8 +38,7 @@ _NAMES = {
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
 _MAX_ARGUMENTS = 1000
-_SEARCH_EVERY = 10
-"""Every so many checks also search for helpers that were started since."""
+_SEARCH_EVERY = 10  # Every so many checks also search for helpers that were started since
 
 
 class RayProcess(NamedTuple):
@@ -50,15 +48,6 @@ class RayProcess(NamedTuple):
     state: str
 
 
-class RayState(NamedTuple):
-    """The result of one check of Ray's processes."""
-
-    gone: str = ""
-    """Why this Ray is lost, or ''."""
-    stopped: str = ""
-    """Which process is stopped (SIGSTOP), or ''."""
-
-
 class RayPartsState:
     """Ray's processes found so far, and since when one is stopped."""
 
@@ -66,22 +55,21 @@ class RayPartsState:
         self._known: dict[str, int] = {}
         self._stopped_since: dict[str, float] = {}
 
-    def update(self, found: Mapping[str, RayProcess], now: float) -> RayState:
-        """Record one check: a process that existed before must exist and run."""
+    def update(self, found: Mapping[str, RayProcess], now: float) -> tuple[str, str]:
+        """Record one check; return why this Ray is lost, and which process is stopped, or ''."""
         self._known |= {name: part.pid for name, part in found.items()}
         for name, pid in self._known.items():
             if name not in found or found[name].state in _ENDED_STATES:
-                return RayState(gone=f"its {name} (pid {pid}) is gone")
+                return f"its {name} (pid {pid}) is gone", ""
         for name, part in found.items():
             if part.state not in STOPPED_STATES:
                 self._stopped_since.pop(name, None)
                 continue
             seconds = now - self._stopped_since.setdefault(name, now)
             what = f"its {name} (pid {part.pid}) is stopped"
-            if seconds >= STOPPED_LIMIT:
-                return RayState(gone=f"{what} for {round(seconds)} s")
-            return RayState(stopped=what)
-        return RayState()
+            is_lost = seconds >= STOPPED_LIMIT
+            return (f"{what} for {round(seconds)} s", "") if is_lost else ("", what)
+        return "", ""
 
 
 class RayParts:
@@ -89,8 +77,7 @@ class RayParts:
 
     def __init__(self, child: Child, clock: Callable[[], float]) -> None:
         self._child, self._clock = child, clock
-        self.evidence = ""
-        """Why it was stopped, or ''."""
+        self.evidence = ""  # Why it was stopped, or ''
 
     async def watch(self) -> None:
         """Watch until one is gone or stopped for too long; then stop this Ray."""
@@ -100,12 +87,11 @@ class RayParts:
             nonlocal warned
             if self._child.is_stopping:
                 return NotYet()
-            result = state.update(ray_processes(self._child.pid), self._clock())
-            if result.stopped and result.stopped != warned:
-                limit = f"Ray is taken for lost after {STOPPED_LIMIT:g} s"
-                say(f"{result.stopped}: {limit}", "warning")
-            warned = result.stopped
-            return result.gone or NotYet()
+            gone, stopped = state.update(ray_processes(self._child.pid), self._clock())
+            if stopped and stopped != warned:
+                say(f"{stopped}: Ray is taken for lost after {STOPPED_LIMIT:g} s", "warning")
+            warned = stopped
+            return gone or NotYet()
 
         self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
         with anyio.move_on_after(times.RAY_EXIT_NOTICED):

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
 
-_MAX_PENDING = 2
-"""Pending signals of one kind; two, since a second SIGINT has its own meaning."""
+_MAX_PENDING = 2  # Pending signals of one kind; two, since a second SIGINT has its own meaning
 
 
 def exit_now(code: int) -> None:
@@ -34,19 +33,18 @@ def exit_now(code: int) -> None:
 
     Neither a thread stuck in the resolver nor a pipe without a reader delays it.
     """
-    flushing = start_thread(_flush_streams)
+
+    def flush() -> None:  # may block forever
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+
+    flushing = start_thread(flush)
     finish_all(times.FLUSH)
     if flushing is not None:
         flushing.join(0.1)
     parent.send_exit_code(code)
     os._exit(code)
-
-
-def _flush_streams() -> None:
-    """Flush stdout and stderr; may block forever."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
 
 
 def make_streams_safe() -> None:
@@ -56,18 +54,14 @@ def make_streams_safe() -> None:
     job's output.
     """
     for number in range(3):
-        _make_open(number)
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _make_open(number: int) -> None:
-    try:
-        os.fstat(number)
-    except OSError:
-        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 async def watch_signals(

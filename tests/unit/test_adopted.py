@@ -191,7 +191,7 @@ def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
     assert record.write(first.path / "node.json") is None
     first.close()
     killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
-    monkeypatch.setattr(parent, "_former_agents", killed)
+    monkeypatch.setattr(parent, "former_agents", killed)
     again = RunFolder(tmp_path, "run-1", "pod0", link=False)
     left = find_surviving_processes(again, (RAY,))
     again.close()

@@ -74,13 +74,13 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
     """An agent killed while it held the pod left a verdict; one killed under the job did not."""
     folder = RunFolder(tmp_path, "run-1", "pod0")
     folder.own.write(folder.path / node_record.NODE_FILE)
-    monkeypatch.setattr(parent, "former_agents", lambda: (os.getpid(),))
+    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
     assert run.former_verdict(tmp_path, "pod0") is None
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
     write_outcome(folder.path, outcome)
     assert run.former_verdict(tmp_path, "pod0") == outcome
     assert run.former_verdict(tmp_path, "pod1") is None
-    monkeypatch.setattr(parent, "former_agents", tuple)
+    monkeypatch.setattr(parent, "former_agents", ())
     assert run.former_verdict(tmp_path, "pod0") is None
     (folder.path / "outcome.json").write_text("[]")
     assert read_outcome(folder.path) is None

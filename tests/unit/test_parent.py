@@ -24,7 +24,7 @@ code = parent.become_parent(of_a_run={of_a_run})
 if code is not None:
     sys.exit(code)
 lives = open("lives", "a")
-print(os.getpid(), *(parent.former_agents() or (0,)), file=lives, flush=True)
+print(os.getpid(), *(parent.former_agents or (0,)), file=lives, flush=True)
 lived = len(open("lives").read().splitlines())
 """
 

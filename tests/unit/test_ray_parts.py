@@ -46,19 +46,19 @@ def test_a_search_for_parts(looks: list[dict[str, RayProcess]], gone: str, stopp
     """A process seen once must stay; a stopped one may continue."""
     seen = RayPartsState()
     verdicts = [seen.update(look, float(at)) for at, look in enumerate(looks)]
-    assert (verdicts[-1].gone, verdicts[-1].stopped) == (gone, stopped)
-    assert not any(verdict.gone for verdict in verdicts[:-1])
+    assert verdicts[-1] == (gone, stopped)
+    assert not any(gone for gone, _ in verdicts[:-1])
 
 
 def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
     """Then it counts as lost; if it continued in between, the time starts again."""
     seen, stopped = RayPartsState(), {**BOTH, "gcs_server": RayProcess(10, "T")}
     for at in (0.0, 20.0):
-        assert not seen.update(stopped, at).gone
-    assert not seen.update(BOTH, 25.0).stopped
-    assert not seen.update(stopped, 29.0).gone
-    assert not seen.update(stopped, 29.0 + STOPPED_LIMIT - 0.1).gone
-    assert seen.update(stopped, 29.0 + STOPPED_LIMIT).gone == (
+        assert not seen.update(stopped, at)[0]
+    assert seen.update(BOTH, 25.0) == ("", "")
+    assert not seen.update(stopped, 29.0)[0]
+    assert not seen.update(stopped, 29.0 + STOPPED_LIMIT - 0.1)[0]
+    assert seen.update(stopped, 29.0 + STOPPED_LIMIT)[0] == (
         "its gcs_server (pid 10) is stopped for 30 s"
     )
 

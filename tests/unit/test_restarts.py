@@ -65,7 +65,7 @@ class Container:
         monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
         monkeypatch.setattr(run, "_run_role", self._role)
         monkeypatch.setattr(run, "_hold", self._hold)
-        monkeypatch.setattr(parent, "is_init", lambda: True)
+        monkeypatch.setattr(parent, "is_init", True)
 
     def start(self, outcome: Outcome, command: list[str] | None = None) -> int:
         """Start the container; return the exit code of an agent with this outcome."""
@@ -163,7 +163,7 @@ def test_a_command_that_is_typed_again_is_a_new_run(
     """It runs unless it is the first process of a restarted container on such a platform."""
     shell = Container(tmp_path, monkeypatch, RUNPOD)
     shell.facts = replace(POD, is_first_process=False)
-    monkeypatch.setattr(parent, "is_init", lambda: False)
+    monkeypatch.setattr(parent, "is_init", False)
     assert [shell.start(DONE), shell.start(FAILED)] == [0, 5]
     docker = Container(tmp_path / "docker", monkeypatch, {})
     assert [docker.start(DONE), docker.start(FAILED)] == [0, 5]

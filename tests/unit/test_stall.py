@@ -76,7 +76,7 @@ def test_a_loss_begins_a_new_time() -> None:
 IN_ITS_STEAD = """
 from agent.runtime import parent
 from agent.runtime.driver import job_processes
-parent._former_agents = {former}
+parent.former_agents = {former}
 print([one.process.pid for one in job_processes(None) if one.role == "ray::Trainer"])
 """
 
