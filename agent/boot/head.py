@@ -47,8 +47,8 @@ from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.record.run_folder import make_key, write_secret
 from agent.runtime import driver
+from agent.runtime.driver import watch_helpers
 from agent.runtime.probes import first_answer, port_answers, reply_evidence
-from agent.runtime.ray_watch import watch_helpers
 from agent.runtime.waiting import NotYet, until
 from agent.work.services import REWARD, reward_url
 

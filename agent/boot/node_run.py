@@ -37,8 +37,8 @@ from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, NodeRecorder, folder_of, running_processes
 from agent.record.run_folder import write_outcome
 from agent.runtime import descendants, driver, parent
+from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.process import Child, adopt
-from agent.runtime.ray_watch import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
 from agent.work.services import Latency

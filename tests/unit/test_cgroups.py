@@ -10,7 +10,7 @@ import pytest
 from agent.node import limits, read
 from agent.node.facts import compared_variables
 from agent.node.read import gpu_fault
-from agent.runtime.ray_watch import MemoryWatch
+from agent.runtime.driver import MemoryWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

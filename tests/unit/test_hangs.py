@@ -13,8 +13,8 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
+from agent.runtime.driver import RayHelpers, watch_helpers
 from agent.runtime.process import Child
-from agent.runtime.ray_watch import RayHelpers, watch_helpers
 from agent.runtime.waiting import BestEffort, NotYet, until
 from unit.heads import (
     PAIR,

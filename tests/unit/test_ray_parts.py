@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.runtime import ray_watch
-from agent.runtime.process import Child
-from agent.runtime.ray_watch import (
+from agent.runtime import driver
+from agent.runtime.driver import (
     STOPPED_LIMIT,
     RayParts,
     RayPartsState,
     RayProcess,
     ray_processes,
 )
+from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_a_part_that_is_killed_ends_its_ray(
         shutil.copy(sleep, tmp_path / name)
     script = f"{tmp_path}/gcs_server 100 & {tmp_path}/raylet 100 & exec {sleep} 100"
     told: list[str] = []
-    monkeypatch.setattr(ray_watch, "say", lambda line, _level: told.append(line))
+    monkeypatch.setattr(driver, "say", lambda line, _level: told.append(line))
 
     async def story() -> tuple[str, int]:
         child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
