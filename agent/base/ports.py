@@ -26,29 +26,20 @@ class PortBase(Value):
 DEFAULTS = PortBase()
 
 
-class Ports(Value):
+class Ports(PortBase, kw_only=True):
     """Every port that a node listens on, including Ray's internal ones."""
 
-    gcs: int
-    dashboard: int
-    agent: int
     node_manager: int
     object_manager: int
     dashboard_agent: int
     dashboard_agent_grpc: int
     runtime_env_agent: int
     metrics: int
-    client: int
-    first_worker: int
-    last_worker: int
 
 
 def inner_ports(agent: int) -> dict[str, int]:
     """Return Ray's internal ports, which follow the agent's: one number moves them all."""
-    names = (
-        *("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc"),
-        *("runtime_env_agent", "metrics"),
-    )
+    names = Ports.__struct_fields__[len(PortBase.__struct_fields__) :]
     return {name: agent + step for step, name in enumerate(names, start=1)}
 
 
@@ -81,11 +72,10 @@ def ports_for_job(job_id: int) -> PortBase:
 
 def single_ports(ports: Ports) -> dict[str, int]:
     """Return the port of every listener, without the range of Ray's workers."""
-    return {
-        name.replace("_", " "): port
-        for name, port in asdict(ports).items()
-        if not name.endswith("_worker")
-    }
+    others = asdict(ports)
+    client = others.pop("client")  # last: messages name the later of two listeners last
+    found = {**others, "client": client}.items()
+    return {name.replace("_", " "): port for name, port in found if not name.endswith("_worker")}
 
 
 def port_conflicts(

@@ -18,33 +18,15 @@ from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode, Finding
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
 from agent.node.facts import supports_token_auth, visible_devices
-from agent.plan.plan import (
-    ALL_REDUCE,
-    BRIDGE,
-    PREFLIGHT_LOG,
-    RAY,
-    RAY_LOG,
-    Listener,
-    Plan,
-    PlannedProcess,
-    address_of,
-    log_root,
-)
+from agent.plan import plan
+from agent.plan.plan import Listener, Plan, PlannedProcess
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits, stop_budget
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.rules import TEMP_DIR, port_problems, reward_port
 from agent.topology.platforms import GivenRay
 from agent.work.checkpoints import folder_of
-from agent.work.job import (
-    COMMAND,
-    PLACEHOLDERS,
-    Job,
-    RecipeJob,
-    plan_recipe,
-    recipe_input,
-    version_of,
-)
+from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
 from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
 from agent.work.services import (
     HEAD_IP,
@@ -70,6 +52,7 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
+    from agent.work.job import RecipeJob
     from agent.work.services import PrepareStep, ServicesFile, ServiceSpec
 
 
@@ -132,7 +115,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         facts=facts,
         environ=environ,
         command=loaded.command,
-        address=address_of(topology, settings, facts),
+        address=plan.address_of(topology, settings, facts),
         ports=ports,
         launch=launch,
         job=job,
@@ -209,7 +192,7 @@ def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> st
     if command is None and known is None:
         return ""
     name = COMMAND if known is None else known.name
-    logs = str(log_root(settings).absolute())
+    logs = str(plan.log_root(settings).absolute())
     return str(Path(folder_of(settings, logs, name, command)).expanduser())
 
 
@@ -277,11 +260,12 @@ def _processes(
     settings, facts = ray.settings, ray.facts
     if has_ray and not topology.is_idle and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
-            yield PlannedProcess(RAY, "ray", launch.command(is_head=topology.is_head), RAY_LOG)
+            argv = launch.command(is_head=topology.is_head)
+            yield PlannedProcess(plan.RAY, "ray", argv, plan.RAY_LOG)
         if topology.is_head:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
             label = "watch" if job is None else "submit"
-            yield PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log")
+            yield PlannedProcess(plan.BRIDGE, label, tuple(bridge), "ray-bridge.log")
     if settings.preflight is not None and topology.given_ray is None:
         argv = (
             *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
@@ -290,7 +274,7 @@ def _processes(
             *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
             *(("--host",) if topology.is_head else ()),
         )
-        yield PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG)
+        yield PlannedProcess(plan.ALL_REDUCE, "before", argv, plan.PREFLIGHT_LOG)
 
 
 def _notes(node: CheckedNode, environ: Mapping[str, str], job: Job | None) -> Iterator[str]:

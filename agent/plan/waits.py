@@ -105,11 +105,8 @@ def planned_waits(
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
         if notice_signal(settings):
-            saved, within = (
-                "the job to save before this node leaves",
-                stop_budget(settings.stop_grace),
-            )
-            yield PlannedWait(SAVE, saved, within.job, "AGENT_STOP_GRACE")
+            saved, limit = "the job to save before this node leaves", settings.stop_grace
+            yield PlannedWait(SAVE, saved, stop_budget(limit).job, "AGENT_STOP_GRACE")
         yield PlannedWait(SILENT_HEAD, "a silent head", settings.head_grace, "AGENT_HEAD_GRACE")
     yield PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")
 

@@ -1,4 +1,7 @@
-"""Every variable that a user can set: type, default and meaning, one entry each."""
+"""Every variable that a user can set: type, default and meaning, one entry each.
+
+The field `stall` declares AGENT_STALL; the fields in `_WITHOUT_PREFIX` have names without AGENT_.
+"""
 
 from __future__ import annotations
 
