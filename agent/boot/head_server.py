@@ -171,7 +171,7 @@ class RunStatus:
                 {"name": name, "state": item.step.value, "detail": item.evidence}
                 for (_, name), item in state.steps.items()
             ],
-            "outages": [outage.to_outcome() for outage in self.outages()],
+            "outages": to_builtins(self.outages()),
             "job": job,
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],

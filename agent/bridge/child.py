@@ -36,8 +36,7 @@ class Bridge:
         self._submitted: set[str] = set()
         self._cancelled: set[str] = set()
         self._ended: set[str] = set()
-        self._last_answer: dict[str, float] = {}
-        """When the dashboard last answered about a job."""
+        self._last_answer: dict[str, float] = {}  # when the dashboard last answered about a job
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
@@ -46,8 +45,8 @@ class Bridge:
             "submit": self._run_job,
             "follow": self._run_job,
             "stop": self._stop_job,
-            "tasks": self._send_last_finished,
-            "actors": self._send_dead_actors,
+            "tasks": self._answer,
+            "actors": self._answer,
         }
         for line in sys.stdin:
             command = json.loads(line)
@@ -218,23 +217,17 @@ class Bridge:
 
         self._until_done(times.GCS_POLL, send_state)
 
-    def _send_last_finished(self, _command: Mapping[str, Any]) -> None:
-        """Send when a task finished last; None where the dashboard does not answer."""
-        finished = None
+    def _answer(self, command: Mapping[str, Any]) -> None:
+        """Send when a task finished last, or why actors died; nothing if Ray does not answer."""
+        kind, answer = command["do"], dict[str, object]()
         try:
-            finished = last_finished(self._dashboard)
+            if kind == "tasks":
+                answer["finished"] = last_finished(self._dashboard)
+            else:
+                answer["actors"] = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-            print(f"no word of finished tasks: {_first_line(error)}", file=sys.stderr)
-        self._send(event="tasks", finished=finished)
-
-    def _send_dead_actors(self, command: Mapping[str, Any]) -> None:
-        """Send why actors died, as far as Ray answers."""
-        actors: list[dict[str, str]] = []
-        try:
-            actors = dead_actors(self._gcs, self._dashboard, command["ids"])
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-            print(f"no word of dead actors: {_first_line(error)}", file=sys.stderr)
-        self._send(event="actors", actors=actors)
+            print(f"no answer about {kind}: {_first_line(error)}", file=sys.stderr)
+        self._send(event=kind, **answer)
 
     def _stop_job(self, command: Mapping[str, Any]) -> None:
         """Stop a job; one that is not submitted yet is stopped by the submitting thread."""

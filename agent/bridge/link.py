@@ -47,12 +47,10 @@ class RayLink:
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
+        # By job id: set once Ray has accepted the stop; the upload under way, and when it began.
         self._stops_accepted: dict[str, anyio.Event] = {}
-        """By job id: set once Ray has accepted the stop."""
         self._uploads: dict[str, tuple[str, float]] = {}
-        """By job id: the upload under way for the log, and when it began."""
-        self._answers: dict[str, dict[str, Any]] = {}
-        """The last answer of the bridge to each kind of question."""
+        self._answers: dict[str, dict[str, Any]] = {}  # the last one to each kind of question
         self._answered = anyio.Event()
 
     async def run(self) -> None:

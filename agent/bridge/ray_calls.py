@@ -16,8 +16,7 @@ _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20
 _ACTOR_LIMIT, _LOG_LINES = 3, 300
-_MAX_MESSAGE = 6_000
-"""Characters of a message's end that are kept."""
+_MAX_MESSAGE = 6_000  # characters of a message's end that are kept
 
 
 def import_ray() -> tuple[Any, Any]:
@@ -102,7 +101,9 @@ class Jobs:
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
         info = self._client.get_job_info(job_id)
-        return _report({**vars(info), "status": info.status.value})
+        names = ("message", "driver_exit_code", "error_type")  # its class has differed in Ray
+        job = {name: getattr(info, name, None) for name in names}
+        return _report({**job, "status": getattr(info.status, "value", info.status)})
 
     def follow_output(self, job_id: str, take: Callable[[str], None]) -> None:
         """Pass the driver's output to `take`, from its beginning until the job is over."""

@@ -27,12 +27,10 @@ _OVER, _ENDED = "over", "ended"
 _GPU_BYTES, _CPU_BYTES = 256 << 20, 8 << 20
 _ROUNDS = 3
 _LONGEST_ERROR = 300
-_EXIT_SECONDS = 5.0
-"""Seconds for ranks to exit after the measurement."""
+_EXIT_SECONDS = 5.0  # seconds for ranks to exit after the measurement
 _AFTER_A_FAILURE = 3.0
 _POLL_SECONDS = 0.1
-_BEGAN = time.monotonic()
-"""Seconds for the import of torch, which counts towards the limit."""
+_BEGAN = time.monotonic()  # seconds for the import of torch, which counts towards the limit
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FOR_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot", "original/*")
 """Files that no supported framework reads: weights for other libraries, and second copies."""
-_PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)
-"""Seconds between retries of errors that may pass."""
+_PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds between retries of errors that may pass
 _FINAL = {"OfflineModeIsEnabled", "EntryNotFoundError"}
 """Errors by class name, since their modules differ between versions."""
 _BUGS = (TypeError, ValueError, AttributeError, LookupError)

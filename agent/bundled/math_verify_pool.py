@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     Pair = tuple[str, str]
 
 _PROCESSES = 2
-_CPU_SECONDS = 3.0
-"""CPU time for one pair."""
-_REPLY_SECONDS = 12.0
-"""Time for one reply, after which the process is replaced: four times its CPU time."""
-_START_SECONDS = 60.0
-"""Time for the imports, which may come from a slow volume."""
+_CPU_SECONDS = 3.0  # CPU time for one pair
+_REPLY_SECONDS = 12.0  # for one reply, then the process is replaced: four times its CPU time
+_START_SECONDS = 60.0  # time for the imports, which may come from a slow volume
 _IMPORT_CPU_SECONDS = 120.0
 _MOST_REMEMBERED = 50_000
 _MEMORY = 2 << 30
@@ -76,8 +73,7 @@ class MathVerifyPool:
         self._idle: asyncio.Queue[_MathVerifyProcess] = asyncio.Queue()
         for process in self._processes:
             self._idle.put_nowait(process)
-        self._verdicts: dict[Pair, asyncio.Task[Verdict]] = {}
-        """Running and finished pairs, oldest first."""
+        self._verdicts: dict[Pair, asyncio.Task[Verdict]] = {}  # oldest first, finished ones too
         self._logged: set[str] = set()
         self._closing = False
 

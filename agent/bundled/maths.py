@@ -15,8 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-LONGEST = 1_000
-"""Longest answer that is parsed; longer ones are compared as text."""
+LONGEST = 1_000  # longest answer that is parsed; longer ones are compared as text
 
 # 10 ** 400 is beyond every float, and still cheap to calculate with.
 _LARGEST_EXPONENT = 400

@@ -37,8 +37,7 @@ FAILED, SETTINGS_WRONG = 1, 78
 _CONNECT_SECONDS = 60.0
 _ACTORS_SECONDS = 60.0
 _STEP_SECONDS = 60.0
-_SCORE_SECONDS = 45.0
-"""A reward server that restarts is awaited; then the actor still has time to report why."""
+_SCORE_SECONDS = 45.0  # a restart of the reward server fits, and the actor can still report why
 _NOISE = re.compile(r"(?m)^\s+(?:class_name|actor_id|pid|namespace|ip): .*$")
 _START_ONE = (
     "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
@@ -47,11 +46,9 @@ _START_ONE = (
 
 # --- rewards --------------------------------------------------------------------------------------
 
-_REQUEST_SECONDS = 180.0
-"""The bundled server replies 503 to a batch after 120 s: a request must last longer."""
+_REQUEST_SECONDS = 180.0  # longer than the 120 s after which the bundled server replies 503
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-_LATER = {408, 425, 429}
-"""Statuses to retry after; any other 4xx means that the request is wrong."""
+_LATER = {408, 425, 429}  # statuses to retry after; any other 4xx means that the request is wrong
 
 
 class RewardError(RuntimeError):
@@ -175,13 +172,8 @@ def named(ips: Sequence[str]) -> str:
     return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
 
 
-class RolloutShare(NamedTuple):
-    """The answers that one node draws for one prompt, each from its own seed."""
-
-    prompt: str
-    label: str
-    probabilities: list[float]
-    seeds: list[str]
+RolloutShare = tuple[str, str, list[float], list[str]]
+"""A prompt, its label, the answers' probabilities and a seed for each answer that a node draws."""
 
 
 class Rollout:
@@ -194,7 +186,7 @@ class Rollout:
         """Confirm that the actor runs."""
         return True
 
-    def step(self, shares: list[tuple[str, str, list[float], list[str]]]) -> object:
+    def step(self, shares: Sequence[RolloutShare]) -> object:
         """Draw and score one step's shares; return a sentence on failure."""
         drawn: list[list[int]] = []
         asked: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
@@ -234,8 +226,7 @@ class Actors:
 
     def step(self, step: int, shares: Sequence[Sequence[RolloutShare]]) -> list[list[Any]]:
         """Draw and score shares on each node; return answers and rewards in order."""
-        plain = [[tuple(share) for share in own] for own in shares]
-        calls = [one.step.remote(own) for one, own in zip(self._actors, plain, strict=True)]
+        calls = [one.step.remote(own) for one, own in zip(self._actors, shares, strict=True)]
         return self._gather(calls, _STEP_SECONDS, f"step {step}")
 
     def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:
@@ -278,25 +269,17 @@ def _deadline(seconds: float, sentence: str, code: int = FAILED) -> Iterator[Non
         timer.cancel()
 
 
-ANSWERS = 10
-"""Every sum is one digit, so one guess in ten is right."""
+ANSWERS = 10  # every sum is one digit, so one guess in ten is right
 _PROBLEMS = 24
 _LAST_STEPS = 3
 _LEARNING_RATE = 1.0
 _SMALLEST_DEVIATION = 1e-6
 
 
-class Exercise(NamedTuple):
-    """One addition: its prompt and the right answer."""
-
-    prompt: str
-    label: str
-
-
-def exercises(count: int, seed: int) -> list[Exercise]:
-    """Draw different additions with sums of one digit; there are 55."""
+def exercises(count: int, seed: int) -> list[tuple[str, str]]:
+    """Draw different additions with sums of one digit, with the right answers; there are 55."""
     pairs = [(left, right) for left in range(ANSWERS) for right in range(ANSWERS - left)]
-    every = [Exercise(f"What is {left}+{right}?", str(left + right)) for left, right in pairs]
+    every = [(f"What is {left}+{right}?", str(left + right)) for left, right in pairs]
     return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 # no secret
 
 
@@ -364,7 +347,7 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) 
 def shares(
     options: argparse.Namespace,
     step: int,
-    problems: Sequence[Exercise],
+    problems: Sequence[tuple[str, str]],
     policy: Sequence[Sequence[float]],
     count: int,
 ) -> list[list[tuple[int, RolloutShare]]]:
@@ -377,8 +360,8 @@ def shares(
         for sample in range(rank * total // count, (rank + 1) * total // count):
             at = sample // options.group
             prompt, label = problems[at]
-            share = mine.setdefault(at, RolloutShare(prompt, label, weights[at], []))
-            share.seeds.append(f"{options.seed}:{step}:{sample}")
+            share = mine.setdefault(at, (prompt, label, weights[at], []))
+            share[3].append(f"{options.seed}:{step}:{sample}")
         dealt.append([*mine.items()])
     return dealt
 

@@ -32,8 +32,7 @@ else:  # by its path, since the agent's package may be missing in this Python
     _SPEC.loader.exec_module(rehearsal)
 
 _SETTINGS_WRONG = 78
-_AT_ONCE = 64
-"""Answers per request: a server that needs a second for each still replies in time."""
+_AT_ONCE = 64  # answers per request: a server that needs a second for each still replies in time
 _FSDP = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,8 +29,7 @@ _REQUEST_SECONDS = 180.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LONGEST_RETRY_AFTER = 30.0
 _WRONG_REPLIES = 3
-_LATER = {408, 425, 429}
-"""Statuses to retry after; any other 4xx means that the request is wrong."""
+_LATER = {408, 425, 429}  # statuses to retry after; any other 4xx means that the request is wrong
 
 
 class _NotYetError(Exception):
@@ -131,18 +131,13 @@ class _Asker:
             wish = reply.headers.get("Retry-After", "")  # a date is ignored
             pause = min(float(wish), _LONGEST_RETRY_AFTER) if wish.isdecimal() else 0.0
             raise _NotYetError(f"{reply.status}: {text[:300]}", pause)
-        try:
-            rewards = json.loads(text)["rewards"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise _WrongReplyError(f"replies without `rewards`: {text[:300]}") from None
-        if not isinstance(rewards, list) or len(rewards) != 1:
-            raise _WrongReplyError(f"replies with other than one reward: {text[:300]}")
-        (reward,) = rewards
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-            raise _WrongReplyError(f"replies with a reward that is no number: {text[:300]}")
-        if not math.isfinite(reward):
-            raise _WrongReplyError(f"replies with a reward that is not finite: {text[:300]}")
-        return float(reward)
+        with suppress(ValueError, LookupError, TypeError, RecursionError, OverflowError):
+            (reward,) = json.loads(text)["rewards"]
+            is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+            if is_number and math.isfinite(reward):
+                return float(reward)
+        what = "replies without one finite number in `rewards`"
+        raise _WrongReplyError(f"{what}: {text[:300]}")
 
     def _sentence(self, what: str) -> str:
         parts = urlsplit(self._url)  # credentials stay out of logs

@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_QUEUED = 1 << 20
-"""Bytes queued for a blocked destination."""
+MAX_QUEUED = 1 << 20  # bytes queued for a blocked destination
 _PIECE = 1 << 16
-_SURE = 4096
-"""Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
-_PAUSES = (1.0, 2.0, 5.0)
-"""Seconds between retries; the last one repeats."""
+_SURE = 4096  # bytes that a ready pipe accepts without blocking (PIPE_BUF)
+_PAUSES = (1.0, 2.0, 5.0)  # seconds between retries; the last one repeats
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
 _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
@@ -100,33 +97,24 @@ class Sink:
         self._opener, self._trouble, self._most = opener, trouble, most
         self._fd: int | None = None
         self._left = False
-        self._failures = 0
-        self._busy_since: float | None = None
-
-    def busy_since(self) -> float | None:
-        """Return the start of the current write on the monotonic clock; None without one."""
-        return self._busy_since
+        self.failures = 0  # in a row, up to now
+        self.busy_since: float | None = None  # start of the current write, on the monotonic clock
 
     def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
         """Write all data; return False if `may_try_again` stopped the retries."""
         rest = memoryview(data)
         while rest and not self._left:
-            before = self._failures
+            before = self.failures
             rest = rest[self._write_some(rest) :]
             pause = _PAUSES[min(before, len(_PAUSES) - 1)]
-            if self._failures > before and not may_try_again(pause):
+            if self.failures > before and not may_try_again(pause):
                 return False
-        if self._failures and not self._left:
-            self._failures = 0
+        if self.failures and not self._left:
+            self.failures = 0
             self._trouble("")
         if self._most and self._fd is not None and os.fstat(self._fd).st_size > self._most:
             self.close()
         return True
-
-    @property
-    def is_failing(self) -> bool:
-        """Return whether the last write failed."""
-        return self._failures > 0
 
     def is_ready(self, limit: float | None = 0) -> bool:
         """Return whether a few bytes can be written without blocking, within `limit`."""
@@ -144,7 +132,7 @@ class Sink:
 
     def _write_some(self, data: memoryview) -> int:
         """Write some bytes; return how many: 0 on failure."""
-        self._busy_since = time.monotonic()
+        self.busy_since = time.monotonic()
         try:
             if self._fd is None:
                 self._fd = self._opener()
@@ -154,13 +142,13 @@ class Sink:
         except OSError as error:
             self._left = error.errno in {errno.EPIPE, errno.EBADF}  # nothing reads it any more
             if not self._left:
-                self._failures += 1
+                self.failures += 1
                 if error.errno == errno.ESTALE:  # a network disk that came back as another
                     self.close()
-                if self._failures == 1:
+                if self.failures == 1:
                     self._trouble(error_text(error))
         finally:
-            self._busy_since = None
+            self.busy_since = None
         return 0
 
 
@@ -232,17 +220,15 @@ class Writer(Background):
         self._most, self._lost_line, self._trouble = most, lost, trouble
         self._sink: Sink | None = None
         self._lines: deque[bytes] = deque()
-        self._waiting = 0
-        """Bytes in the queue."""
-        self._in_hand = 0
-        """Bytes that the thread is writing."""
+        self._waiting = 0  # bytes in the queue
+        self._in_hand = 0  # bytes that the thread is writing
         self._lost = 0
         if opener is not None:
             self.open(opener)
 
     def busy_since(self) -> float | None:
         """Return when the current write began; None without one."""
-        return None if self._sink is None else self._sink.busy_since()
+        return None if self._sink is None else self._sink.busy_since
 
     @property
     def is_idle(self) -> bool:
@@ -260,7 +246,7 @@ class Writer(Background):
     @property
     def is_failing(self) -> bool:
         """Return whether the last write failed."""
-        return self._sink is not None and self._sink.is_failing
+        return self._sink is not None and self._sink.failures > 0
 
     @property
     def is_open(self) -> bool:
@@ -369,10 +355,8 @@ class ItemWriter(Background, Generic[T]):
         self._write, self._disk, self._step = write, disk, step
         self._item: T | None = None
         self._is_untried = False
-        self._due = math.inf
-        """When the item is to be written, on the monotonic clock."""
-        self._last = -step
-        """When the last write ended."""
+        self._due = math.inf  # when the item is to be written, on the monotonic clock
+        self._last = -step  # when the last write ended
         self._busy_since: float | None = None
         disk.watch(name, lambda: self._busy_since)
 
@@ -422,8 +406,7 @@ class DiskAlarm:
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self.say = say
         self._changed = threading.Lock()
-        self.folder: Callable[[], Path] | None = None
-        """The folder to name in log lines; it may move."""
+        self.folder: Callable[[], Path] | None = None  # to name in log lines; it may move
         self._failing: set[str] = set()
         self._stalled: set[str] = set()
         self._watched: dict[str, Callable[[], float | None]] = {}

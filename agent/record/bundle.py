@@ -24,26 +24,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
-KEPT = 3
-"""Bundles kept in a run folder, the newest ones."""
-MOST = 20 << 20
-"""Total bytes of all members before compression."""
+KEPT = 3  # bundles kept in a run folder, the newest ones
+MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
 CONTENTS = "contents.txt"
-_LEAST = 512
-"""Nothing is added once fewer bytes than this are left."""
-_SLACK = 4096
-"""Bytes cut from the front of a line longer than the part that is read."""
+_LEAST = 512  # nothing is added once fewer bytes than this are left
+_SLACK = 4096  # bytes cut from the front of a line longer than the part that is read
 
 
 class BundlePart(Value):
     """One member of a bundle: the end of a file, or a text."""
 
-    name: str
-    """Its path in the bundle."""
+    name: str  # its path in the bundle
     source: Path | str | Callable[[], str]
-    most: int = MOST_OF_ONE
-    """Bytes kept, from the end."""
+    most: int = MOST_OF_ONE  # bytes kept, from the end
 
 
 def last_lines(path: Path, most: int, clean: Callable[[str], str]) -> str | None:
@@ -79,10 +73,8 @@ class Bundle:
         names = (folder / f"{name}{ENDING}" for name in numbered_names(self._name))
         self.path = next(path for path in names if not os.path.lexists(path))
         self._at, self._lock, self._given_up = at, threading.Lock(), False
-        self.is_complete = False
-        """True once the file is complete."""
-        self.fault = ""
-        """Why there is no bundle, if known."""
+        self.is_complete = False  # True once the file is complete
+        self.fault = ""  # why there is no bundle, if known
 
     def make(self, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float) -> None:
         """Write the bundle with the members available by `until` on the monotonic clock."""

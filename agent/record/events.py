@@ -44,8 +44,7 @@ class Began(Value):
 
     role: Role
     run_id: str = ""
-    started_at: str = ""
-    """The time at which the clock of `at` was 0: UTC, ISO 8601."""
+    started_at: str = ""  # the time at which the clock of `at` was 0: UTC, ISO 8601
     version: str = ""
 
 
@@ -270,8 +269,7 @@ def read_events(folder: Path) -> Iterator[RecordedEvent]:
 class _LoggedWait(msgspec.Struct):
     """The last log line about a wait."""
 
-    kind: str
-    """The evidence without its numbers."""
+    kind: str  # the evidence without its numbers
     logged_at: float
     checked_at: float
 

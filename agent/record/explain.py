@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.state import HeadEvent, HeadState
 
-MOST_SPANS = 32
-"""Phases kept of each node: the first one and the latest."""
+MOST_SPANS = 32  # phases kept of each node: the first one and the latest
 _FILES = (EVENTS_FILE, FORMER_EVENTS_FILE)
 _MOST_LINES = 10
 _MOST_WAITS = 3
@@ -58,10 +57,8 @@ class Timeline:
     """The phases of the head and of each worker; the cost per event is constant."""
 
     def __init__(self) -> None:
-        self.phases: list[Span] = []
-        """The head's own."""
-        self.nodes: dict[str, list[Span]] = {}
-        """By the key of a worker's agent."""
+        self.phases: list[Span] = []  # the head's own
+        self.nodes: dict[str, list[Span]] = {}  # by the key of a worker's agent
 
     def add(self, event: HeadEvent, state: HeadState, now: float) -> None:
         """Add what an event changed; `state` is the state after it."""

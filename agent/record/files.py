@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-MAX_BYTES = 4 << 20
-"""Larger files are no records of the agent."""
-PART_SUFFIX = ".part"
-"""Suffix of a file that is being written."""
+MAX_BYTES = 4 << 20  # larger files are no records of the agent
+PART_SUFFIX = ".part"  # suffix of a file that is being written
 _RECORD_VERSION = 1
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
@@ -74,8 +72,7 @@ class Access:
 
     def __init__(self) -> None:
         self._modes = self.MODES["private"]
-        self.fault = ""
-        """Why a disk keeps other modes, if it does."""
+        self.fault = ""  # why a disk keeps other modes, if it does
 
     def allow(self, mode: str) -> None:
         """Take the modes of AGENT_LOG_MODE."""
@@ -223,8 +220,7 @@ class LockHolder(Enum):
 
     OURS = "ours"
     THEIRS = "theirs"
-    UNKNOWN = "unknown"
-    """The disk has no locks, or does not answer."""
+    UNKNOWN = "unknown"  # the disk has no locks, or does not answer
 
 
 class FileLock:
@@ -233,8 +229,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self.inode = 0
-        """The inode of the locked file; 0 unless the lock is held for certain."""
+        self.inode = 0  # the inode of the locked file; 0 unless the lock is held for certain
 
     def take(self, limit: float = times.FILE_LOCK) -> LockHolder:
         """Try to take the lock without waiting for its holder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,16 +26,11 @@ class KnownLines:
         self._clean = clean
         self._is_over = False
         self._logged: tuple[Known, ...] = ()
-        self._remote_keys: frozenset[str] = frozenset()
-        """Keys that other nodes reported for the current attempt."""
-        self._remote: tuple[tuple[str, Known], ...] = ()
-        """What was logged of these, with the node."""
-        self._attempt = 0
-        """The latest attempt with a report of another node."""
-        self._ended_attempt = 0
-        """The attempt of which no report counts any more: its output has ended."""
-        self._before: list[str] = []
-        """The lines before those that are scanned next."""
+        self._remote_keys: frozenset[str] = frozenset()  # reported for the current attempt
+        self._remote: tuple[tuple[str, Known], ...] = ()  # what was logged of these, with the node
+        self._attempt = 0  # the latest attempt with a report of another node
+        self._ended_attempt = 0  # its output has ended: no report of it counts any more
+        self._before: list[str] = []  # the lines before those that are scanned next
 
     def scan(self, lines: Sequence[bytes]) -> None:
         """Scan whole lines."""
@@ -102,8 +97,7 @@ class KnownLines:
         ]
 
 
-MOST_POINTS = 600
-"""A longer curve is thinned out."""
+MOST_POINTS = 600  # A longer curve is thinned out
 MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
@@ -121,15 +115,8 @@ _REWARD = {
 }
 
 
-class Point(NamedTuple):
-    """The mean reward of one step."""
-
-    step: int
-    reward: float
-
-
-def point_in(line: str) -> tuple[Point, int | None] | None:
-    """Return the step in a line, with the number of steps if it has one; else None."""
+def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
+    """Return the step in a line and its reward, with the number of steps if it has one."""
     step = re.search(_STEP_LINE, line)
     if step is None or step.lastgroup is None:
         return None
@@ -137,7 +124,7 @@ def point_in(line: str) -> tuple[Point, int | None] | None:
     reward = re.search(_REWARD[kind], line[step.start() :])
     if reward is None:  # verl writes validations in such lines, too
         return None
-    return Point(int(step[kind]), float(reward[1])), int(step["of"]) if step["of"] else None
+    return (int(step[kind]), float(reward[1])), int(step["of"]) if step["of"] else None
 
 
 class JobLines:
@@ -145,10 +132,9 @@ class JobLines:
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean, self.known = clean, KnownLines(clean)
-        self.last_output: float | None = None
-        """Time of the last output on the monotonic clock."""
+        self.last_output: float | None = None  # time of the last output on the monotonic clock
         self._rest = b""
-        self._points: list[Point] = []
+        self._points: list[tuple[int, float]] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
         self._steps: int | None = None
 
@@ -190,7 +176,7 @@ class JobLines:
         point, of = found
         self._steps = of or self._steps
         points = self._points
-        if points and point.step <= points[-1].step:  # another attempt resumes from a checkpoint
-            points = [one for one in points if one.step < point.step]
+        if points and point[0] <= points[-1][0]:  # another attempt resumes from a checkpoint
+            points = [one for one in points if one[0] < point[0]]
         points = points if len(points) < MOST_POINTS else points[::2]
         self._points = [*points, point]

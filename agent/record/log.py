@@ -25,8 +25,7 @@ _FOREIGN = ("rich", "better_exceptions", "twisted")
 _CONTROLS = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that forge lines or colors at a terminal or reverse text; tabs are allowed."""
 
-RenderedLine = tuple[str, str]
-"""A line for stderr and the same line for the file."""
+RenderedLine = tuple[str, str]  # A line for stderr and the same line for the file
 
 
 def printable(text: str) -> str:
@@ -131,6 +130,5 @@ class _Log:
 
 
 _log = _Log()
-disk_alarm: DiskAlarm = _log.disk
-"""The alarm of the run folder's disk, shared by all its writers."""
+disk_alarm: DiskAlarm = _log.disk  # the alarm of the run folder's disk, shared by all its writers
 configure, log_to_file, say = _log.configure, _log.set_file, _log.say

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from agent.record.background import DiskAlarm
 
 NODE_FILE = "node.json"
-MAX_RUNS = 20
-"""Runs searched for processes that still run, the newest ones."""
-_NO_STATES = {"Z", "X", "x"}
-"""States in /proc of a process that has exited."""
+MAX_RUNS = 20  # runs searched for processes that still run, the newest ones
+_NO_STATES = {"Z", "X", "x"}  # states in /proc of a process that has exited
 
 
 class StartedProcess(Value):
@@ -35,8 +33,7 @@ class StartedProcess(Value):
 
     name: str
     pid: int
-    start: int
-    """Field 22 of /proc/<pid>/stat: ticks since the machine's boot."""
+    start: int  # field 22 of /proc/<pid>/stat: ticks since the machine's boot
 
 
 class PidSpace(Value):
@@ -60,26 +57,16 @@ class NodeRecord(Record):
     place: PidSpace
     agent: StartedProcess
     started: tuple[StartedProcess, ...] = ()
-    session: str = ""
-    """The folder of Ray's session."""
-    passed_on: int = 0
-    """Bytes of the job's output written to stdout."""
-    done: tuple[str, ...] = ()
-    """The finished prepare steps."""
-    ended: bool = False
-    """True once the agent ended in good order."""
-    epoch: int = 0
-    """On a worker: the epoch of the Ray cluster that its Ray belongs to."""
-    head_ip: str = ""
-    """The address of that cluster's head."""
-    attempt: int = 0
-    """On a worker: the head's attempt when Ray was started here."""
-    unreached: float = 0.0
-    """Start of the time without contact to the head, on the monotonic clock; 0 with contact."""
-    oom_kills: int = 0
-    """Processes that the kernel's OOM killer ended here, as far as known."""
-    copied: int = 0
-    """Bytes of the job's output written to job.log; may differ from stdout."""
+    session: str = ""  # the folder of Ray's session
+    passed_on: int = 0  # bytes of the job's output written to stdout
+    done: tuple[str, ...] = ()  # the finished prepare steps
+    ended: bool = False  # True once the agent ended in good order
+    epoch: int = 0  # on a worker: the epoch of the Ray cluster that its Ray belongs to
+    head_ip: str = ""  # the address of that cluster's head
+    attempt: int = 0  # on a worker: the head's attempt when Ray was started here
+    unreached: float = 0.0  # start of the time without the head, on the monotonic clock; 0 with it
+    oom_kills: int = 0  # processes that the kernel's OOM killer ended here, as far as known
+    copied: int = 0  # bytes of the job's output written to job.log; may differ from stdout
 
     def continuing(self, former: NodeRecord) -> NodeRecord:
         """Return this agent's record with the work of the killed agent that it replaces."""
@@ -117,8 +104,7 @@ class ProcessStat(NamedTuple):
     name: str
     state: str
     parent: int
-    start: int
-    """In ticks since boot."""
+    start: int  # in ticks since boot
 
 
 def parse_stat(text: str) -> ProcessStat | None:
@@ -180,11 +166,9 @@ class FoundFolder(NamedTuple):
     """The state of a folder that a node may use."""
 
     lock: LockHolder
-    is_new: bool
-    """True if the folder was just made."""
+    is_new: bool  # True if the folder was just made
     record: NodeRecord | None
-    is_agent_running: bool = False
-    """Whether the record's agent runs here and is another process."""
+    is_agent_running: bool = False  # whether the record's agent runs here and is another process
 
 
 def may_reuse(found: FoundFolder, node: str, here: PidSpace) -> bool:
@@ -261,8 +245,7 @@ def _records_of(root: Path, node: str) -> Iterator[tuple[Path, NodeRecord]]:
 
 # --- the writer ----------------------------------------------------------------------------------
 
-_MOST = 200
-"""Processes kept, the newest ones: restarted services must not fill the record."""
+_MOST = 200  # processes kept, the newest ones: restarted services must not fill the record
 _COUNTERS = {"passed_on": 0, "copied": 0, "unreached": 0.0, "oom_kills": 0}
 """Fields that may be lost with the machine's power: written seldom, unsynced."""
 
@@ -273,12 +256,10 @@ class NodeRecorder:
     def __init__(
         self, record: NodeRecord, where: Callable[[], AbstractContextManager[Path]], disk: DiskAlarm
     ) -> None:
-        self.record = record
-        """The record with all changes, written or not."""
+        self.record = record  # the record with all changes, written or not
         self._where = where
         self._lock = threading.Lock()
-        self._written: NodeRecord | None = None
-        """What was written last, without the counters."""
+        self._written: NodeRecord | None = None  # what was written last, without the counters
         self._writer = ItemWriter(NODE_FILE, self._write, disk, times.RECORD_COUNTERS)
         self._writer.put(record)
 

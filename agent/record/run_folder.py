@@ -63,10 +63,6 @@ class OutageRecord(Value):
     since: str = field(name="from")
     until: str | None = field(name="to", default=None)
 
-    def to_outcome(self) -> dict[str, object]:
-        """Return the outage for outcome.json."""
-        return dict(to_builtins(self))
-
 
 def outcome_text(
     outcome: Outcome,
@@ -79,7 +75,7 @@ def outcome_text(
     data = {
         **outcome.to_dict(),
         "attempts": [attempt.to_outcome() for attempt in attempts],
-        "outages": [outage.to_outcome() for outage in outages],
+        "outages": to_builtins(outages),
         **({"bundle": bundle} if bundle else {}),
         **({} if cost is None else {"cost": cost}),
     }
@@ -152,10 +148,8 @@ def _node_folders_below(folder: Path, marks: Sequence[str]) -> Iterator[Path]:
         level = below[:_MOST_FOLDERS]
 
 
-_CHECKPOINTS = "checkpoints"
-"""The folder of recipes' checkpoints in AGENT_LOG_DIR."""
-_DEEPEST = 2
-"""Depth at which frameworks put steps, as in `ckpt/_actor/global_step40`."""
+_CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_DIR
+_DEEPEST = 2  # depth at which frameworks put steps, as in `ckpt/_actor/global_step40`
 
 
 def read_checkpoints(folder: str) -> FolderContents:
@@ -175,10 +169,8 @@ class CheckpointFiles(Value):
     """A checkpoint and its files."""
 
     path: str
-    files: tuple[tuple[str, int, int], ...]
-    """Path, size and time of the last change."""
-    is_marked_whole: bool
-    """True once it has the file that its framework writes last."""
+    files: tuple[tuple[str, int, int], ...]  # path, size and time of the last change
+    is_marked_whole: bool  # True once it has the file that its framework writes last
 
 
 def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
@@ -223,8 +215,7 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
 
 
 _LOCK = ".agent.lock"
-_MOST_FORMER = 50
-"""Files of earlier agents that are kept."""
+_MOST_FORMER = 50  # files of earlier agents that are kept
 _WAITING = "no-head-"
 
 
@@ -239,12 +230,9 @@ class RunFolder:
         self._root = root.absolute()
         self._name = node
         self._moving = threading.RLock()
-        self._refused = ""
-        """The run whose folder could not be used; logged once."""
-        self.own = own_record(node, run_id)
-        """This agent's initial record; a NodeRecorder updates it later."""
-        self.former: NodeRecord | None = None
-        """The record of the previous agent of this node in this run, if any."""
+        self._refused = ""  # the run whose folder could not be used; logged once
+        self.own = own_record(node, run_id)  # the initial record; a NodeRecorder updates it later
+        self.former: NodeRecord | None = None  # of the previous agent of this node in this run
         self._lock: FileLock
         self.path = self._make(safe_name(run_id))
         if link:

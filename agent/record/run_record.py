@@ -7,7 +7,7 @@ import json
 import re
 from contextlib import suppress
 from enum import Enum
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
 _FINGERPRINT_FORMAT = 1
-MOST_NODES = 20_000
-"""Workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000."""
+MOST_NODES = 20_000  # workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000
 
 
 class RunState(str, Enum):
@@ -56,8 +55,7 @@ class RunState(str, Enum):
 class SavedSnapshot(Value):
     """A snapshot of an open attempt, for an agent that resumes it."""
 
-    clock: Moment
-    """When the clock of its times was 0."""
+    clock: Moment  # when the clock of its times was 0
     known: AttemptSnapshot
 
 
@@ -70,16 +68,11 @@ class AttemptRecord(Value):
     end: str | None = None
     reason: str = ""
     exit_code: int | None = None
-    checkpoint: int | None = None
-    """The newest checkpoint's step at the start."""
-    nodes: tuple[str, ...] = ()
-    """The workers that took part, by name."""
-    head: str = ""
-    """The name of the head that submitted it; '' in an older record."""
-    lock: int | None = None
-    """The inode of the run's lock held by that head; 0 without a lock, None if unknown."""
-    announced: bool | UnsetType = UNSET
-    """True if it was lost by announced losses of nodes alone."""
+    checkpoint: int | None = None  # the newest checkpoint's step at the start
+    nodes: tuple[str, ...] = ()  # the workers that took part, by name
+    head: str = ""  # the name of the head that submitted it; '' in an older record
+    lock: int | None = None  # the inode of that head's lock; 0 without a lock, None if unknown
+    announced: bool | UnsetType = UNSET  # True if it was lost by announced losses of nodes alone
     snapshot: SavedSnapshot | UnsetType = UNSET
 
     @property
@@ -123,20 +116,14 @@ class RunRecord(Record):
 
     run_id: str
     fingerprint: str
-    epoch: int
-    """The number of the Ray cluster; a later cluster has a higher one."""
-    head: str = ""
-    """The name of the head's node."""
+    epoch: int  # the number of the Ray cluster; a later cluster has a higher one
+    head: str = ""  # the name of the head's node
     state: RunState = RunState.BOOTING
     attempts: tuple[AttemptRecord, ...] = ()
-    ranks: tuple[str, ...] = ()
-    """The names of nodes with a rank from the head, from rank 1 on."""
-    basis: JobBasis | None = None
-    """What its recipe is sized by, once it was submitted."""
-    used: float = 0.0
-    """Seconds that agents have run, where AGENT_MAX_HOURS limits them or they have a price."""
-    ending: Outcome | None = None
-    """The decided outcome; workers may not have received it yet."""
+    ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
+    basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
+    used: float = 0.0  # seconds that agents have run, if AGENT_MAX_HOURS or a price needs them
+    ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
 
     def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:
         """Return the run with a snapshot of its open attempt, taken at `now` on the run's clock."""
@@ -198,10 +185,6 @@ class RunRecord(Record):
         end = self.ending
         is_final = end is not None and (end.is_jobs_verdict or end.exit_code in {0, 130})
         return is_final or self.state is RunState.ENDED
-
-    def as_ended(self) -> RunRecord:
-        """Return the run as ended: no later head resumes it."""
-        return replace(self, state=RunState.ENDED)
 
 
 def next_epoch(previous: int | None, now_ms: int) -> int:
@@ -277,14 +260,10 @@ class ChosenRun(NamedTuple):
     """The run that this head uses."""
 
     run_id: str
-    before: RunRecord | None = None
-    """Its record, if it is resumed."""
-    skipped: tuple[str, ...] = ()
-    """Sentences about runs that were skipped, and why."""
-    lock: FileLock | None = None
-    """Held until this process exits, so that no other head takes the run."""
-    former_head: str = ""
-    """The previous head's node if the last attempt may still run there, else ''."""
+    before: RunRecord | None = None  # its record, if it is resumed
+    skipped: tuple[str, ...] = ()  # sentences about runs that were skipped, and why
+    lock: FileLock | None = None  # held until this process exits: no other head takes the run
+    former_head: str = ""  # the previous head's node if the last attempt may still run there
 
 
 class FoundRun(NamedTuple):
@@ -292,8 +271,7 @@ class FoundRun(NamedTuple):
 
     record: RunRecord | NoRecord
     lock: LockHolder
-    is_active: bool = False
-    """Whether its head runs here, for disks without locks."""
+    is_active: bool = False  # whether its head runs here, for disks without locks
 
     def why_taken(self, fingerprint: str, node: str = "", retries: int | None = None) -> str:
         """Return why this head can neither resume nor make the run, or ''."""
@@ -335,28 +313,19 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         if found.lock is not LockHolder.THEIRS and isinstance(found.record, RunRecord):
             return _resume(root, resumed, found.record, lock)
         lock.release()
-    latest = _latest(root) if platform_run_id is None else None
-    if latest is not None:
-        lock, found = _find_run(root, latest)
-        why = found.why_taken(fingerprint, node, retries)
-        if not why and isinstance(found.record, RunRecord):
-            return _resume(root, latest, found.record, lock)
-        lock.release()
-        skipped += [f"run {latest} is not resumed: {why}"] if why else []
-    names = (
-        (safe_name(new_id()) for _ in range(_TRIES))
-        if platform_run_id is None
-        else numbered_names(safe_name(platform_run_id))
-    )
-    for name in names:
+    latest, names = None, numbered_names(safe_name(platform_run_id or ""))
+    if platform_run_id is None:
+        latest, names = _latest(root), (safe_name(new_id()) for _ in range(_TRIES))
+    for number, name in enumerate(chain([latest] if latest else [], names)):
+        is_latest = latest is not None and number == 0
         lock, found = _find_run(root, name)
-        why = found.why_taken(fingerprint)
+        why = found.why_taken(fingerprint, *((node, retries) if is_latest else ()))
         if not why and isinstance(found.record, RunRecord):
             return _resume(root, name, found.record, lock, *skipped)
-        if not why:
+        if not why and not is_latest:
             return ChosenRun(name, None, tuple(skipped), lock)
         lock.release()
-        skipped.append(f"run {name} is not resumed: {why}")
+        skipped += [f"run {name} is not resumed: {why}"] if why else []
     raise PreflightError(
         f"no run in {root} is free",
         why=skipped[-1],
@@ -426,8 +395,7 @@ def _latest(root: Path) -> str | None:
 
 # --- restarts of a container ----------------------------------------------------------------------
 
-QUICK_RESTARTS = 3
-"""After so many restarts with one cause, the next such end is treated as a verdict."""
+QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
 _MOST_ENDS = 10
 _ENDS_FOLDER = ".ends"
 _NOT_OF_THE_JOB = {
@@ -440,8 +408,7 @@ _NOT_OF_THE_JOB = {
 class PastEnd(Value):
     """Begin and end of one agent in this container; times are UTC, ISO 8601."""
 
-    digest: str
-    """Of its settings and command."""
+    digest: str  # of its settings and command
     run_id: str
     began: str
     ended: str

@@ -211,7 +211,7 @@ class OutputCopies:
     def to_file(self, path: Path, begins: int, on_passed: Callable[[int], None]) -> None:
         """Copy to a file, in the same way."""
         sink = Sink(appending(path), partial(disk_alarm.report, path.name))
-        disk_alarm.watch(path.name, sink.busy_since)
+        disk_alarm.watch(path.name, lambda: sink.busy_since)
         self._add("job.log", sink, begins, times.COPY_POLL, on_passed)
 
     def to_watcher(self, watcher: ByteSink, begins: int = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines, Point, point_in
+from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines, point_in
 from agent.settings.redact import Redactor
 from unit.worlds import SECRET
 
@@ -24,24 +24,24 @@ def fed(*pieces: bytes) -> JobLines:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("step 3/40 mean reward 0.61 kl 0.02 nodes 3", (Point(3, 0.61), 40)),
-        ("step 3/40 mean reward -0.5 kl", (Point(3, -0.5), 40)),
+        ("step 3/40 mean reward 0.61 kl 0.02 nodes 3", ((3, 0.61), 40)),
+        ("step 3/40 mean reward -0.5 kl", ((3, -0.5), 40)),
         (
             (
                 "\x1b[36m(TaskRunner pid=9)\x1b[0m step:4 - actor/lr:0.0 - critic/score/mean:-0.643"
                 " - critic/rewards/mean:-0.125 - critic/rewards/max:1.000"
             ),
-            (Point(4, -0.125), None),
+            ((4, -0.125), None),
         ),
-        ("step:7 - critic/rewards/mean:np.float64(0.25) - x:1", (Point(7, 0.25), None)),
-        ("step:7 - critic/rewards/mean:1e-05", (Point(7, 1e-05), None)),
+        ("step:7 - critic/rewards/mean:np.float64(0.25) - x:1", ((7, 0.25), None)),
+        ("step:7 - critic/rewards/mean:1e-05", ((7, 1e-05), None)),
         ("step:0 - val-core/openai/gsm8k/acc/mean@1:0.508", None),
         (
             (
                 "(PPOTrainer pid=1) INFO ppo_trainer.py:90] ✨ Global step 12: "
                 "{'policy_loss': -0.01, 'reward': 0.375, 'return': 0.3}"
             ),
-            (Point(12, 0.375), None),
+            ((12, 0.375), None),
         ),
         ("Global step 12: {'policy_loss': -0.01}", None),
         ("step:7 - critic/rewards/mean:nan - x:1", None),

@@ -58,20 +58,20 @@ def test_samples_do_not_depend_on_the_nodes(count: int) -> None:
     policy = [[0.0] * ANSWERS for _ in tasks]
     (alone,) = shares(options, 5, tasks, policy, 1)
     dealt = shares(options, 5, tasks, policy, count)
-    loads = [sum(len(share.seeds) for _, share in own) for own in dealt]
+    loads = [sum(len(share[3]) for _, share in own) for own in dealt]
     assert max(loads) - min(loads) <= 1
     together: dict[int, list[str]] = {}
     for own in dealt:
         for problem, share in own:
-            together.setdefault(problem, []).extend(share.seeds)
-    assert together == {problem: share.seeds for problem, share in alone}
+            together.setdefault(problem, []).extend(share[3])
+    assert together == {problem: share[3] for problem, share in alone}
 
 
 def share(*, right: bool) -> RolloutShare:
     """Two samples of a policy that is certain of one answer."""
     weights = [0.0] * ANSWERS
     weights[7 if right else 3] = 1.0
-    return RolloutShare("What is 3+4?", "7", weights, ["a", "b"])
+    return "What is 3+4?", "7", weights, ["a", "b"]
 
 
 def test_a_rollout_gets_real_rewards() -> None:
@@ -354,7 +354,7 @@ def test_exercises_are_different_additions_of_one_digit() -> None:
     drawn = exercises(24, seed=7)
     assert len(set(drawn)) == 24
     assert drawn == exercises(24, seed=7) != exercises(24, seed=8)
-    assert {len(one.label) for one in exercises(1000, seed=0)} == {1}
+    assert {len(label) for _, label in exercises(1000, seed=0)} == {1}
     assert len(exercises(1000, seed=0)) == 55
 
 
@@ -366,10 +366,10 @@ def test_the_reward_rises_from_chance_to_the_target(seed: int) -> None:
     means = []
     for step in range(40):
         earned = 0.0
-        for index, task in enumerate(tasks):
+        for index, (_, label) in enumerate(tasks):
             draw = random.Random(f"{seed}:{step}:{index}")  # noqa: S311 # no secret
             answers = draw.choices(range(ANSWERS), probabilities(policy[index]), k=16)
-            rewards = [float(str(answer) == task.label) for answer in answers]
+            rewards = [float(str(answer) == label) for answer in answers]
             policy[index] = updated(policy[index], answers, rewards)
             earned += sum(rewards)
         means.append(earned / len(tasks) / 16)

@@ -90,7 +90,7 @@ def test_attempts_of_a_run() -> None:
         (2, "4711-2", None, ""),
     ]
     assert record.state is RunState.RUNNING
-    assert record.end_attempt(NOW, "done", 0).as_ended().state is RunState.ENDED
+    assert record.end_attempt(NOW, "done", 0).open_attempt is None
     assert RECORD.end_attempt(NOW, "none began", 1) == RECORD
 
 
@@ -252,7 +252,7 @@ def test_a_new_token_keeps_the_fingerprint() -> None:
         (RECORD, "pod0", ""),
         (replace(RECORD, state=RunState.BOOTING), "", ""),
         (replace(RECORD, head=""), "pod1", ""),
-        (RECORD.as_ended(), "", "it has ended"),
+        (replace(RECORD, state=RunState.ENDED), "", "it has ended"),
         (replace(RECORD, fingerprint="0"), "", "it is of another job, or other settings"),
         (RECORD, "pod1", "its head is pod0"),
     ],
@@ -273,7 +273,7 @@ MISSING = NoRecord("there is none", is_missing=True)
         (RECORD, LockHolder.UNKNOWN, False, ""),
         (RECORD, LockHolder.UNKNOWN, True, "its head pod0 is active"),
         (RECORD, LockHolder.THEIRS, False, "another head has it"),
-        (RECORD.as_ended(), LockHolder.OURS, False, "it has ended"),
+        (replace(RECORD, state=RunState.ENDED), LockHolder.OURS, False, "it has ended"),
         (MISSING, LockHolder.OURS, False, ""),
         (MISSING, LockHolder.UNKNOWN, False, ""),
         (MISSING, LockHolder.THEIRS, False, "another head has it"),
@@ -329,7 +329,7 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
 
 def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
     """The next free id, or a numbered run to resume; skipped runs have a reason."""
-    leave(tmp_path, RECORD.as_ended())
+    leave(tmp_path, replace(RECORD, state=RunState.ENDED))
     leave(tmp_path, replace(RECORD, run_id="4711-2", fingerprint="other"))
     (tmp_path / "4711-3").mkdir()
     (tmp_path / "4711-3" / RUN_FILE).write_text("{")
@@ -348,7 +348,11 @@ def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [RECORD.as_ended(), replace(RECORD, fingerprint="other"), replace(RECORD, head="pod7")],
+    [
+        replace(RECORD, state=RunState.ENDED),
+        replace(RECORD, fingerprint="other"),
+        replace(RECORD, head="pod7"),
+    ],
 )
 def test_a_latest_run_that_is_not_resumed(tmp_path: Path, record: RunRecord) -> None:
     """It is over, of another job, or another cluster's on the same disk: a new run."""
@@ -420,7 +424,7 @@ def test_an_unwritable_root_still_names_a_run(tmp_path: Path) -> None:
 
 def test_without_a_free_run(tmp_path: Path) -> None:
     """The search ends with 78 and a reason."""
-    leave(tmp_path, replace(RECORD.as_ended(), run_id="same"))
+    leave(tmp_path, replace(RECORD, state=RunState.ENDED, run_id="same"))
     (tmp_path / "latest").unlink()
     with pytest.raises(PreflightError, match="is free") as caught:
         choose_run(tmp_path, None, RECORD.fingerprint, lambda: "same")
