@@ -19,7 +19,7 @@ from agent.base.ends import STARTING, Kind
 from agent.base.text import listed
 from agent.boot.node_run import without_addresses
 from agent.decisions.attempts import FailureCause
-from agent.decisions.causes.find import ACTOR_WITHOUT_A_WORD, Again, Diagnosis, Log, weigh
+from agent.decisions.causes.find import ACTOR_WITHOUT_A_WORD, Again, Diagnosis, Log, Weight, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
@@ -104,7 +104,7 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
         return weigh([Log("", output.name, text), *elsewhere.logs])
 
     found = await in_thread(search, times.CAUSE_SEARCH)
-    if found is None or not found.is_no_loss or found.again is Again.YES:
+    if found is None or found.weight < Weight.CAUSE or found.after_loss or found.again is Again.YES:
         return None
     node = elsewhere.nodes.get(found.ip, "") or found.node
     cause = run.redactor.clean(found.cause)

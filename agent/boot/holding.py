@@ -16,7 +16,6 @@ from agent.base.text import without_controls
 from agent.decisions.pod_stop import (
     RUNPOD_OVER,
     PodAnswer,
-    PodRequest,
     PodState,
     PodStop,
     after_answer,
@@ -82,7 +81,7 @@ class Held:
         if self._action:  # it is stopped at once, unless that fails
             await anyio.sleep(times.HOLD_REMINDER)
         elif self._price is None and self._url:
-            await self._ask(PodRequest.READ)
+            await self._ask(acts=False)
         while True:
             say(held_sentence(anyio.current_time() - began, self._price, self._command))
             await anyio.sleep(times.HOLD_REMINDER)
@@ -98,27 +97,27 @@ class Held:
         stop = PodStop(self._action)
         while True:
             await anyio.sleep(stop.pause)
-            if stop.next is PodRequest.ACT:  # it ends this container
+            if stop.acts:  # it ends this container
                 try:
                     await until(is_log_written, times.FLUSH)
                 except TimedOutError:
                     what = "the log is not written in time"
                     say(f"{what}: the pod is stopped all the same", "warning")
             had_obstacle = bool(stop.obstacle)
-            stop, line = after_answer(stop, await self._ask(stop.next))
+            stop, line = after_answer(stop, await self._ask(acts=stop.acts))
             if line is not None:
                 say(line.sentence, line.level)
             if stop.obstacle and not had_obstacle:
                 say(held_sentence(0.0, self._price, self._command), "warning")
 
-    async def _ask(self, request: PodRequest) -> PodAnswer:
+    async def _ask(self, *, acts: bool) -> PodAnswer:
         """Send a request, note the price in its answer; a failure is an answer without a code."""
         scheme, _, host = self._url.partition("://")
         # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
         proxy = None if proxy_bypass(host.partition("/")[0]) else getproxies().get(scheme)
         timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
         method, url, body = "GET", self._url, None
-        if request is PodRequest.ACT:
+        if acts:
             method, url, body = "POST", f"{self._url}/action", {"action": self._action}
         try:
             async with (

@@ -137,7 +137,7 @@ class StallWatch:
         quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
             quiet = self._with_output(quiet)
-        if quiet is not None and quiet.needs_diagnostics(self._limit, now):
+        if quiet is not None and quiet.lasts(diagnostics_interval(self._limit), now):
             quiet = await self._check_nodes(quiet, state)
         self._quiet = quiet
 
@@ -147,7 +147,7 @@ class StallWatch:
         if any(answer != IDLE for answer in answers.values()):
             return quiet.with_work_at(self._run.now())
         quiet = self._with_output(quiet)
-        if not quiet.is_stalled(self._limit, self._run.now()):
+        if not quiet.lasts(self._limit, self._run.now()):
             return quiet
         if isinstance(self._link, RayLink):
             finished = await self._link.last_finished(times.STALL_TASKS)
@@ -156,7 +156,7 @@ class StallWatch:
         now = self._get_state()
         runs_on = now.phase is HeadPhase.RUNNING and now.attempt.number == quiet.attempt
         is_quiet = runs_on and self._with_output(quiet) == quiet  # no output meanwhile
-        if not quiet.is_stalled(self._limit, self._run.now()) or not is_quiet:
+        if not quiet.lasts(self._limit, self._run.now()) or not is_quiet:
             return quiet
         await self._report(quiet, state)
         return replace(quiet, is_reported=True)

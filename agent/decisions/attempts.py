@@ -126,12 +126,8 @@ class Attempt(Value):
     ended: float | None = None
     end: Outcome | None = None
     workers: Mapping[str, str] = field(default_factory=dict)
-    """Its workers at submission, address to name; workers that join later are spares.
-
-    Empty if a killed agent submitted it and left no record of them.
-    """
-    lost_workers: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that were lost, rejoined or not: address to name."""
+    """Its workers at submission, address to name; empty if a killed agent left no record."""
+    lost_workers: Mapping[str, str] = field(default_factory=dict)  # those lost, rejoined or not
     lost_nodes: tuple[str, ...] = ()  # all nodes that were lost while it ran, by name
     announced_nodes: tuple[str, ...] = ()  # those that their platform takes away, by name
     former_workers: tuple[str, ...] = ()  # those that a killed agent counted: it may run there
@@ -161,8 +157,7 @@ class AttemptSnapshot(Value):
 
     attempt: Attempt  # the attempt without what Ray reports again
     required: int  # how many workers it needs
-    dead_node_ids: frozenset[str] = frozenset()
-    """The ids of nodes that do not answer, which GCS may still list."""
+    dead_node_ids: frozenset[str] = frozenset()  # of silent nodes, which GCS may still list
     last_loss: str = ""  # the last loss, as text
     last_loss_at: float | None = None
     below_required_since: float | None = None  # since when fewer workers than required count
@@ -220,10 +215,7 @@ def pause_after_losses(losses: int) -> float:
 
 
 def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | None:
-    """Return the end of a run that has used all retries; None if an attempt is left.
-
-    `tried` are all lost attempts in order, those of earlier heads included.
-    """
+    """Return the end of a run whose lost attempts, of all its heads, used all retries; or None."""
     if not tried or count_losses(tried) <= retries:
         return None
     count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
@@ -280,12 +272,8 @@ class Quiet(Value):
         """Return it after a sign of progress at a time; None is no sign."""
         return self if at is None or at <= self.since else replace(self, since=at)
 
-    def needs_diagnostics(self, limit: float, now: float) -> bool:
-        """Return whether to diagnose the nodes, since nothing else shows progress."""
-        return not self.is_reported and now >= self.since + diagnostics_interval(limit)
-
-    def is_stalled(self, limit: float, now: float) -> bool:
-        """Return whether the limit is over."""
+    def lasts(self, limit: float, now: float) -> bool:
+        """Return whether it lasts longer than this limit, and the stall is not reported yet."""
         return not self.is_reported and now >= self.since + limit
 
 

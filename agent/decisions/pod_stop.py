@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from msgspec.structs import replace
 
 from agent.base import times
@@ -38,18 +36,11 @@ class PodAnswer(Value):
     retry_after: float = 0.0  # Seconds, as a rate limit asks
 
 
-class PodRequest(str, Enum):
-    """The requests about the own pod."""
-
-    READ = "read"
-    ACT = "act"
-
-
 class PodStop(Value):
     """The progress of a stop, and its next request."""
 
     action: str  # `stop` or `terminate`
-    next: PodRequest = PodRequest.READ
+    acts: bool = False  # true if the next request is the action; else it reads the pod's state
     pause: float = 0.0  # seconds until that request
     failures: int = 0  # answers in a row after which the same is tried again
     accepted: bool = False  # true once RunPod accepted the action: the container will be stopped
@@ -58,9 +49,9 @@ class PodStop(Value):
 
 def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
     """Return the next request after an answer, and the log line if something changed."""
-    if stop.next is PodRequest.ACT and answer.code in {200, 204}:
+    if stop.acts and answer.code in {200, 204}:
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
-    if stop.next is PodRequest.ACT and answer.code == 409:
+    if stop.acts and answer.code == 409:
         # The status changed since it was read: read it again, it decides.
         return _try_again(stop, f"its status forbids to {stop.action} it: {answer.detail}", answer)
     if answer.pod is not None:
@@ -91,7 +82,7 @@ def _after_reading(
         can = ", ".join(pod.actions) or "nothing"
         return _try_again(stop, f"its status {pod.status} allows {can}", answer)
     # A failure before stays counted: where the action itself fails, the pauses grow.
-    return replace(stop, next=PodRequest.ACT, pause=0.0), None
+    return replace(stop, acts=True, pause=0.0), None
 
 
 def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:

@@ -16,7 +16,6 @@ from agent.boot import holding
 from agent.boot.holding import Held
 from agent.decisions.pod_stop import (
     PodAnswer,
-    PodRequest,
     PodState,
     PodStop,
     after_answer,
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.processes
 KEY = "rpa_0123456789abcdef0123"
 POD = "7h9k2m4n6p"
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
-READ, ACT = PodRequest.READ, PodRequest.ACT
+READ, ACT = False, True
 RUNNING = PodState("RUNNING", ("stop", "restart", "terminate"), 0.44, locked=False)
 
 
@@ -208,7 +207,7 @@ def test_the_head_waits_for_its_workers(runpod: RunPodServer, said: list[str]) -
     assert not any("still run" in line for line in said)
 
 
-ROWS: list[tuple[PodStop, PodAnswer, PodRequest, bool]] = [
+ROWS: list[tuple[PodStop, PodAnswer, bool, bool]] = [
     # state, answer, next request, whether it is accepted
     (PodStop("stop"), PodAnswer(200, pod=RUNNING), ACT, False),
     (PodStop("stop", ACT), PodAnswer(200, pod=RUNNING), READ, True),
@@ -221,16 +220,13 @@ ROWS: list[tuple[PodStop, PodAnswer, PodRequest, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("stop", "answer", "request_", "accepted"), ROWS)
+@pytest.mark.parametrize(("stop", "answer", "acts", "accepted"), ROWS)
 def test_what_follows_from_an_answer(
-    stop: PodStop,
-    answer: PodAnswer,
-    request_: PodRequest,
-    accepted: bool,  # noqa: FBT001 - a table's column
+    stop: PodStop, answer: PodAnswer, *, acts: bool, accepted: bool
 ) -> None:
     """Each answer leads to one next request."""
     after, _ = after_answer(stop, answer)
-    assert (after.next, after.accepted) == (request_, accepted)
+    assert (after.acts, after.accepted) == (acts, accepted)
 
 
 def test_pauses_grow_and_a_rate_limit_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,17 +48,17 @@ LIMIT = 100.0
 def test_a_job_is_examined_before_it_counts_as_hung(limit: float, since: float, now: float) -> None:
     """Several times, where its limit is not tiny; a sign of work makes it young again."""
     quiet = Quiet(1, since)
-    assert quiet.needs_diagnostics(limit, now) or not quiet.is_stalled(limit, now)
+    assert quiet.lasts(diagnostics_interval(limit), now) or not quiet.lasts(limit, now)
     assert diagnostics_interval(limit) <= max(1.0, limit / DIAGNOSTICS_PER_LIMIT)
-    assert not quiet.with_work_at(now).needs_diagnostics(limit, now)
+    assert not quiet.with_work_at(now).lasts(diagnostics_interval(limit), now)
     assert quiet.with_work_at(now).since == max(since, now)
 
 
 def test_each_attempt_is_reported_once() -> None:
     """A reported stall is not reported again; another attempt starts anew."""
     told = Quiet(1, 0.0, is_reported=True)
-    assert not told.needs_diagnostics(LIMIT, 1e6)
-    assert not told.is_stalled(LIMIT, 1e6)
+    assert not told.lasts(diagnostics_interval(LIMIT), 1e6)
+    assert not told.lasts(LIMIT, 1e6)
     assert quiet_period(told, 1, 5.0, lost_a_node=False) is told
     assert quiet_period(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
     assert quiet_period(told, None, 5.0, lost_a_node=False) is None

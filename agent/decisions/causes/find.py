@@ -73,8 +73,7 @@ class Weight(IntEnum):
     """How much a row explains; in one log the greatest weight wins."""
 
     LAST = 0  # how a process ended. It counts only where the log has nothing else
-    WEAK = 1
-    """A service that does not answer, or a process that was killed. Most causes lead to these."""
+    WEAK = 1  # a service that does not answer, or a killed process: most causes lead to these
     CAUSE = 2
     ROOT = 3  # of hardware, kernel or scheduler: often printed last, and explains the rest
 
@@ -137,10 +136,6 @@ class Cause(Value, forbid_unknown_fields=True):
     is_live: bool = True
     of_ray: bool = False
 
-    def match(self, line: str, body: str, before: str = "") -> bool:
-        """Return whether a line shows this cause."""
-        return any(words.match(line, body, before) for words in self.words)
-
     def filled(self, line: str) -> tuple[str, str]:
         """Return the cause and the remedy with the names in a line."""
         if not self.reads:
@@ -173,7 +168,6 @@ class KnownRows(Value):
     causes: tuple[Cause, ...]
     symptoms: tuple[Cause, ...]
     all_rows: Signs
-    noise_rows: Signs
     symptom_rows: Signs
     cause_keys: frozenset[str]
     live_keys: frozenset[str]  # the keys of the rows that are reported while the job runs
@@ -189,7 +183,7 @@ def table() -> KnownRows:
     )
     rows = (*noise, *causes, *symptoms)
     return KnownRows(
-        *(noise, causes, symptoms, _signs(rows), _signs(noise), _signs(symptoms)),
+        *(noise, causes, symptoms, _signs(rows), _signs(symptoms)),
         cause_keys=frozenset(row.key for row in causes),
         live_keys=frozenset(row.key for row in rows if row.is_live),
     )
@@ -390,26 +384,18 @@ class Diagnosis(Value):
         """Return whether a row explains the failure."""
         return bool(self.key)
 
-    @property
-    def is_no_loss(self) -> bool:
-        """Return whether the cause is none that the loss of a node leads to."""
-        return self.weight >= Weight.CAUSE and not self.after_loss
-
     def remedy(self) -> str:
         """Return it as the remedy of an outcome: the cause with its place, or the first error."""
         if not self.line:
             return ""
         where = place(self.node, self.rank)
+        shown = self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
         if self.is_known:
-            return f"{self.log} shows why{where}: {self.cause} ({self._shown!r}). {self.what_to_do}"
+            return f"{self.log} shows why{where}: {self.cause} ({shown!r}). {self.what_to_do}"
         if self.cause:
-            what = f"{self.log} shows{where} {self._shown!r}: {self.cause}. {self.what_to_do}"
+            what = f"{self.log} shows{where} {shown!r}: {self.cause}. {self.what_to_do}"
             return f"no known cause: {what}"
-        return f"no known cause: the first error{where} is {self._shown!r} in {self.log}"
-
-    @property
-    def _shown(self) -> str:
-        return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
+        return f"no known cause: the first error{where} is {shown!r} in {self.log}"
 
 
 class _Hit(NamedTuple):

@@ -15,7 +15,7 @@ from agent.decisions.attempts import (
     DriverSignaled,
     submission_id_of,
 )
-from agent.decisions.head import phases, probes, retry, services, shares, waits
+from agent.decisions.head import phases, probes, retry, services, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
@@ -92,11 +92,7 @@ def _resume(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
 
 
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    """Apply one event; return the new state and the actions to carry out.
-
-    A stop signal and a later head end the run in every phase; a head that is leaving only applies
-    the event.
-    """
+    """Apply one event; return the new state and the actions to carry out."""
     after, actions = _decide_event(state, event, now)
     snapshot = h.snapshot_of(after)
     if snapshot is None or not snapshot.is_worth_saving:
@@ -119,7 +115,7 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     # after the event, which may be the report that a worker owes
     state = replace(state, fleet=state.fleet.expire_silent(now))
     # after silent workers: the share of an absent worker is absent
-    state = shares.recount_absent(before, state)
+    state = retry.recount_absent(before, state)
     # before anything changes more: it logs what the event alone changed
     actions = messages(before, state, event)
     # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
@@ -177,7 +173,7 @@ def deadline(state: HeadState) -> float | None:
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
         times.append(state.phase_since + goal.boot_limit)
     if phase is HeadPhase.STOPPING:
-        others.append(shares.silent_shares_deadline(state))
+        others.append(retry.silent_shares_deadline(state))
     if phase is HeadPhase.RUNNING and goal.has_job and state.below_required_since is not None:
         times.append(state.below_required_since + goal.limits[planned.NODE])
     return min((*times, *(at for at in others if at is not None)), default=None)
@@ -218,9 +214,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
             state = _apply_report(state, worker, now)
-            return shares.apply_share_end(state, worker.key, worker.share, now)
+            return retry.apply_share_end(state, worker.key, worker.share, now)
         case h.OwnShareOver(over):
-            return shares.apply_share_end(state, HERE, over, now)
+            return retry.apply_share_end(state, HERE, over, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)

@@ -131,16 +131,12 @@ class Fleet(Value):
     in_ray: frozenset[str] = frozenset()  # addresses of nodes that GCS lists, without the head
     agent_at: Mapping[str, str] = field(default_factory=dict)  # by address: who reported last
     alive: Mapping[str, str] = field(default_factory=dict)
-    """The workers that count as present: address to name.
+    """The workers that count as present, address to name.
 
-    A worker counts if GCS lists it as alive and, if it ever had an agent, that agent reports
-    that it joined. A node that was joined by hand has no agent: GCS alone decides.
+    GCS must list them, and the agent, except on nodes joined by hand, must report that it joined.
     """
     left_ips: frozenset[str] = frozenset()
-    """Addresses that an agent has left and that GCS still lists: they do not count.
-
-    GCS notices the end of a node late: its list is older than the agent's report.
-    """
+    """Addresses that an agent has left: they do not count, though GCS lists them a while longer."""
     node_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by address, in GCS
     raylet_ports: Mapping[str, frozenset[int]] = field(default_factory=dict)  # by address
     dead_node_ids: frozenset[str] = frozenset()  # of silent nodes: a new Ray there has a new id

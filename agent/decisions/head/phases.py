@@ -18,12 +18,12 @@ from agent.decisions.attempts import (
     is_loss,
     verdict_of,
 )
-from agent.decisions.head import probes, retry, services, shares
+from agent.decisions.head import probes, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
 from agent.decisions.head.state import HeadPhase, JobShares, Saving, then
 from agent.decisions.head.waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.values import Item, LogLine, Refused, Step, StopAsked, Tick, Wait
+from agent.decisions.values import Item, LogLine, Refused, Step, StopAsked, Tick
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -81,12 +81,18 @@ def _check_waits(state: HeadState, now: float) -> Decision:
         state, log = probes.give_up_scores(state)
     pending = pending_waits(state) if passed else pending
     late = next((wait for wait in pending if wait.is_over(now)), None)
+    here, least = len(state.fleet.alive), state.goal.min_workers
+    if late and late.key == planned.WORKERS and least < state.required and here >= least:
+        missing = state.fleet.describe_missing(state.required, now)
+        what = f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}"
+        decision = _check_waits(replace(state, required=here), now)
+        return then((*log, LogLine(what, "warning")), decision)
     if late is not None:
         # lost, if an earlier attempt had it
         had_it = late.key in {planned.WORKERS, planned.HEAD, planned.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
         end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
-        decision = _proceed_partially(state, late, now) or leave(state, end, now)
+        decision = leave(state, end, now)
     elif pending and now >= state.phase_since + state.goal.boot_limit:
         minutes, what = round((now - state.phase_since) / 60), pending[0].what
         evidence = pending[0].evidence or "no report yet"
@@ -139,20 +145,19 @@ def forget_ray(state: HeadState, ray: Item) -> HeadState:
 
 
 def _finish_boot(state: HeadState, now: float) -> Decision:
+    """Compare the nodes, order the all-reduce if it is asked for, then submit the job."""
     state, done = probes.compare_nodes(state, now)
     if _is_leaving(state):
         return state, done
     state, log = probes.give_up_scores(state)
     state, begun = probes.begin_preflight(state, now)
-    is_awaited = begun or any(probes.link_waits(state))
-    return then((*done, *log), (state, begun) if is_awaited else _submit_job(state, now))
-
-
-def _submit_job(state: HeadState, now: float) -> Decision:
+    before = (*done, *log, *begun)
+    if begun or any(probes.link_waits(state)):
+        return state, before
     goal, nodes = state.goal, f"{len(state.fleet.alive) + 1} node(s)"
     if not goal.has_job:
         stays = f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
-        return state.enter(HeadPhase.RUNNING, now), (LogLine(stays),)
+        return state.enter(HeadPhase.RUNNING, now), (*before, LogLine(stays))
     attempt = replace(
         state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
     )
@@ -164,18 +169,8 @@ def _submit_job(state: HeadState, now: float) -> Decision:
     state = retry.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     doing = "starting the job by torchrun" if goal.by_torchrun else "submitting the job"
     again = (LogLine(retry.attempt_sentence(state)),) if attempt.number > 1 else ()
-    state = shares.start_shares(state) if goal.by_torchrun else state
-    return state, (*again, LogLine(f"{nodes} ready: {doing}"), h.SubmitJob(attempt.id))
-
-
-def _proceed_partially(state: HeadState, late: Wait, now: float) -> Decision | None:
-    """Continue with fewer workers (AGENT_PARTIAL=proceed) if only workers are missing."""
-    here, least = len(state.fleet.alive), state.goal.min_workers
-    if late.key != planned.WORKERS or least >= state.required or here < least:
-        return None
-    missing = state.fleet.describe_missing(state.required, now)
-    log = LogLine(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
-    return then((log,), _check_waits(replace(state, required=here), now))
+    state = retry.start_shares(state) if goal.by_torchrun else state
+    return state, (*before, *again, LogLine(f"{nodes} ready: {doing}"), h.SubmitJob(attempt.id))
 
 
 def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -213,7 +208,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     grace = state.goal.limits[planned.NODE]
     short = state.below_required_since if state.goal.has_job else None
     if short is not None and now >= short + grace:
-        gone = shares.absent_share_nodes(state)
+        gone = retry.absent_share_nodes(state)
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now, log)
     state, more, broken = services.restart_services(state, now)
@@ -242,8 +237,8 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | No
         if retry.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
         return end_attempt(state, retry.attempt_end(state, event.report, now), now)
-    if state.goal.by_torchrun and shares.job_report(state) is not None:
-        end = shares.shares_verdict(state)
+    if state.goal.by_torchrun and retry.job_report(state) is not None:
+        end = retry.shares_verdict(state)
         if state.shares.is_settled:
             return end_attempt(state, end, now)
         log = LogLine(f"{end.reason}: stopping the job on the other nodes", "warning")
@@ -265,7 +260,7 @@ def _watch_required_nodes(state: HeadState, now: float) -> Decision:
         # spares do not replace the attempt's own workers
         has_spares = len(state.fleet.alive) >= state.required
         own = listed(retry.unreturned_nodes(state)) if has_spares else ""
-        gone = shares.absent_share_nodes(state) or own
+        gone = retry.absent_share_nodes(state) or own
         missing = state.fleet.describe_missing(state.required, now)
         loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
         grace = round(state.goal.limits[planned.NODE])
@@ -363,14 +358,11 @@ def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> 
     submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
     if submitted and state.goal.has_job:
         may_save = saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING
-        saving = Saving(_saved_by(state, now), is_of_grace=True) if may_save else None
+        until = now + times.SAVE_SHARE * state.goal.job_stop_grace
+        saving = Saving(until, is_of_grace=True) if may_save else None
         log = LogLine(f"{outcome.reason}: stopping the job")
         return stop_job(state, outcome, now, (log,), saving)
     return leave(state, outcome, now)
-
-
-def _saved_by(state: HeadState, now: float) -> float:
-    return now + times.SAVE_SHARE * state.goal.job_stop_grace
 
 
 def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:
@@ -384,7 +376,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
     if saving is None:
         return state, ()
     if saves and not saving.is_of_grace:  # so far only workers are taken away
-        until = min(saving.until, _saved_by(state, now))
+        until = min(saving.until, now + times.SAVE_SHARE * state.goal.job_stop_grace)
         return replace(state.enter(state.phase, now), saving=Saving(until, is_of_grace=True)), ()
     return replace(state, saving=None), (h.StopJob(state.attempt.id),)
 
@@ -413,10 +405,7 @@ def give_up_job(state: HeadState, outcome: Outcome, now: float) -> Decision:
 def stop_job(
     state: HeadState, verdict: Outcome, now: float, log: Actions, saving: Saving | None = None
 ) -> Decision:
-    """Stop the job and remember the verdict; without a job, leave at once.
-
-    With `saving` the job is sent the signal on which it saves, and is stopped later.
-    """
+    """Stop the job, or have it save first, and remember the verdict; without a job, leave."""
     if not state.goal.has_job:
         return then(log, leave(state, verdict, now))
     verdict = replace(verdict, phase=state.phase.value)
@@ -442,14 +431,14 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     ended = isinstance(event, h.JobHeard) and event.report.ended
     verdict = state.verdict
     if state.goal.by_torchrun:
-        state = shares.expire_silent_shares(state, now)
+        state = retry.expire_silent_shares(state, now)
         ended = state.shares.is_settled
     refusal = event if isinstance(event, h.SubmitWaits) else None
     unknown = isinstance(event, h.NeverSubmitted)
     if ended and is_loss(verdict) and not state.attempt.signaled:
         # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
         # whatever its exit code
-        report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
+        report = retry.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
             verdict = verdict_of(report, state.last_loss)
     never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
@@ -459,7 +448,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return _stop_after_save(state, event, now)
     if state.goal.by_torchrun and verdict.is_jobs_verdict:
         # shares that ended since may have failed earlier
-        verdict = shares.shares_verdict(state)
+        verdict = retry.shares_verdict(state)
     log = (LogLine("the job did not stop in time", "warning"),) if is_late and not ended else ()
     # our own Ray ends with its job; on a given Ray the job may still run, so no attempt follows
     has_stopped = ended or never_ran or not state.goal.ray_is_given

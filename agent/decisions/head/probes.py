@@ -196,11 +196,7 @@ def advance_probes(state: HeadState, turn: Turn) -> Decision:
 
 
 def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Decision:
-    """Order nodes to request a score; `reported` is the worker that sent a report, if any.
-
-    Once the reward server is ready all nodes are asked; each worker that reports later is asked
-    then.
-    """
+    """Order all nodes to request a score once the server is ready, then each that reports later."""
     has_server = any(spec.name == REWARD for spec in state.goal.services)
     home = (has_server and state.service_home(REWARD)) or HERE
     item = state.services.get((home, REWARD))
@@ -340,13 +336,9 @@ def _name_at(state: HeadState, ip: str) -> str:
 
 
 def compare_nodes(state: HeadState, now: float) -> Decision:
-    """Compare the facts of all nodes that count; leave on a conflict.
+    """Compare all nodes that count, and leave on a conflict; else order probes between them.
 
-    Each node's GPUs are compared with Ray's count. If nothing forbids the run, nodes then probe
-    each other's Ray, and no wait depends on that.
-
-    Nodes that were joined by hand have no facts and are not compared. A difference that was
-    logged before an earlier attempt is not logged again.
+    Nodes that were joined by hand have no facts. A difference is not logged twice in a row.
     """
     goal, fleet = state.goal, state.fleet
     state = replace(state, compared_workers=fleet.alive)

@@ -54,8 +54,24 @@ def start_unblocked(state: HeadState, turn: Turn) -> Decision:
         keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
     actions: list[HeadAction] = []
     for key in sorted(keys):
-        state, more = _start_if_unblocked(state, key, turn.now)
-        actions += more
+        item = state.steps.get(key) or state.services.get(key)
+        if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
+            state = replace(state, blocked=state.blocked - {key})
+            continue
+        spec = _spec(state, key)
+        missing = unmet_dependencies(state, key[0], spec.after)
+        if missing:
+            evidence = f"waits for {listed(missing)}"
+            if item.evidence != evidence:
+                state = state.with_item(key, replace(item, evidence=evidence))
+            continue
+        within = spec.within
+        if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
+            within = spec.restarted_within
+        until = turn.now + within
+        item = replace(item, evidence="", started_at=turn.now, deadline=until)
+        state = replace(state.with_item(key, item), blocked=state.blocked - {key})
+        actions.append(_start(state, key))
     return state, tuple(actions)
 
 
@@ -96,25 +112,6 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     else:
         keys = {(state.service_home(name) or "", name)}
     return all(key in abandoned or known.get(key, Item()).step is Step.READY for key in keys)
-
-
-def _start_if_unblocked(state: HeadState, key: Key, now: float) -> Decision:
-    item = state.steps.get(key) or state.services.get(key)
-    if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
-        return replace(state, blocked=state.blocked - {key}), ()
-    spec = _spec(state, key)
-    missing = unmet_dependencies(state, key[0], spec.after)
-    if missing:
-        evidence = f"waits for {listed(missing)}"
-        changed = item.evidence != evidence
-        return state.with_item(key, replace(item, evidence=evidence)) if changed else state, ()
-    within = spec.within
-    if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
-        within = spec.restarted_within
-    until = now + within
-    state = state.with_item(key, replace(item, evidence="", started_at=now, deadline=until))
-    state = replace(state, blocked=state.blocked - {key})
-    return state, (_start(state, key),)
 
 
 def _start(state: HeadState, key: Key) -> HeadAction:

@@ -296,10 +296,7 @@ class HeadState(Value):
     resumes_from: str = ""  # the checkpoint that the recipe resumes from
     earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
     leftovers: Mapping[str, float] = field(default_factory=dict)
-    """Nodes that may still run the previous attempt: by agent id, or by name without an agent.
-
-    The value is the time of the last contact with a node that has no agent.
-    """
+    """What may still run the previous attempt: agent id, or name without one, and last contact."""
     own_leftovers: str | None = None  # what is left of the previous attempt here
     shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
     probes: Probes = field(default_factory=Probes)  # the probes between nodes before the job

@@ -156,7 +156,7 @@ class HeadAgent(Agent):
             )
             if quiet is not None and self.world.rules.job_works:
                 quiet = quiet.with_work_at(now)
-            if quiet is not None and quiet.is_stalled(limit, now):
+            if quiet is not None and quiet.lasts(limit, now):
                 quiet = replace(quiet, is_reported=True)
                 if quiet.has_lost_node:
                     self.inbox.put(attempts.StalledSinceLoss(quiet.attempt, f"{limit:g} s"))
