@@ -18,7 +18,6 @@ from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, d
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-
 # --- credentials ---------------------------------------------------------------------------------
 
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all

@@ -41,10 +41,7 @@ _BARE_AFTER = 2  # Checks that must find GCS open and no agent, before the head 
 
 
 class KeepaliveConnector(aiohttp.TCPConnector):
-    """Sets keepalive options on each connection.
-
-    From 3.12 on aiohttp accepts a socket factory, but images have older versions.
-    """
+    """Sets keepalive options: before 3.12, which images have, aiohttp takes no socket factory."""
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:  # noqa: ANN401 - passed on
         """Open a connection, or reuse one."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
 MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
 MAX_UNTRUSTED_PER_ADDRESS = 1024
 """Limit of untrusted connections from an address that has no trusted one.

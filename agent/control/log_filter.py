@@ -24,10 +24,7 @@ class LogFilter(NamedTuple):
     since: datetime | None = None
 
     def apply(self, text: str, end: datetime) -> tuple[str, bool]:
-        """Return the selected lines, and whether their times were known.
-
-        `end` is when the log was last written: lines of the agent have a time without a date.
-        """
+        """Return the selected lines, and if times are known; `end` is when the log was written."""
         lines = text.splitlines(keepends=True)
         has_times = True
         if self.since is not None:

@@ -61,10 +61,7 @@ class Verifier:
         self._counts: dict[str, int] = {}  # The last counter of each client in this session
 
     def accept(self, authorization: str, method: str, path: str) -> Claim | None:
-        """Return the claim of a request, or None where it is not signed, or not for the first time.
-
-        The body may not be received yet: compare its digest with the claim's.
-        """
+        """Return a new signed request's claim, else None; compare its digest with the body's."""
         scheme, _, fields = authorization.partition(" ")
         parts = fields.split(".")
         if scheme != SCHEME or len(parts) != 5:

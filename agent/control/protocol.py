@@ -58,10 +58,7 @@ class UnreadableError(ValueError):
 
 
 def read(kind: type[V], data: object, tails: str = "") -> V:
-    """Read JSON data as a type; raises ValueError naming the wrong field.
-
-    `tails` is a field with the ends of logs, which keep their line ends.
-    """
+    """Read JSON data; raises ValueError naming the wrong field. Texts in `tails` keep line ends."""
     try:
         found = _cleaned(data)
         if isinstance(data, dict) and isinstance(found, dict) and isinstance(data.get(tails), dict):

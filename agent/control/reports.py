@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import WorkerStats
     from agent.work.torchrun import ShareOrder
 
-
 BASE_LIMIT = 256
 _DEPARTED_SHARE = 8  # One agent in eight may be kept after it has departed
 _CHECK_EVERY = 32  # Agents between two searches for departed ones, which look at all agents
@@ -205,15 +204,13 @@ class Reports:
         return agent is not None and not agent.refusal
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
-        """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
-
-        Without a token anyone can send a report. A hello names the run that the epoch belongs to.
-        """
+        """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
         epoch, run_id = self._reply.epoch, self._reply.run_id
         if report.epoch <= epoch or hello.run_id not in {"", run_id}:
             return False
         latest = max(epoch, int(time.time() * 1000)) + _MAX_CLOCK_AHEAD_MS
         names_run = report.hello is not None and report.hello.run_id == run_id
+        # without a token anyone can send a report; a hello names the run that the epoch belongs to
         if self._has_token and names_run and report.epoch <= latest:
             self._emit(LaterHead(report.epoch, f"{hello.name} follows it"))
         return True

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from agent.control.status import Section
 
-
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
 
 _PER_SECOND = 2
@@ -26,10 +25,7 @@ _MAX_LAST_LINES = 40  # Lines of the last view that are printed to the restored 
 
 
 def rich_view(view: Iterable[Section], height: int) -> Group:
-    """Return a renderable of at most `height` lines, each cut at the terminal's width.
-
-    The last sections are cut: to draw thousands of nodes takes seconds.
-    """
+    """Return at most `height` lines, cut at the width: to draw thousands of nodes takes seconds."""
     parts: list[Text | Table] = []
     for section in view:
         rows = section.rows[: max(0, height - bool(section.title))]

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
     ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
-
 MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
 _LOOP_SHARE = 50.0  # Reading the status takes at most one fiftieth of the loop's time
 ASSETS = {"/page.js": "text/javascript", "/page.css": "text/css", "/page.svg": "image/svg+xml"}
@@ -163,10 +162,7 @@ class Control(NamedTuple):
 
 
 class AgentServer:
-    """The HTTP server of one node's agent.
-
-    `names` are host names of this node besides its IP addresses and its own hostname.
-    """
+    """The HTTP server of one node's agent; `names` are its host names besides its own hostname."""
 
     def __init__(  # noqa: PLR0913 - all by name, most with a default
         self,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Samples = Callable[[Status], Iterable[Sample]]
     Metric = tuple[str, str, str, Samples]
 
-
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
     *("latency", "cost"),

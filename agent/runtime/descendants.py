@@ -22,7 +22,6 @@ from agent.runtime.waiting import NotYet, TimedOutError, until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 T = TypeVar("T")
 
 managed: set[int] = set()  # Their starter waits for them by pid: `reap` must not take their codes

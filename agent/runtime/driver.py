@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from agent.node.gpus import Tool
     from agent.runtime.waiting import BestEffort
 
-
 _MAX_OUTPUT = 1 << 20
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -118,10 +117,7 @@ def any_driver_runs() -> bool:
 
 
 def _jobs_by_leader() -> dict[psutil.Process, str | None]:
-    """Return the processes that a Ray worker started in a session of their own.
-
-    Each has the job id if it is a driver, '' if it is none, and None where that is unknown.
-    """
+    """Return session leaders below Ray's workers, with jobs: '' for none, None if unknown."""
     jobs: dict[psutil.Process, str | None] = {}
     for process in descendants.list_descendants():
         with suppress(psutil.Error, OSError):
@@ -140,13 +136,10 @@ def _jobs_by_leader() -> dict[psutil.Process, str | None]:
 
 
 def kill_leftovers() -> list[str]:
-    """Kill remaining processes of jobs and Ray workers; return their names.
-
-    The agent itself may run in a job, and then has that job's variables.
-    """
+    """Kill remaining processes of jobs and Ray workers; return their names."""
     with suppress(psutil.Error, OSError):
         own, processes = psutil.Process(), descendants.list_descendants()
-        inherited, marked = own.environ(), []
+        inherited, marked = own.environ(), []  # the agent may run in a job, too
         for process in processes:
             with suppress(psutil.Error, OSError):
                 environ = process.environ()
@@ -199,10 +192,7 @@ def not_passed_on(signum: int, why: str) -> str:
 
 
 def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
-    """Return the leader, or below a shell that does not catch the signal, its child.
-
-    Of several children, as in a pipeline, it is the only one that catches the signal.
-    """
+    """Return the leader; if it is a shell without a handler, its only child that may have one."""
     process = leader
     while not _catches(process, signum):
         try:  # the process name of a script is its own

@@ -10,7 +10,6 @@ import socket
 import time
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from agent.base import times
 from agent.base.text import is_ip
@@ -44,7 +43,7 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
         return (host,)
     pending = _lookups.get(host)
     now = time.monotonic()
-    if pending is None or (pending.done() and now - pending.result().at > _REUSE_SECONDS):
+    if pending is None or (pending.done() and now - pending.result()[1] > _REUSE_SECONDS):
         pending = in_background(partial(_answer, host))
         if pending is None:
             return f"{host} cannot be looked up (can't start new thread)"
@@ -54,16 +53,10 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
         return NoDnsAnswer(f"no answer from DNS about {host} so far")
     if _lookups.get(host) is pending:
         del _lookups[host]
-    return pending.result().found
+    return pending.result()[0]
 
 
-class _Answer(NamedTuple):
-    """The result of a lookup: addresses, or why there are none."""
-
-    found: tuple[str, ...] | str
-    at: float
-
-
+_Answer = tuple[tuple[str, ...] | str, float]  # Addresses, or why there are none; and when
 _lookups: dict[str, asyncio.Future[_Answer]] = {}
 
 
@@ -75,7 +68,7 @@ def _answer(host: str) -> _Answer:
         found = f"{host} does not resolve ({why})"
         if getattr(error, "errno", None) == socket.EAI_AGAIN:
             found = NoDnsAnswer(found)
-    return _Answer(found, time.monotonic())
+    return found, time.monotonic()
 
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:

@@ -26,10 +26,7 @@ _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is 
 
 
 class PreambleFilter:
-    """Removes Ray's two lines from a driver's log, also after the driver's first output.
-
-    Ray and the driver write to the same file, in any order (2.60). Anything else is passed on.
-    """
+    """Removes Ray's two lines from a driver's log: both write to that file, in any order (2.60)."""
 
     def __init__(self, job_id: str = "", entrypoint: str = "") -> None:
         """Without an entrypoint, everything is passed on: Ray has written nothing."""

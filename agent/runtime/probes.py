@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from agent.work.services import LivenessCheck, Placeholders, Readiness
 
-
 _MAX_REPLY = 1 << 20
 
 _TRY_DELAYS = (0.0, 0.5, 1.0, 1.5)

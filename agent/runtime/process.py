@@ -34,7 +34,6 @@ from agent.runtime import descendants
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-
 _CHUNK = 1 << 16
 _MAX_LINE = 1 << 22  # Longest line of a piped stdout; the bridge sends all nodes in one
 
@@ -211,10 +210,7 @@ class Child:
         *,
         keep_group: bool = False,
     ) -> Child:
-        """Start a command whose output goes to `log`, a file that may move while it runs.
-
-        The rest of its group is killed when it ends, unless `keep_group`.
-        """
+        """Start a command logged to `log`; its end kills its group unless `keep_group`."""
         process, output = _spawn(name, argv, env, log, piped=False)
         return cls(process.pid, name, output, keep_group=keep_group, popen=process)
 

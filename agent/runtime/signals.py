@@ -24,15 +24,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-
 _MAX_PENDING = 2  # Pending signals of one kind; two, since a second SIGINT has its own meaning
 
 
 def exit_now(code: int) -> None:
-    """Exit within about a second, and flush the log if possible.
-
-    Neither a thread stuck in the resolver nor a pipe without a reader delays it.
-    """
+    """Exit within about a second, despite a thread in the resolver or a pipe without a reader."""
 
     def flush() -> None:  # may block forever
         for stream in (sys.stdout, sys.stderr):

@@ -97,7 +97,7 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
         await network.resolve("pod0", 0.01)
         slow.go.set()
         answer = await network._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
-        assert answer.found == ("10.0.0.1",)
+        assert answer[0] == ("10.0.0.1",)
         monkeypatch.setattr(network, "_REUSE_SECONDS", -1.0)
         assert await network.resolve("pod0", 20) == ("10.0.0.1",)
 
