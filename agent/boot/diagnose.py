@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from agent.record.run_record import AttemptRecord
 
 
-_TAIL = 256 << 10
-"""Bytes read from the end of each log."""
+_TAIL = 256 << 10  # bytes read from the end of each log
 _FULL_BELOW = 1 << 20
 _EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 RAY_LOGS = (
@@ -59,8 +58,7 @@ RAY_LOGS = (
 """Ray's log files that may show why it ended."""
 
 
-_ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"
-"""An actor's id in the error of one that died."""
+_ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"  # an actor's id in the error of one that died
 _MOST_ACTORS = 2
 
 
@@ -114,10 +112,8 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
 class Elsewhere(NamedTuple):
     """Where else than in this node's logs the cause of a failed job may be."""
 
-    logs: tuple[Log, ...] = ()
-    """What other nodes' shares printed about a cause."""
-    nodes: Mapping[str, str] = MappingProxyType({})
-    """The workers' names by address."""
+    logs: tuple[Log, ...] = ()  # what other nodes' shares printed about a cause
+    nodes: Mapping[str, str] = MappingProxyType({})  # the workers' names by address
     link: RayLink | None = None
 
 
@@ -260,10 +256,8 @@ def _newest(paths: Iterable[Path], most: int) -> list[Path]:
     return [path for _, path in sorted(changed, reverse=True)[:most]]
 
 
-_MOST_COMPLAINTS = 8
-"""Number of complaints per worker for which logs are requested."""
-_MOST_ASKED = 64
-"""Number of workers whose logs are requested when the job is stopped."""
+_MOST_COMPLAINTS = 8  # number of complaints per worker for which logs are requested
+_MOST_ASKED = 64  # number of workers whose logs are requested when the job is stopped
 
 
 class WorkerLogs:
@@ -323,13 +317,12 @@ class WorkerLogs:
 
 def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | None = None) -> str:
     """Render a worker's last report as text."""
+    age = max(0.0, now - worker.last_report_at)
     lines = {
         "node": f"{worker.label} at {worker.ip or 'an unknown address'}",
         "state": state.value,
         "goodbye": "" if bye is None else bye.cause,
-        "last report": f"{max(0.0, now - worker.last_report_at):.1f} s before the end"
-        if bye is None
-        else "",
+        "last report": f"{age:.1f} s before the end" if bye is None else "",
         "phase": worker.phase,
         "detail": worker.detail,
         "silent": worker.silent,

@@ -28,7 +28,7 @@ from agent.boot.node_run import (
     watch_until_end,
 )
 from agent.boot.requests import Prober
-from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
+from agent.boot.run_keeper import make_goal, watch_for_later_head
 from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
@@ -86,8 +86,7 @@ class HeadAgent:
         self._placeholders, self._env, self._ray = started.placeholders, started.env, started.ray
         self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
         self._output: OutputCopies | None = None
-        self._secrets: Path | None = None
-        """The file from which the driver reads its secrets."""
+        self._secrets: Path | None = None  # the file from which the driver reads its secrets
         self._bridge_scope = anyio.CancelScope()
         self._state = head.first_state(make_goal(plan, keeper, run.now(), run.finished_steps))
         self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
@@ -134,7 +133,7 @@ class HeadAgent:
             # The decisions get a worker's leaving with its report.
             on_bye=lambda name, bye: run.record(ByeHeard(name, bye.cause, bye.log)),
             ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
-            on_recalled_run=on_recalled_run(keeper, put),
+            on_recalled_run=partial(keeper.recall, put),
             has_token=plan.token is not None,
             most=most,
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
@@ -491,8 +490,7 @@ def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-_AT_ONCE = 128
-"""Concurrent probes: if the head is cut off, all workers become silent together."""
+_AT_ONCE = 128  # concurrent probes: if the head is cut off, all workers become silent together
 
 
 class SilenceWatch:

@@ -166,12 +166,10 @@ class Submission(Value):
 
     entrypoint: Entrypoint
     runtime_env: dict[str, object]
-    messages: tuple[LogLine, ...] = ()
-    """Log lines for the user."""
+    messages: tuple[LogLine, ...] = ()  # log lines for the user
     upload: str = ""
     """The uploaded folder with its number of files and its size, where they were counted."""
-    basis: JobBasis = JobBasis()
-    """What a recipe was sized by."""
+    basis: JobBasis = JobBasis()  # what a recipe was sized by
 
 
 async def read_basis(plan: Plan, state: HeadState) -> JobBasis:

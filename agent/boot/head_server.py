@@ -108,8 +108,7 @@ class RunStatus:
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self.job_lines = JobLines(run.redactor.clean)
-        self.stalls: tuple[Finding, ...] = ()
-        """Findings about attempts that showed no sign of work."""
+        self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}
         """Statistics from workers' reports, by agent."""
 
@@ -276,10 +275,8 @@ class RunStatus:
         )
 
 
-_PART = 256 << 10
-"""Most bytes of a log in one reply."""
-HEAD = "head"
-"""Another name for the head's own node."""
+_PART = 256 << 10  # most bytes of a log in one reply
+HEAD = "head"  # another name for the head's own node
 
 
 class HeadLogs:

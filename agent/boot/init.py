@@ -24,13 +24,10 @@ class Platform(Value, frozen=True):
     """A platform of `init`."""
 
     render: Render
-    recipe: str = "verl-grpo"
-    """What is trained unless the user says otherwise."""
+    recipe: str = "verl-grpo"  # what is trained unless the user says otherwise
     nodes: int = 2
-    rehearsal_gpus: int = 1
-    """The rehearsal uses none, but some platforms rent only nodes with GPUs."""
-    flag: str = ""
-    """The flag that chooses among `variants`; the first is the default."""
+    rehearsal_gpus: int = 1  # the rehearsal uses none, but some platforms rent only nodes with GPUs
+    flag: str = ""  # the flag that chooses among `variants`; the first is the default
     variants: tuple[str, ...] = ("",)
 
 

@@ -167,8 +167,7 @@ def _end(processes: list[psutil.Process]) -> None:
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 _SPILLED = "ray_spilled_objects*"
-KEPT_SESSIONS = 3
-"""Number of ended sessions whose logs are kept."""
+KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
 _MOST_REMOVED = 64
 _MOST_FILES = 10_000
 
@@ -279,14 +278,10 @@ class HeadStart(Value):
 
     placeholders: Placeholders
     env: Mapping[str, str]
-    local_sockets: list[socket.socket]
-    """The agent's port on loopback."""
-    sockets: list[socket.socket]
-    """The agent's port on this node's own address."""
-    refusal: Outcome | None
-    """The refusal of this node's checks; then nothing was started."""
-    ray: Child | None
-    """This node's Ray, where the agent starts it."""
+    local_sockets: list[socket.socket]  # the agent's port on loopback
+    sockets: list[socket.socket]  # the agent's port on this node's own address
+    refusal: Outcome | None  # the refusal of this node's checks; then nothing was started
+    ray: Child | None  # this node's Ray, where the agent starts it
 
 
 async def start_head(

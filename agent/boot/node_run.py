@@ -71,8 +71,7 @@ class NodeStats:
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self._latencies: dict[str, Latency] = {}
-        self.progress: dict[str, str] = {}
-        """The last output line of each running step."""
+        self.progress: dict[str, str] = {}  # the last output line of each running step
         self._share: JobLines | None = None
         self._attempt = 0
 
@@ -180,30 +179,22 @@ class NodeRun:
         left: SurvivingProcesses | None = None,
     ) -> None:
         self.plan, self.redactor, self.folder = plan, redactor, folder
-        self.started = started
-        """When the agent started, on the machine's monotonic clock."""
-        self.run_id = run_id
-        """The node's run; '' on a worker that has no reply of the head yet."""
+        self.started = started  # when the agent started, on the machine's monotonic clock
+        self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
         self.on_end: Callable[[Outcome], None] = lambda _: None
         """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
         """Makes an end that restarts would only repeat a verdict."""
-        self.outages: Sequence[OutageRecord] = ()
-        """Outages of services, for outcome.json."""
-        self.cost: float | None = None
-        """Dollars of all nodes so far, on a head that has a price."""
-        self.bundle: str | None = None
-        """The failure bundle's file name, '' if writing it failed."""
-        self.output_begins = 0
-        """Offset in job.log of the current attempt's output."""
+        self.outages: Sequence[OutageRecord] = ()  # outages of services, for outcome.json
+        self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
+        self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
+        self.output_begins = 0  # offset in job.log of the current attempt's output
         self._phase = ""
-        self.surviving = left
-        """The processes of a killed agent that this one replaces."""
+        self.surviving = left  # the processes of a killed agent that this one replaces
         own = folder.own if left is None else folder.own.continuing(left.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
-        self.best_effort = BestEffort()
-        """Runs optional tasks: their failures never end the run."""
+        self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         self.memory = MemoryWatch()
         self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
@@ -384,8 +375,7 @@ _POLLED = (h.JobHeard, h.RayNodes)
 _WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
 """Events of pending waits, of which several may alternate."""
 _MOST_WAIT_EVENTS = 16
-_MOST_NODES = 256
-"""Up to this many nodes, GCS's node list is recorded in full."""
+_MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
 
 
 class EventFilter:
@@ -442,8 +432,7 @@ def _reported_state(one: Worker) -> tuple[object, ...]:
     return (*plain, one.items, one.answers, one.notice is None)
 
 
-_MOST = 32
-"""At most this many distinct errors are logged."""
+_MOST = 32  # at most this many distinct errors are logged
 
 
 class Guard(Generic[S, E, A]):

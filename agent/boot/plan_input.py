@@ -53,12 +53,7 @@ from agent.work.job import checkpoint_owner
 from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
-from agent.work.torchrun import (
-    command_fault,
-    leading_python,
-    torchrun_arguments,
-    torchrun_problems,
-)
+from agent.work.torchrun import command_fault, leading_python, torchrun_arguments, torchrun_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -250,23 +245,21 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         "AGENT_TRAIN_DATA": settings.train_data,
         "AGENT_EVAL_DATA": settings.eval_data,
     }
-    columns = _in_time(lambda: columns_of(settings.train_data or ""))
     missing = _in_time(
         lambda: {name: one for name, one in inputs.items() if one and is_missing(one)}
     )
     facts = replace(
         facts,
         framework=pythons.find_framework(known.framework, facts.job_python, starts_in),
-        data_columns=columns,
+        data_columns=_in_time(lambda: columns_of(settings.train_data or "")),
         missing_inputs=missing or {},
     )
     folder = checkpoint_folder(settings, loaded.command)
     mount = _in_time(lambda: (mount_of(folder),))
-    sizes = (
-        None if mount is None else _in_time(lambda: (free_at(folder), weights_in(settings.model)))
-    )
-    if mount is not None:
-        facts = replace(facts, checkpoints=mount[0])
+    if mount is None:
+        return facts
+    facts = replace(facts, checkpoints=mount[0])
+    sizes = _in_time(lambda: (free_at(folder), weights_in(settings.model)))
     if sizes is not None:
         facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts

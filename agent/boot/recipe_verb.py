@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from agent.settings.jobs import KnownJob
 
-_PYTHON = "python3"
-"""First word of the printed command, valid on any machine."""
+_PYTHON = "python3"  # first word of the printed command, valid on any machine
 
 
 def command_json(made: Command) -> str:

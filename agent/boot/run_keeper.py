@@ -112,27 +112,6 @@ async def watch_for_later_head(
     send(LaterHead(epoch, "run.json has its epoch"))
 
 
-def on_recalled_run(
-    keeper: RunKeeper, send: Callable[[RunRemembered], None]
-) -> Callable[[Hello, int], bool]:
-    """Return the callback for hellos of workers that outlived their head.
-
-    It sends the run that such a worker remembers, and returns whether it did: not without a proof
-    that the run is of this job, nor where this disk has the run's record, which is better. `epoch`
-    is the last that the worker followed.
-    """
-
-    def recall(hello: Hello, epoch: int) -> bool:
-        run_id, attempt, record = hello.run_id, hello.attempt, keeper.record
-        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
-        if hello.fingerprint != proof or keeper.has_record_of(run_id):
-            return False
-        send(RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
-        return True
-
-    return recall
-
-
 class RunKeeper:
     """The record of this run: resumed from an earlier head, or new.
 
@@ -245,6 +224,19 @@ class RunKeeper:
         if run_id == self.record.run_id:
             return bool(self.record.attempts)
         return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
+
+    def recall(self, send: Callable[[RunRemembered], None], hello: Hello, epoch: int) -> bool:
+        """Send the run of a worker that outlived its head; return whether it is sent.
+
+        It is not without a proof that the run is of this job, nor where this disk has a record of
+        it. `epoch` is the last that the worker followed.
+        """
+        run_id, attempt, record = hello.run_id, hello.attempt, self.record
+        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
+        if hello.fingerprint != proof or self.has_record_of(run_id):
+            return False
+        send(RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
+        return True
 
     def later_epoch(self, own: RunRecord | None = None) -> int:
         """Return the epoch of a later head that wrote this run's record; 0 for none."""

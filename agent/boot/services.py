@@ -218,8 +218,7 @@ def _mark(marker: Path, name: str) -> None:
         say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
 
 
-_LONGEST_END = 1 << 20
-"""Bytes of the output's end that are searched for torchrun's failure report."""
+_LONGEST_END = 1 << 20  # bytes of the output's end that are searched for torchrun's failure report
 
 
 class LocalShare:

@@ -46,8 +46,7 @@ BUSY, STACKS = "how busy", "process stacks"
 """Diagnostics that a worker sends like a log; no service has such a name."""
 DIAGNOSTICS = (BUSY, STACKS)
 IDLE = "idle"
-_MOST_LINES = 60
-"""Most lines of one node's stacks in the log."""
+_MOST_LINES = 60  # most lines of one node's stacks in the log
 _FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
 
@@ -96,8 +95,7 @@ def log_stacks(node: str, text: str, where: str) -> None:
         say(f"stacks of {node}: {line}")
 
 
-_MOST_IDLE_NODES = 8
-"""Most nodes whose stacks are logged; the file has all."""
+_MOST_IDLE_NODES = 8  # most nodes whose stacks are logged; the file has all
 _REMEDY = (
     "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
     "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is logged"

@@ -234,18 +234,14 @@ _OPTIONS: dict[str, Sequence[Option]] = {
     ),
     "completion": (_value("shell", "SHELL", ", ".join(SHELLS), name_among("shell", SHELLS)),),
 }
-_EPILOGS = {
-    "run": _OF_RUN,
-    "completion": 'bash and zsh: eval "$(pod-agent completion bash)"',
-}
+_EPILOGS = {"run": _OF_RUN, "completion": 'bash and zsh: eval "$(pod-agent completion bash)"'}
 
 
 class VerbParser(argparse.ArgumentParser):
     """A parser that remembers its options, for suggestions and completion."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as argparse has it
-        self.flags: dict[str, str] = {}
-        """The help of each option by its name."""
+        self.flags: dict[str, str] = {}  # the help of each option by its name
         super().__init__(**{**options, "allow_abbrev": False})
 
     def add_argument(self, *names: Any, **about: Any) -> argparse.Action:  # noqa: ANN401 - same

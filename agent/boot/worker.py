@@ -144,8 +144,7 @@ class WorkerAgent:
         # Ray would send the token in clear to a head without an agent.
         has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
         sends_token = plan.token is not None and plan.own_ray is not None and not has_tls
-        self._reply: Reply | None = None
-        """The head's last reply, for the hello to a restarted head."""
+        self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
         self._link = HeadLink(
             *(host, plan.ports.agent, plan.ports.gcs, plan.token),
             lambda: make_hello(plan, self._reply, run.redactor.clean),
@@ -169,11 +168,9 @@ class WorkerAgent:
         self._state = worker.first_state(goal, surviving_ray(run), has_agent=head_had_agent(run))
         self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
         self._requests = HeadRequests(run)
-        self._log_tail: str | None = None
-        """The end of the log; the goodbye is sent once it is set."""
+        self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
         self._own_ip = ""
-        self._ray_ip = ""
-        """The address with which this node's Ray was started."""
+        self._ray_ip = ""  # the address with which this node's Ray was started
         self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:

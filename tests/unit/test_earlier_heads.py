@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from agent.boot.head_server import first_reply
-from agent.boot.run_keeper import RunKeeper, on_recalled_run
+from agent.boot.run_keeper import RunKeeper
 from agent.control.client import HeadLink
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
@@ -60,7 +61,7 @@ class Head:
 
         first = await first_reply(keeper, keeper.next_attempt, 6379)
         expected = Expected(None, "", "", "")
-        memory = on_recalled_run(keeper, tell)
+        memory = partial(keeper.recall, tell)
         reports = Reports(
             first, expected, lambda _: None, anyio.current_time, on_recalled_run=memory
         )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind
 from agent.boot.head_server import first_reply
-from agent.boot.run_keeper import RunKeeper, on_recalled_run
+from agent.boot.run_keeper import RunKeeper
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
@@ -112,7 +112,7 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
 def recalled(keeper: RunKeeper, hello: Hello, epoch: int) -> h.RunRemembered | None:
     """Return the run that a hello recalls to a head, if it is taken for one."""
     sent: list[h.RunRemembered] = []
-    assert on_recalled_run(keeper, sent.append)(hello, epoch) == bool(sent)
+    assert keeper.recall(sent.append, hello, epoch) == bool(sent)
     return sent[0] if sent else None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from agent.boot.head import SilenceWatch, probe_nodes
 from agent.boot.head_server import count_possible_callers, first_reply, make_expected
-from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
+from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.control.protocol import Report, protocol_mismatch
 from agent.control.reports import RankAssignment, Reports, agent_limit
 from agent.decisions import attempts, head
@@ -124,7 +125,7 @@ class HeadAgent(Agent):
             await first_reply(self.keeper, number, plan.ports.gcs),
             *(make_expected(plan, self.keeper), self.inbox.put, now),
             ranks=RankAssignment(self.keeper.record.ranks, self.keeper.record_ranks, most),
-            on_recalled_run=on_recalled_run(self.keeper, self.inbox.put),
+            on_recalled_run=partial(self.keeper.recall, self.inbox.put),
             has_token=self.world.setup.has_token,
             most=most,
             is_needed=lambda key: is_worker_needed(self.state, key, now()),
