@@ -24,8 +24,7 @@ class Bridge:
     """Watches Ray's nodes and one job, and sends an event for every change."""
 
     def __init__(self, gcs: str, dashboard: str) -> None:
-        self._gcs = gcs
-        self._dashboard = dashboard
+        self._gcs, self._dashboard = gcs, dashboard
         # Anything else printed in this process goes to the log, not between the events.
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
@@ -248,8 +247,7 @@ class ResumableCopy:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._written = 0
-        self._position = 0
+        self._written = self._position = 0
 
     def restart(self) -> None:
         """Note that the stream starts from its beginning."""

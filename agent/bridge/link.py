@@ -76,10 +76,7 @@ class RayLink:
                     await self._child.stop(0.5)
 
     async def _start(self) -> Child:
-        """Start a bridge; retry without end, since a running job does not need it.
-
-        The deadlines of the head's waits end this.
-        """
+        """Start a bridge; retry until a deadline of the head: a running job does not need it."""
         pause = times.BRIDGE_PAUSE
         while True:
             try:
@@ -102,10 +99,7 @@ class RayLink:
         mirror: Path | None = None,
         upload: str = "",
     ) -> None:
-        """Submit and follow a job; write its output to `mirror` if given.
-
-        `upload` names its working_dir and the measured size, for the log.
-        """
+        """Submit and follow a job, as `follow` does; `upload`: its working_dir and size, to log."""
         if upload:
             say(f"uploading {upload}")
             self._uploads[job_id] = upload, time.monotonic()

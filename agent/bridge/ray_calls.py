@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
+_RESOURCES = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20
 _ACTOR_LIMIT, _LOG_LINES = 3, 300
@@ -40,24 +41,24 @@ class Gcs:
 
     def nodes(self) -> list[dict[str, object]]:
         """Return all nodes, dead ones included, with the fields of RayNode."""
-        return [
-            {
+        found = []
+        for node_id, info in self._call("get_all_node_info").items():
+            node = {
                 "node_id": node_id.hex(),
                 "ip": info.node_manager_address,
                 "port": info.node_manager_port,
                 "alive": info.state == 0,
                 "is_head": info.is_head_node,
-                **_resources(dict(info.resources_total)),
             }
-            for node_id, info in self._call("get_all_node_info").items()
-        ]
+            total = dict(info.resources_total)
+            node |= {ours: float(total.get(theirs, 0.0)) for ours, theirs in _RESOURCES.items()}
+            found.append(node)
+        return found
 
     def job(self, job_id: str) -> dict[str, object] | None:
         """Return the state of a job, which its supervisor writes; None if it has none."""
         found = self._call("internal_kv_get", f"_ray_internal_job_info_{job_id}".encode(), b"job")
-        if not found:
-            return None
-        return _report(json.loads(found))
+        return _report(json.loads(found)) if found else None
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
         client = self._client or import_ray()[0](address=self._address)
@@ -65,12 +66,6 @@ class Gcs:
         result = getattr(client, name)(*arguments, timeout=times.GCS_CALL)
         self._client = client
         return result
-
-
-def _resources(total: Mapping[str, float]) -> dict[str, float]:
-    """Return a node's GPUs, CPUs and memory."""
-    names = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
-    return {ours: float(total.get(theirs, 0.0)) for ours, theirs in names.items()}
 
 
 class Jobs:
@@ -148,10 +143,7 @@ def last_finished(dashboard: str) -> float | None:
 
 
 def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, str]]:
-    """Return why Ray believes that actors died, and the ends of their own logs, on any node.
-
-    Tried on Ray 2.60.
-    """
+    """Return why Ray believes that actors died, with the ends of their logs; tried on Ray 2.60."""
     from ray.util.state import get_actor, get_log  # noqa: PLC0415 - Ray is imported as late as can be
 
     found = []

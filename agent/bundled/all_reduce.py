@@ -41,17 +41,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     add("--port", type=int, required=True)
     add("--node", type=int, required=True, help="index of this node, from 0")
     gpus = "GPUs of each node, such as 8,8,4; 0,0: use CPUs"
-    add("--gpus", type=numbers_in, required=True, help=gpus)
+    add("--gpus", type=lambda text: [*map(int, text.split(","))], required=True, help=gpus)
     add("--within", type=float, required=True, help="seconds in total")
     add("--out", required=True, help="JSON file for the result")
     add("--host", action="store_true", help="serve the store")
     add("--local-rank", type=int, help=argparse.SUPPRESS)
     return made.parse_args(argv)
-
-
-def numbers_in(text: str) -> list[int]:
-    """Parse a list of numbers: 8,8,4."""
-    return [int(word) for word in text.split(",")]
 
 
 def processes(gpus: Sequence[int]) -> list[int]:

@@ -73,10 +73,7 @@ ScoredItem = tuple[str, "str | None", "str | float | None"]
 
 
 def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
-    """Return the texts of a body, and whether the reply is one bare number.
-
-    Raises BadRequestError, which names the field.
-    """
+    """Return the texts of a body, and whether the reply is one number; or raise BadRequestError."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -142,10 +139,7 @@ class Scorer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, read_request, body)
 
     async def score(self, batch: list[ScoredItem]) -> tuple[list[maths.Grade], set[int]]:
-        """Score a batch in order; return too what math-verify left undecided.
-
-        Raises NoVerdictError if time runs out.
-        """
+        """Return grades in order, and what is undecided; raise NoVerdictError if time runs out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
         scored: list[maths.Grade] = []
@@ -289,8 +283,6 @@ def _cannot_listen(problem: OSError, host: str, port: int) -> str:
     # Python 3.13's asyncio skips addresses that do not exist; with none left, errno is None
     if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
         return f"{host} is no address of this machine: give one that it owns with --host"
-    if problem.errno == errno.EACCES:
-        return f"port {port} needs root: choose one from 1024 on with --port"
     return f"cannot listen on {host}:{port}: {problem}"
 
 

@@ -240,10 +240,7 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
 
 
 def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallback
-    """Return a callback that prints one line per step, and saves at the end of a requested one.
-
-    A checkpoint needs all processes, so they agree after each step.
-    """
+    """Return a callback that prints one line per step, and saves at the end of a requested one."""
     import torch  # noqa: PLC0415 - as above
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
@@ -261,6 +258,7 @@ def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCal
             was_requested = requested.is_set()
             if was_requested:  # a request that follows this line stays for the next step
                 requested.clear()
+            # A checkpoint needs all processes, so they agree after each step.
             wanted = torch.tensor([int(was_requested)], device=args.device)
             if torch.distributed.is_initialized():
                 torch.distributed.all_reduce(wanted, torch.distributed.ReduceOp.MAX)

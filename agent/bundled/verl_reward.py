@@ -33,11 +33,7 @@ _LATER = {408, 425, 429}  # statuses to retry after; any other 4xx means that th
 
 
 class _NotYetError(Exception):
-    """A temporary failure, and the seconds the server asks to wait."""
-
-    def __init__(self, why: str, pause: float = 0.0) -> None:
-        super().__init__(why)
-        self.pause = pause
+    """A temporary failure of the server; its arguments: why, and the seconds it asks to wait."""
 
 
 class _WrongReplyError(Exception):
@@ -101,10 +97,10 @@ class _Asker:
                         raise RuntimeError(self._sentence(f"{problem}, {wrong} times")) from None
                     least = 0.0
                 except _NotYetError as problem:
-                    least = problem.pause
+                    last, least = problem.args
                     silent = loop.time() - began
                     if silent + least >= self._within:
-                        why = f"no reward for {silent:.0f} s, the last time: {problem}"
+                        why = f"no reward for {silent:.0f} s, the last time: {last}"
                         raise RuntimeError(self._sentence(why)) from None
                 # Jittered, so that a thousand retries do not arrive at the same time.
                 await asyncio.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
@@ -119,9 +115,9 @@ class _Asker:
         except aiohttp.InvalidURL:
             raise RuntimeError(self._sentence("has an invalid URL")) from None
         except asyncio.TimeoutError as problem:
-            raise _NotYetError(str(problem) or f"no reply within {limit:.0f} s") from None
+            raise _NotYetError(str(problem) or f"no reply within {limit:.0f} s", 0.0) from None
         except (aiohttp.ClientError, OSError) as problem:
-            raise _NotYetError(str(problem) or type(problem).__name__) from None
+            raise _NotYetError(str(problem) or type(problem).__name__, 0.0) from None
 
     def _reward(self, reply: aiohttp.ClientResponse, text: str) -> float:
         if 400 <= reply.status < 500 and reply.status not in _LATER:

@@ -49,10 +49,7 @@ def start_thread(act: Callable[[], object]) -> threading.Thread | None:
 
 
 def run_within(limit: float, act: Callable[[], T]) -> T | None:
-    """Return a result from a thread; None if it takes longer than `limit` seconds.
-
-    `act` handles its own errors. If no thread can be started, it runs in this one.
-    """
+    """Return a result from a thread, or from this one without threads; None after `limit` s."""
     results: list[T] = []
     thread = start_thread(lambda: results.append(act()))
     if thread is None:

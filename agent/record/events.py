@@ -230,10 +230,7 @@ class EventRecorder:
         return file
 
     def _line(self, event: object) -> str:
-        """Return the line of an event, or of an `Unrecorded` in its place.
-
-        It is ASCII, so that no text in it breaks the line.
-        """
+        """Return an event, or an `Unrecorded` in its place, in ASCII: no text breaks the line."""
         at, name = round(self._clock(), 3), wire_name(type(event))
         try:
             line = json.dumps(to_json(at, event, self._clean), allow_nan=False)
@@ -280,8 +277,7 @@ class WaitLog:
     def __init__(
         self, record: Callable[[Waited | WaitsOver], None], say: Callable[[str], None]
     ) -> None:
-        self._record = record
-        self._say = say
+        self._record, self._say = record, say
         self._logged: dict[str, _LoggedWait] = {}
         self._due: float | None = None
 

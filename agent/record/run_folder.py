@@ -193,12 +193,11 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
 
 def write_mark(folder: str, mark: CheckpointOwner) -> str:
     """Write the owner of a checkpoint folder into it; return an error, or ''."""
-    failure: OSError | None
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        failure = write_atomically(Path(folder) / CHECKPOINT_FILE, mark.text(), public=True)
     except OSError as error:
-        failure = error
+        return error_text(error)
+    failure = write_atomically(Path(folder) / CHECKPOINT_FILE, mark.text(), public=True)
     return "" if failure is None else error_text(failure)
 
 
