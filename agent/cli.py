@@ -59,18 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report_failure(code: int, *lines: str) -> int:
     """Print an error within a time limit, since stderr may block; return the code."""
-    printed = False
 
-    def report() -> None:
-        nonlocal printed
+    def report() -> bool:
         with suppress(OSError):
             redactor = redactor_for(os.environ, None)
             print(*map(redactor.clean, lines), sep="\n", file=sys.stderr, flush=True)
-            printed = True
+            return True
+        return False
 
     finish_all()  # earlier log lines come first
-    run_within(times.FLUSH, report)
-    if not printed:  # a normal exit would block on stderr, or end with 120
+    if not run_within(times.FLUSH, report):  # a normal exit would block on stderr, or end with 120
         exit_now(code)
     parent.send_exit_code(code)  # a slow disk may block one of our threads
     return code

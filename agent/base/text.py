@@ -113,10 +113,9 @@ def is_public(address: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address always means the local machine."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    if not is_ip(host):
         return host == "localhost" or host.endswith(".localhost")
+    address = ipaddress.ip_address(host)
     return address.is_loopback or address.is_unspecified
 
 

@@ -146,5 +146,5 @@ def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) ->
         return {}
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     own = ["localhost", "127.0.0.1", node_ip, head_ip]
-    entries = list(dict.fromkeys([*filter(None, given.split(",")), *own]))
-    return {"no_proxy": ",".join(entries), "NO_PROXY": ",".join(entries)}
+    entries = ",".join(dict.fromkeys([*filter(None, given.split(",")), *own]))
+    return {"no_proxy": entries, "NO_PROXY": entries}

@@ -144,10 +144,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 def _planned_recipe(
     node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
 ) -> RecipeJob | None:
-    """Plan the recipe for the expected nodes; raises SettingsError if no cluster fits it.
-
-    Every node plans it, since each sets the recipe's environment variables.
-    """
+    """Plan the recipe, on every node for its variables; raises SettingsError if no nodes fit it."""
     settings, topology, facts = node.settings, node.topology, node.facts
     known = known_job(settings, command)
     if known is None or topology.is_idle:
@@ -235,15 +232,13 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 def _steps(
     node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
 ) -> tuple[PrepareStep, ...]:
-    """Return the prepare steps of the run, including this node's fetch of the model.
-
-    A node that only runs a service needs no model, unless the service depends on it.
-    """
+    """Return the prepare steps of the run, including this node's fetch of the model."""
     settings, topology, facts = node.settings, node.topology, node.facts
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
     named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
+    # a node that only runs services needs no model, unless one of them depends on it
     is_wanted = not alone or any(MODEL in word for word in named)
     if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
         fetch = fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
@@ -253,10 +248,7 @@ def _steps(
 def _processes(
     launch: Launch, topology: Topology, ray: OwnRay, job: Job | None, *, has_ray: bool
 ) -> Iterator[PlannedProcess]:
-    """Yield the agent's own processes here: Ray, on the head the bridge to it, the all-reduce.
-
-    torchrun is not among them: the head orders it once all nodes have joined.
-    """
+    """Yield the agent's own processes here; not torchrun, which the head orders after the joins."""
     settings, facts = ray.settings, ray.facts
     if has_ray and not topology.is_idle and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
@@ -309,14 +301,6 @@ def _notes(node: CheckedNode, environ: Mapping[str, str], job: Job | None) -> It
 
 _EVERYWHERE = "every interface (Ray's choice)"
 _NEAR = f"{NODE_IP}, 127.0.0.1"
-_RAY_ON_EVERY_NODE = (
-    ("node_manager", "Ray node manager", _EVERYWHERE),
-    ("object_manager", "Ray object manager", _EVERYWHERE),
-    ("dashboard_agent", "Ray dashboard agent", _NEAR),
-    ("dashboard_agent_grpc", "Ray dashboard agent (gRPC)", _EVERYWHERE),
-    ("runtime_env_agent", "Ray runtime_env agent", NODE_IP),
-)
-"""Ray's listeners on every node: the name of the port, process and address."""
 
 
 def _listeners(
@@ -336,12 +320,19 @@ def _listeners(
         everywhere, ranks = "every interface (torch's)", "(NCCL, gloo)"
         yield from _of_ranks(topology, ports.gcs, "torchrun's rendezvous", everywhere, ranks)
     elif is_ours:
+        on_every_node = (
+            ("node_manager", "Ray node manager", _EVERYWHERE),
+            ("object_manager", "Ray object manager", _EVERYWHERE),
+            ("dashboard_agent", "Ray dashboard agent", _NEAR),
+            ("dashboard_agent_grpc", "Ray dashboard agent (gRPC)", _EVERYWHERE),
+            ("runtime_env_agent", "Ray runtime_env agent", NODE_IP),
+        )
         of_head = (
             ("gcs", "Ray GCS", _EVERYWHERE),
             ("dashboard", "Ray dashboard", ray.dashboard_host),
             ("client", "Ray client", _NEAR),
         )
-        for port, who, bind in (*(of_head if topology.is_head else ()), *_RAY_ON_EVERY_NODE):
+        for port, who, bind in (*(of_head if topology.is_head else ()), *on_every_node):
             yield Listener(str(getattr(ports, port)), who, bind, guard)
         yield Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)")
         workers = f"{ports.first_worker}-{ports.last_worker}"
@@ -378,15 +369,11 @@ def port_clashes(
 def _ports_here(
     settings: Settings, base: PortBase, given: GivenRay | None, *, joins_ray: bool = True
 ) -> tuple[dict[str, int], tuple[int, int] | None]:
-    """Return the ports that a node listens on besides its services, and those of Ray's workers.
-
-    Beside a Ray on another machine only the agent listens here; without Ray, torchrun uses the
-    port of GCS.
-    """
+    """Return the ports that a node listens on besides its services, and those of Ray's workers."""
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     if launcher(settings, None) == TORCHRUN:
         return {"rendezvous": ports.gcs, "agent": ports.agent}, None
-    if not joins_ray or (given is not None and given.session is None):
+    if not joins_ray or (given is not None and given.session is None):  # no Ray here
         return {"agent": ports.agent}, None
     return single_ports(ports), (ports.first_worker, ports.last_worker)
 

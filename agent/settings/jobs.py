@@ -65,9 +65,7 @@ BY_NAME = {job.name: job for job in JOBS}
 
 def known_job(settings: Settings, command: tuple[str, ...] | None) -> KnownJob | None:
     """Return the chosen recipe; None for a command after `--`, or for no job."""
-    if command is not None:
-        return None
-    return BY_NAME.get(settings.job or DEFAULT)
+    return None if command is not None else BY_NAME.get(settings.job or DEFAULT)
 
 
 def reward_model(settings: Settings) -> str:

@@ -146,10 +146,7 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
 
 
 def _name_with_shared_words(name: str) -> str:
-    """Return the known name that shares most words with an unknown one, or ''.
-
-    DATASET shares DATA.
-    """
+    """Return the known name that shares most words (DATASET shares DATA), or ''."""
     words, best, most = name.removeprefix(_PREFIX).split("_"), "", 0.0
     long = [word for word in words if len(word) >= _SHORTEST_WORD]
     for known in model.VARIABLES:
