@@ -22,7 +22,6 @@ from agent.decisions.attempts import FailureCause
 from agent.decisions.causes.find import ACTOR_WITHOUT_A_WORD, Again, Diagnosis, Log, Weight, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
-from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import OrderKind, Step
 from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import Bye
     from agent.control.reports import Reports
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import HeadEvent, HeadState
     from agent.node.facts import Facts
     from agent.record.run_record import AttemptRecord
 
@@ -268,7 +266,7 @@ class WorkerLogs:
         self._complaints: dict[str, list[str]] = {}
 
     def request_logs(
-        self, event: HeadEvent, before: HeadPhase, state: HeadState, reports: Reports
+        self, event: h.HeadEvent, before: h.HeadPhase, state: h.HeadState, reports: Reports
     ) -> None:
         """Order logs when a worker reports a new error, or a failing run stops."""
         ray = () if self._run.plan.own_ray is None else ("ray",)
@@ -286,14 +284,14 @@ class WorkerLogs:
                 of_ray = ray if worker.error else ()
                 for name in ("agent", *of_ray, *(item.name for item in lost)):
                     reports.order(worker.key, OrderKind.SEND_LOG, name)
-        begins_to_stop = state.phase is HeadPhase.STOPPING and before is not HeadPhase.STOPPING
+        begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
         if begins_to_stop and state.verdict is not None and state.verdict.is_failure:
             present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
             for worker in islice(present, _MOST_ASKED):
                 for name in ("agent", *ray):
                     reports.order(worker.key, OrderKind.SEND_LOG, name)
 
-    def bundle_parts(self, state: HeadState, reports: Reports) -> Iterator[BundlePart]:
+    def bundle_parts(self, state: h.HeadState, reports: Reports) -> Iterator[BundlePart]:
         """Yield the workers' logs and reports; workers without a goodbye come first."""
         clean, now, taken = self._run.redactor.clean, self._run.now(), {bundle_folder(self._run)}
         status, fleet = self._status, state.fleet

@@ -38,7 +38,6 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
-from agent.decisions.head.state import NodesAsked, WorkerSilent
 from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, Step, StopAsked
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
@@ -497,7 +496,7 @@ class SilenceWatch:
     """Probes each worker that stopped reporting, once, and sends the result."""
 
     def __init__(
-        self, reports: Reports, ports: Ports, send: Callable[[WorkerSilent], None]
+        self, reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
     ) -> None:
         self._reports, self._ports, self._send = reports, ports, send
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
@@ -540,13 +539,13 @@ class SilenceWatch:
                 probe, "ray", partial(port_answers, ip, self._ports.node_manager, limit)
             )
         if found["agent"] and self._reports.mark_silent(key):
-            self._send(WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
+            self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 
 
 _NODES_AT_ONCE = 256
 
 
-async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:
+async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], None]) -> None:
     """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
 
     GCS needs 15 s to miss a node; the kernel of a live node answers at once.
@@ -565,4 +564,4 @@ async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], No
             for ip, name in fleet.alive.items():
                 for port in fleet.raylet_ports.get(ip, ()):
                     tasks.start_soon(probe_port, ip, name, port)
-    send(NodesAsked(job_id, dict(silent)))
+    send(h.NodesAsked(job_id, dict(silent)))

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import state as h
-from agent.decisions.head.state import LaterHead, RunRemembered
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, access, iso_time, safe_name
@@ -98,7 +97,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
 
 
 async def watch_for_later_head(
-    run: NodeRun, keeper: RunKeeper, send: Callable[[LaterHead], None]
+    run: NodeRun, keeper: RunKeeper, send: Callable[[h.LaterHead], None]
 ) -> None:
     """Read the run's record at intervals; send an event once a later head wrote it."""
     read = partial(anyio.to_thread.run_sync, keeper.later_epoch, abandon_on_cancel=True)
@@ -109,7 +108,7 @@ async def watch_for_later_head(
 
     pause = times.RUN_RECORD_CHECK
     epoch = await until(look, None, step=pause, longest=pause)
-    send(LaterHead(epoch, "run.json has its epoch"))
+    send(h.LaterHead(epoch, "run.json has its epoch"))
 
 
 class RunKeeper:
@@ -225,7 +224,7 @@ class RunKeeper:
             return bool(self.record.attempts)
         return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
 
-    def recall(self, send: Callable[[RunRemembered], None], hello: Hello, epoch: int) -> bool:
+    def recall(self, send: Callable[[h.RunRemembered], None], hello: Hello, epoch: int) -> bool:
         """Send the run of a worker that outlived its head; return whether it is sent.
 
         It is not without a proof that the run is of this job, nor where this disk has a record of
@@ -235,7 +234,7 @@ class RunKeeper:
         proof = proof_of(record.fingerprint, run_id, attempt, epoch)
         if hello.fingerprint != proof or self.has_record_of(run_id):
             return False
-        send(RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
+        send(h.RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
         return True
 
     def later_epoch(self, own: RunRecord | None = None) -> int:

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
 
     from agent.control.reports import Reports
-    from agent.decisions.head.state import HeadState
     from agent.runtime.output import ByteSink
     from agent.work.recipes.recipe import JobBasis
 
@@ -367,7 +366,7 @@ class TorchrunLink:
         await anyio.sleep_forever()
 
     async def launch(
-        self, state: HeadState, reports: Reports, reward_ip: str, basis: JobBasis
+        self, state: h.HeadState, reports: Reports, reward_ip: str, basis: JobBasis
     ) -> OutputCopies:
         """Start every node's share of the attempt; return this node's output."""
         number, nodes = state.attempt.number, state.shares.sizes

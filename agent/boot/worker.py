@@ -28,7 +28,6 @@ from agent.control.sockets import bind
 from agent.decisions import worker
 from agent.decisions.values import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import SurvivingRay, WorkerPhase
 from agent.node.read import source_towards
 from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
@@ -50,13 +49,12 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.base.value import Addresses
-    from agent.decisions.worker.state import WorkerState
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.runtime.process import Child
 
 
-def surviving_ray(run: NodeRun) -> SurvivingRay | None:
+def surviving_ray(run: NodeRun) -> w.SurvivingRay | None:
     """Return a killed agent's Ray that can be kept; None if there is none of an agent's head."""
     if run.surviving is None or not run.surviving.has_ray:
         return None
@@ -64,7 +62,7 @@ def surviving_ray(run: NodeRun) -> SurvivingRay | None:
     if not (was.epoch and was.attempt and was.head_ip and id_):
         return None
     unreached = run.run_time(was.unreached or None)
-    return SurvivingRay(was.epoch, was.head_ip, id_, was.attempt, unreached)
+    return w.SurvivingRay(was.epoch, was.head_ip, id_, was.attempt, unreached)
 
 
 def head_had_agent(run: NodeRun) -> bool:
@@ -72,12 +70,12 @@ def head_had_agent(run: NodeRun) -> bool:
     return run.surviving is not None and run.surviving.record.epoch > 0
 
 
-def record_reachability(run: NodeRun, before: WorkerState, after: WorkerState) -> None:
+def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
     """Record since when the head is out of reach, for an agent that replaces this one.
 
     The epoch is recorded from the first reply on: it shows that the head has an agent.
     """
-    if after.phase is WorkerPhase.FINDING and after.epoch != before.epoch:
+    if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
         run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
     if before.unreached_since != after.unreached_since:
         since = after.unreached_since
