@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     from agent.node.facts import Facts
 
-    Nodes = Sequence[tuple[str, Facts]]
-    """Name and facts of each node, the head's first."""
-    Values = Sequence[tuple[str, str]]
-    """The name of each node and its value."""
+    Nodes = Sequence[tuple[str, Facts]]  # name and facts of each node, the head's first
+    Values = Sequence[tuple[str, str]]  # the name of each node and its value
 
 _ABSENT, _UNSET = "not installed", "not set"
 _LIBRARIES = (

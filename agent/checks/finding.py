@@ -51,8 +51,7 @@ class CheckedNode(Value):
         return self.topology.is_head and self.topology.expected_workers == 0
 
 
-Result = tuple[Level, str, str]
-"""Level, observation and remedy."""
+Result = tuple[Level, str, str]  # level, observation and remedy
 
 
 def ok(what: str) -> Result:
@@ -75,8 +74,7 @@ _SIGNS: Mapping[Level, tuple[str, Tone]] = {
     Level.WARN: ("warn", "busy"),
     Level.OK: ("ok  ", "good"),
 }
-ORDER = tuple(_SIGNS)
-"""The worst first."""
+ORDER = tuple(_SIGNS)  # the worst first
 
 
 def finding_line(finding: Finding) -> str:

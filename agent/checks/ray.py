@@ -98,8 +98,7 @@ def ray_token(node: CheckedNode) -> Result:
     )
 
 
-SHORTEST_TOKEN = 16
-"""Characters of a random token that cannot be found by trying."""
+SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by trying
 
 
 def _token(token: Secret, guards: str) -> Result:

@@ -32,10 +32,8 @@ from agent.base.value import (
 )
 
 OLDEST = (2, 40)
-FIRST_WITH_HIP = (2, 45)
-"""The first Ray that assigns AMD GPUs by HIP_VISIBLE_DEVICES."""
-FIRST_DEBUGPY = (1, 8)
-"""The oldest debugpy that Ray's distributed debugger accepts."""
+FIRST_WITH_HIP = (2, 45)  # the first Ray that assigns AMD GPUs by HIP_VISIBLE_DEVICES
+FIRST_DEBUGPY = (1, 8)  # the oldest debugpy that Ray's distributed debugger accepts
 FIRST_WITH_TOKEN = (2, 52)
 
 
@@ -74,38 +72,28 @@ class Folder(Value):
     """What exists at a path that should be a private folder."""
 
     path: str
-    is_folder: bool
-    """False for a link or a file."""
+    is_folder: bool  # False for a link or a file
     uid: UserId
     mode: Count
-    strangers: Items[str] = ()
-    """Entries of other users."""
+    strangers: Items[str] = ()  # entries of other users
 
 
 class RayPython(Value):
     """A Python and its Ray."""
 
     executable: str
-    python: str
-    """Python's full version, which Ray compares between nodes."""
-    version: str | None
-    """Ray's version; None if it is not installed."""
-    missing: Items[str] = ()
-    """Missing modules of ray[default] that job submission needs."""
-    command: Items[str] = ("ray",)
-    """The argv of its `ray` command."""
-    click: str | None = None
-    """The version of click, which that command uses."""
+    python: str  # Python's full version, which Ray compares between nodes
+    version: str | None  # Ray's version; None if it is not installed
+    missing: Items[str] = ()  # missing modules of ray[default] that job submission needs
+    command: Items[str] = ("ray",)  # the argv of its `ray` command
+    click: str | None = None  # the version of click, which that command uses
     enum_copies_are_same: bool = True
     """Whether a copy of an enum member is the member itself in this Python."""
-    folder: str = ""
-    """The folder of its `ray` package, or ''."""
+    folder: str = ""  # the folder of its `ray` package, or ''
     hub: str | None = None
     """The version of huggingface_hub, which fetches models; None if not installed."""
-    debugpy: str | None = None
-    """The version of debugpy, which Ray's distributed debugger needs."""
-    libraries: ByName[str] = field(default_factory=dict)
-    """Versions of known libraries by name."""
+    debugpy: str | None = None  # the version of debugpy, which Ray's distributed debugger needs
+    libraries: ByName[str] = field(default_factory=dict)  # versions of known libraries by name
 
     def breaks_command_line(self) -> bool:
         """Return whether the `ray` command fails with "is not a valid Sentinel".
@@ -125,8 +113,7 @@ class Framework(Value):
     """A recipe's framework, as the job's Python finds it; '' for what is not known."""
 
     name: str
-    folder: str = ""
-    """The folder that contains its package."""
+    folder: str = ""  # the folder that contains its package
     version: str = ""
 
 
@@ -134,8 +121,7 @@ class Mount(Value):
     """The mounted file system of a folder."""
 
     folder: str
-    kind: str
-    """The type of the file system, such as ext4, nfs4 or overlay."""
+    kind: str  # the type of the file system, such as ext4, nfs4 or overlay
     source: str
 
     @property
@@ -161,10 +147,8 @@ class TorchPython(Value):
     """The Python that has torch, for a job that torchrun starts."""
 
     executable: str
-    version: str | None
-    """torch's version; None if no Python has it."""
-    asked: Items[str] = ()
-    """The Pythons that were searched, if none has it."""
+    version: str | None  # torch's version; None if no Python has it
+    asked: Items[str] = ()  # the Pythons that were searched, if none has it
 
 
 class Room(Value):
@@ -178,8 +162,7 @@ class NodeVersions(Value):
     """Versions that should be equal on all nodes, besides Python, Ray and libraries."""
 
     agent: str = ""
-    gpu_models: Items[str] = ()
-    """The distinct models of its GPUs, as the driver names them."""
+    gpu_models: Items[str] = ()  # the distinct models of its GPUs, as the driver names them
     clock_ahead: Difference | None = None
     """Seconds by which its clock is ahead of the head's; None on the head."""
 
@@ -188,65 +171,49 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """The facts about one machine."""
 
     hostname: str
-    interfaces: Addresses
-    """IP addresses by the interface that carries them, loopback included."""
+    interfaces: Addresses  # IP addresses by the interface that carries them, loopback included
     ray: RayPython = RayPython(sys.executable, "", None)
     """The Python with Ray, which an image may keep apart from the agent's."""
-    torch: TorchPython | None = None
-    """Set only if torchrun starts the job."""
+    torch: TorchPython | None = None  # set only if torchrun starts the job
     cpus: Cpus = 1
-    machine_cpus: Cpus = 0
-    """CPUs of the whole machine, which Ray would use; 0 if not read."""
+    machine_cpus: Cpus = 0  # CPUs of the whole machine, which Ray would use; 0 if not read
     memory: Bytes = 0
-    machine_memory: Bytes = 0
-    """Memory of the whole machine; 0 if not read."""
+    machine_memory: Bytes = 0  # memory of the whole machine; 0 if not read
     shm: Bytes = 0
     shm_free: Bytes = 0
-    temp: str = "/tmp"
-    """The folder for Ray's sessions: logs, sockets, spilled objects."""
+    temp: str = "/tmp"  # the folder for Ray's sessions: logs, sockets, spilled objects
     temp_free: Bytes = 0
     temp_total: Bytes = 0
     nofile_soft: Limit = 0
     nofile_hard: Limit = 0
-    room: Room | None = None
-    """For processes and threads; None without a limit."""
+    room: Room | None = None  # for processes and threads; None without a limit
     ephemeral_ports: tuple[Port, Port] = (32_768, 60_999)
     """The first and last port that the kernel uses for outgoing connections."""
-    reserved_ports: Items[tuple[Port, Port]] = ()
-    """Ranges of these that the kernel does not use."""
+    reserved_ports: Items[tuple[Port, Port]] = ()  # ranges of these that the kernel does not use
     clock: Timestamp | None = None
     variables: Variables = field(default_factory=dict)
     """Environment variables that checks read and nodes compare, without secrets."""
     gpus: Gpus = 0
-    gpu_maker: Literal["", "nvidia", "amd"] = ""
-    """The vendor of the GPUs, or ''."""
-    gpu_fault: str = ""
-    """Why the driver refuses access to GPUs that have device files, or ''."""
+    gpu_maker: Literal["", "nvidia", "amd"] = ""  # the vendor of the GPUs, or ''
+    gpu_fault: str = ""  # why the driver refuses access to GPUs that have device files, or ''
     driver: Driver | None = None
     """The report of the driver's tool; None if not queried, which takes seconds."""
-    gpu_contradiction: str = ""
-    """Which variables select GPUs in contradictory ways, or ''."""
+    gpu_contradiction: str = ""  # which variables select GPUs in contradictory ways, or ''
     is_first_process: bool = False
     uid: UserId = 0
-    default_source: str | None = None
-    """The source address of the default route, if there is one."""
+    default_source: str | None = None  # the source address of the default route, if there is one
     taken_ports: Annotated[Mapping[Port, str], Meta(max_length=MOST_ITEMS)] | None = None
     """Ports of the run that other processes use, with the process; None if not checked."""
-    program_fault: str = ""
-    """Why the program after `--` cannot start here, or ''."""
-    wandb_login: bool = False
-    """Whether W&B has credentials on this machine, from `wandb login`."""
-    model_is_here: bool = False
-    """Whether AGENT_MODEL names a file or folder of this machine."""
-    ray_temp: Folder | None = None
-    """What exists at the path of Ray's temp dir."""
+    program_fault: str = ""  # why the program after `--` cannot start here, or ''
+    wandb_login: bool = False  # whether W&B has credentials on this machine, from `wandb login`
+    model_is_here: bool = False  # whether AGENT_MODEL names a file or folder of this machine
+    ray_temp: Folder | None = None  # what exists at the path of Ray's temp dir
     disks: ByName[str] = field(default_factory=dict)
     """The disk of each `once` file of prepare steps, with equal names on nodes that share it."""
     known_names: Addresses = field(default_factory=dict)
     """Names resolved for the role or the address, with their addresses."""
     framework: Framework | None = None
-    checkpoints: Mount | None = None
-    """The mount of the checkpoint folder, if the job has one."""
+    checkpoints: Mount | None = None  # the mount of the checkpoint folder, if the job has one
     checkpoints_free: Bytes | None = None
     missing_inputs: ByName[str] = field(default_factory=dict)
     """Absolute paths of model and data that do not exist here, by their variables."""
@@ -255,8 +222,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     rdma: Items[RdmaDevice] = ()
     rdma_is_open: bool = False
     """Whether processes here can open one of them, which a container may not allow."""
-    model_bytes: Bytes = 0
-    """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
+    model_bytes: Bytes = 0  # bytes of the weights of AGENT_MODEL, if it is a local folder
     node_versions: NodeVersions = field(default_factory=NodeVersions)
 
     @property
@@ -328,10 +294,8 @@ class DriverGpu(Value):
 
     index: Count
     name: str
-    memory: Count
-    """In MiB; 0 if unknown."""
-    errors: Count = 0
-    """Uncorrected ECC errors since the driver was loaded."""
+    memory: Count  # in MiB; 0 if unknown
+    errors: Count = 0  # uncorrected ECC errors since the driver was loaded
 
 
 class Driver(Value):
@@ -347,8 +311,7 @@ class RdmaDevice(Value):
     """An InfiniBand or RoCE device."""
 
     name: str
-    link: str = ""
-    """`InfiniBand`, or `Ethernet` for RoCE; '' if unknown."""
+    link: str = ""  # `InfiniBand`, or `Ethernet` for RoCE; '' if unknown
     is_active: bool = False
 
     def sentence(self) -> str:

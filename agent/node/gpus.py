@@ -18,21 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_IDLE = 5
-"""Percent up to which a GPU counts as idle."""
+_IDLE = 5  # percent up to which a GPU counts as idle
 _CARD = re.compile(r"card(\d+)")
 _JSON = re.compile(r"^[\[{]", re.MULTILINE)
 
-GpuUtilization = dict[int, int]
-"""Percent by GPU number; GPUs that report none are left out."""
+GpuUtilization = dict[int, int]  # percent by GPU number; GPUs that report none are left out
 
 
 class Tool(NamedTuple):
     """A tool that reports the utilization of GPUs."""
 
     argv: tuple[str, ...]
-    read: Callable[[str], GpuUtilization]
-    """Parses its output; raises ValueError for anything else."""
+    read: Callable[[str], GpuUtilization]  # parses its output; raises ValueError for anything else
 
 
 def busy_gpu(uses: GpuUtilization) -> str:

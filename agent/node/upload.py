@@ -47,8 +47,7 @@ _PRIVATE = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
 )
 _TIME_LIMIT = times.UPLOAD_COUNTED
-_ENTRY = 30 + 46
-"""Bytes of an entry in a zip file, without its name, which is stored twice."""
+_ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
 
 
 class UploadSize(Value):
@@ -56,12 +55,9 @@ class UploadSize(Value):
 
     size: int
     files: int
-    largest: tuple[tuple[str, int], ...]
-    """Its largest entries by name, the largest first."""
-    complete: bool
-    """False if counting took too long."""
-    credentials: tuple[str, ...] = ()
-    """Paths of files that hold credentials."""
+    largest: tuple[tuple[str, int], ...]  # its largest entries by name, the largest first
+    complete: bool  # False if counting took too long
+    credentials: tuple[str, ...] = ()  # paths of files that hold credentials
 
 
 def measure(

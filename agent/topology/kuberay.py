@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 NAME, OWNER = "kuberay", "KubeRay"
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 """The command that the operator runs in a Ray container (since KubeRay 1.0)."""
-WORKER_HEAD = "FQ_RAY_IP"
-"""The name of the head's service, set on workers only."""
+WORKER_HEAD = "FQ_RAY_IP"  # the name of the head's service, set on workers only
 CLUSTER_VARIABLES = ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
 """One of these alone may come from Ray's autoscaler."""
 OPERATOR_VARIABLES = (START_COMMAND, WORKER_HEAD, *CLUSTER_VARIABLES)
 DASHBOARD, SUBMISSION = "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID"
 """Set in the submitter pod of a RayJob."""
-ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray for a job's entrypoint."""
+ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for a job's entrypoint
 K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
 """Set where Ray accepts Kubernetes tokens, which Ray's client finds by itself."""
 GCS_PORT, DASHBOARD_PORT = 6379, 8265

@@ -29,10 +29,8 @@ class GivenRay(Value):
     owner: str
     gcs_host: str
     gcs_port: int
-    dashboard: str
-    """The URL of its dashboard, to which jobs are submitted."""
-    session: str | None = None
-    """The folder of Ray's sessions; None if its head is another machine."""
+    dashboard: str  # the URL of its dashboard, to which jobs are submitted
+    session: str | None = None  # the folder of Ray's sessions; None if its head is another machine
     submission_id: str | None = None
     """The submission id that the owner expects; None if the agent may choose."""
     asks_token: bool = False
@@ -61,13 +59,10 @@ class PlatformInfo(Value):
     rank: int | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
-    cpus: int | None = None
-    """CPUs of this node allotted to the job, where jobs share nodes."""
-    memory: int | None = None
-    """Bytes of memory allotted to the job, where jobs share nodes."""
+    cpus: int | None = None  # CPUs of this node allotted to the job, where jobs share nodes
+    memory: int | None = None  # bytes of memory allotted to the job, where jobs share nodes
     run_id: str | None = None
-    job_id: str | None = None
-    """An id of this job that is unique on its host."""
+    job_id: str | None = None  # an id of this job that is unique on its host
     interface: str | None = None
     reported_address: str | None = None
     """This node's address as the platform reports it; no interface may have it."""
@@ -77,8 +72,7 @@ class PlatformInfo(Value):
     """True if the platform restarts a container whose first process has ended."""
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
-    single_node: bool = False
-    """True if nothing indicates a second node."""
+    single_node: bool = False  # True if nothing indicates a second node
     given_ray: GivenRay | None = None
     notes: tuple[str, ...] = ()
 
@@ -91,18 +85,17 @@ class RankVariables(Value):
     nodes: str
     head: str
     gpus: str | None = None
-    run_id: tuple[str, ...] = ()
-    """The first of these that is set is the run id."""
-    numbered_nodes: bool = False
-    """True if nodes are named by rank, such as node0."""
+    run_id: tuple[str, ...] = ()  # the first of these that is set is the run id
+    numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
     owns_machine: bool = True
     """True in a container of the agent, where any running Ray is left over from it."""
     restarts_groups: bool = False
+    head_suffices: bool = False  # True if the head's address alone proves the platform
 
     def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-        """Detect the platform by any of the first three variables."""
-        is_here = {self.rank, self.nodes, self.head} & environ.keys()
-        return info_by_rank(environ, self) if is_here else None
+        """Detect the platform by rank or node count, or by the head's address if that suffices."""
+        by = {self.rank, self.nodes, *((self.head,) if self.head_suffices else ())}
+        return info_by_rank(environ, self) if by & environ.keys() else None
 
 
 def info_by_rank(
@@ -235,6 +228,7 @@ LWS = RankVariables(
     rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
+    head_suffices=True,
     restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
 

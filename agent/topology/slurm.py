@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-LARGEST = 65_536
-"""The most hosts of a list; a larger range is a mistake."""
+LARGEST = 65_536  # the most hosts of a list; a larger range is a mistake
 
 _NUMBERS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
 _ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
