@@ -264,10 +264,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
         return host in {self.hostname, self.hostname.partition(".")[0]}
 
     def own_address_of(self, host: str, hint: str | None = None) -> str | None:
-        """Return the address of this node that a name or address resolves to, or None.
-
-        The hint is for this node's own name, if the resolver does not help.
-        """
+        """Return this node's address that a host resolves to; the hint is for its own name."""
         own = set(self.addresses())
         return next((a for a in self.addresses_of(host, hint) if a in own), None)
 
@@ -322,18 +319,15 @@ class RdmaDevice(Value):
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Names of interfaces: in NCCL's syntax, and plain lists for the others."""
-STALE_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-"""Addresses of another Ray, to which child processes would connect."""
+STALE_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of another Ray
 PROXIES = (
     *("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY"),
-)
-"""Proxies; their values may hold passwords."""
+)  # their values may hold passwords
 DEBUGGER = "DEBUG_RAY"
 CUDA = "CUDA_VISIBLE_DEVICES"
 _PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, CUDA, "WANDB_MODE")
-_COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
-"""Nodes with different values may wait for each other forever."""
+_COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")  # nodes that differ may wait forever
 
 
 def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -132,8 +132,7 @@ def starting(what: str) -> Iterator[None]:
 
 def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | None:
     """Return a ProcessLimitError if this error means that a limit is reached."""
-    number = error.errno if isinstance(error, OSError) else None
-    # Python's RuntimeError has no errno
+    number = error.errno if isinstance(error, OSError) else None  # a RuntimeError has none
     if number == errno.EAGAIN or "can't start new thread" in str(error):
         limits = "; ".join(room.limit for room in _process_limits()) or "a limit of the system"
         why = f"no room for another process or thread ({limits})"

@@ -144,17 +144,14 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
 def _role_problems(
     settings: Settings, platform: PlatformInfo, *, is_head: bool
 ) -> Iterator[Problem]:
-    """Check that a worker can find its head, and RAY_WORKER against a proven role.
-
-    With AGENT_HEAD, RAY_WORKER may override a rank.
-    """
+    """Check that a worker can find its head, and RAY_WORKER against a proven role."""
     role = settings.ray_worker
     evidence = (*(() if role is None else (f"RAY_WORKER={int(role)}",)), *platform.evidence)
     if not (is_head or settings.head or platform.head_host or platform.given_ray):
         got = f"neither, on a worker ({', '.join(evidence)})"
         expected = "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker finds its head"
         yield Problem("HEAD_POD_ID + AGENT_HEAD", got, expected)
-    overrides = settings.head is not None and platform.has_ranks
+    overrides = settings.head is not None and platform.has_ranks  # both may override a rank
     contradicts = platform.role_is_proven and platform.is_head != is_head
     if role is not None and contradicts and not overrides:
         got = f"a contradiction: {' and '.join(evidence)}"
@@ -165,10 +162,7 @@ def _role_problems(
 def _head_address(
     settings: Settings, platform: PlatformInfo, facts: Facts, *, is_head: bool
 ) -> Iterator[Problem]:
-    """Check AGENT_HEAD and this node's addresses against RAY_WORKER, HEAD_POD_ID and the rank.
-
-    A mismatch means two heads, or none.
-    """
+    """Check AGENT_HEAD against role, pod and rank: a mismatch means two heads, or none."""
     head, role = settings.head, settings.ray_worker
     if head is None:
         return
