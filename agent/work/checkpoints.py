@@ -69,12 +69,9 @@ class FolderContents(Value):
     """The contents of a checkpoint folder."""
 
     owner: CheckpointOwner | None = None
-    fault: str = ""
-    """Why the owner file cannot be read, or ''."""
-    newest: str = ""
-    """The path of the newest checkpoint in the folder."""
-    tracked: str = ""
-    """The step from which verl resumes."""
+    fault: str = ""  # Why the owner file cannot be read, or ''
+    newest: str = ""  # The path of the newest checkpoint in the folder
+    tracked: str = ""  # The step from which verl resumes
 
 
 def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from agent.work.recipes.recipe import Version
 
 
-COMMAND = "command"
-"""The name of a job given as a command after `--`."""
+COMMAND = "command"  # The name of a job given as a command after `--`
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
@@ -53,12 +52,9 @@ class Job(Value):
     argv: tuple[str, ...]
     """For a recipe the command for the expected nodes; () if it does not fit them."""
     runtime_env: dict[str, object]
-    checkpoints: str = ""
-    """The absolute folder for its checkpoints."""
-    recipe: RecipeJob | None = None
-    """The recipe, if the job has one."""
-    upload: UploadSize | None = None
-    """The size of the upload of its working_dir."""
+    checkpoints: str = ""  # The absolute folder for its checkpoints
+    recipe: RecipeJob | None = None  # The recipe, if the job has one
+    upload: UploadSize | None = None  # The size of the upload of its working_dir
 
     @property
     def framework(self) -> str:
@@ -117,8 +113,7 @@ class Entrypoint(Value):
     line: str
     file: str = ""
     """The file that the command reads its secrets from and deletes; '' if it has none."""
-    secrets: str = ""
-    """The content of that file."""
+    secrets: str = ""  # The content of that file
 
 
 def entrypoint(
@@ -169,8 +164,7 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
     return (job.name, *given.args), settings | {name: text for name, text in later.items() if text}
 
 
-_ENOUGH_CPUS = 1 << 20
-"""More CPUs than any recipe needs."""
+_ENOUGH_CPUS = 1 << 20  # More CPUs than any recipe needs
 _SHAPES = tuple(
     (NodeSize(gpus, _ENOUGH_CPUS),) * nodes
     for gpus in (1, 2, 4, 8, 16)
@@ -183,12 +177,10 @@ class RecipeJob(Value):
     """The input of a recipe, and its command for the expected nodes."""
 
     known: KnownJob
-    input: RecipeInput
-    """For the expected nodes."""
+    input: RecipeInput  # For the expected nodes
     expected_command: Command | None
     """The command for the expected nodes; None if it does not fit them."""
-    misfit: str = ""
-    """Why it does not fit, or ''."""
+    misfit: str = ""  # Why it does not fit, or ''
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for every node, whatever the cluster's size."""
 

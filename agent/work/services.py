@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-NODE_IP = "{node_ip}"
-"""Placeholder for a node's address."""
-HEAD_IP = "{head_ip}"
-"""Placeholder for the head's address."""
+NODE_IP = "{node_ip}"  # Placeholder for a node's address
+HEAD_IP = "{head_ip}"  # Placeholder for the head's address
 
 NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
@@ -198,8 +196,7 @@ class HttpProbe(Value):
     """Ready when a request returns 2xx and the expected text."""
 
     url: str
-    body: str | None = None
-    """The JSON body of a POST; None for a GET."""
+    body: str | None = None  # The JSON body of a POST; None for a GET
     expect: str = ""
 
 
@@ -230,25 +227,20 @@ class ServiceSpec(Value):
     """One service: its command, nodes, readiness and restarts."""
 
     name: str
-    asked: str
-    """The user's own text, which is the same on all nodes of a run."""
+    asked: str  # The user's own text, which is the same on all nodes of a run
     argv: tuple[str, ...] | None
     """Its command, with placeholders; None if it is external and only probed."""
     ready: Readiness
-    within: float
-    """Seconds from start to readiness."""
+    within: float  # Seconds from start to readiness
     deadline_variable: str
     where: Where = ON_HEAD
     restarts: int = 3
-    restarted_within: float = 120.0
-    """Seconds from a restart to readiness."""
+    restarted_within: float = 120.0  # Seconds from a restart to readiness
     essential: bool = True
     env: tuple[tuple[str, str], ...] = ()
     port: int | None = None
-    bind: str = ""
-    """The address on which it listens, in words."""
-    url: str = ""
-    """The URL for jobs, if it is the reward server."""
+    bind: str = ""  # The address on which it listens, in words
+    url: str = ""  # The URL for jobs, if it is the reward server
     alone: bool = False
     """True if its node only runs this service: it does not join Ray and is no worker."""
     alive: LivenessCheck | None = None

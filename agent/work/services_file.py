@@ -41,8 +41,7 @@ Read = Callable[[Any], Any]
 """Converts the value of a key, or raises ValueError with what it expects."""
 Table = Mapping[str, Any]
 
-REWARD_ROW = "reward"
-"""The table that replaces AGENT_REWARD."""
+REWARD_ROW = "reward"  # The table that replaces AGENT_REWARD
 _VARIABLE = "AGENT_SERVICES"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _RANK = re.compile(r"rank ([0-9]{1,5})")

@@ -35,11 +35,9 @@ class ShareOrder(Value):
 
     rank: Rank
     nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
-    reward_ip: str = ""
-    """The address of the reward server's node, if the run has one."""
+    reward_ip: str = ""  # The address of the reward server's node, if the run has one
 
-    basis: JobBasis = JobBasis()
-    """What sizes a recipe besides the nodes."""
+    basis: JobBasis = JobBasis()  # What sizes a recipe besides the nodes
 
     @property
     def gpus(self) -> list[int]:
@@ -50,18 +48,13 @@ class ShareOrder(Value):
 class ShareEnd(Value):
     """How the job's processes on one node ended."""
 
-    code: ExitCode
-    """0, the exit code of the first rank that failed, or torchrun's own."""
+    code: ExitCode  # 0, the exit code of the first rank that failed, or torchrun's own
     local_rank: Rank | None = None
     """The local rank that failed first; None if torchrun reports none."""
-    words: str = ""
-    """The text of its exception."""
-    ago: Seconds = 0.0
-    """Seconds from the failure to this report, by the node's clock."""
-    by_order: bool = False
-    """True if nothing failed before the order to stop."""
-    lost: bool = False
-    """True if its node stopped it because the head was unreachable."""
+    words: str = ""  # The text of its exception
+    ago: Seconds = 0.0  # Seconds from the failure to this report, by the node's clock
+    by_order: bool = False  # True if nothing failed before the order to stop
+    lost: bool = False  # True if its node stopped it because the head was unreachable
 
     @property
     def failed(self) -> bool:
@@ -149,14 +142,10 @@ class Torchrun(Value):
     and name the node of rank 0 by its host name, which pods cannot resolve.
     """
 
-    python: str
-    """The Python that has torch."""
-    port: int
-    """The port of the rendezvous: GCS's number, free without Ray."""
-    processes: int
-    """The number of processes on this node."""
-    stop_within: float
-    """Seconds that its processes get to stop before torchrun kills them."""
+    python: str  # The Python that has torch
+    port: int  # The port of the rendezvous: GCS's number, free without Ray
+    processes: int  # The number of processes on this node
+    stop_within: float  # Seconds that its processes get to stop before torchrun kills them
 
     @property
     def session(self) -> str | None:

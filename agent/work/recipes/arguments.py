@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 _FROM_USER = "AGENT_JOB_ARGS"
 _NO_PREFIX = "no-"
-_PLACEHOLDER = re.compile(r"\{\w+\}")
-"""A value that is filled in after all nodes have joined."""
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
-"""A value that argparse does not take for a flag."""
+_PLACEHOLDER = re.compile(r"\{\w+\}")  # A value that is filled in after all nodes have joined
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # A value that argparse does not take for a flag
 
 
 @cache
@@ -47,8 +45,7 @@ def rows_for(table: str, version: Version) -> tuple[list[str], ...]:
 class Program(Value):
     """The program that reads the arguments."""
 
-    name: str
-    """As in a message: train_sft of OpenRLHF 0.9.10."""
+    name: str  # As in a message: train_sft of OpenRLHF 0.9.10
     flags: Mapping[str, str]
     """Every flag without dashes, and its words: `0`, `1`, `2`, `+` or `*`, then `i` or `f`.
 
@@ -254,8 +251,7 @@ class Override(Value):
     """One argument for hydra."""
 
     key: str
-    value: str = ""
-    """As in the argument: quoted where necessary."""
+    value: str = ""  # As in the argument: quoted where necessary
     prefix: Prefix = ""
 
     def argument(self) -> str:

@@ -44,8 +44,7 @@ SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
 _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
 """Before it each call of the reward server is a Ray task, which takes a CPU."""
-_BATCHES_PER_ROLLOUT = 8
-"""1,024 samples in batches of 128."""
+_BATCHES_PER_ROLLOUT = 8  # 1,024 samples in batches of 128
 _WANDB = "by-WANDB_API_KEY"
 """Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
 
@@ -91,8 +90,7 @@ _ENGINE_MEMORY = (
     *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all", "train.async_enable"),
     *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
 )
-_TOKENS = 16384
-"""Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11."""
+_TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
 _COLOCATED = (
     ("train.colocate_all", "", ""),
     ("vllm.enable_sleep", "", "engines free their memory while models train"),
@@ -322,10 +320,8 @@ class TrainBatch(Value):
     """Samples of one update: `size` = `micro` × steps × `ranks`, as DeepSpeed asserts."""
 
     size: int
-    micro: int
-    """Samples of a rank per step."""
-    ranks: int
-    """Groups of processes with different data."""
+    micro: int  # Samples of a rank per step
+    ranks: int  # Groups of processes with different data
     gpus: int
 
     def text(self) -> str:

@@ -34,12 +34,10 @@ _SETTINGS = {
     "openrlhf-dpo": (*_PAIRS, ("adam.lr", "5e-7", "as its script; the default is 1e-5")),
 }
 """Columns and what does not depend on the nodes, by recipe: flag, value, reason."""
-_IN_PAIRS = {"rm", "dpo"}
-"""A sample is two answers, in one pass."""
+_IN_PAIRS = {"rm", "dpo"}  # A sample is two answers, in one pass
 _ALL_ROWS = 100_000_000
 _KEYS = ("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key")
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
-"""Data in one file has one split, train."""
+_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")  # Data in one file has one split, train
 
 
 def make(asked: RecipeInput) -> Command:

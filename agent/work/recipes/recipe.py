@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-RUN_ID = "{run_id}"
-"""The run id before it is known."""
+RUN_ID = "{run_id}"  # The run id before it is known
 NAMED_BY = "AGENT_RUN_NAME; without it recipe, model and run id"
 
-Version = tuple[int, ...]
-"""A framework's release: (0, 9, 1)."""
+Version = tuple[int, ...]  # A framework's release: (0, 9, 1)
 
 
 class NodeSize(Value):
@@ -28,16 +26,12 @@ class NodeSize(Value):
     gpus: Gpus
     cpus: Cpus | None = None
     memory: Bytes | None = None
-    gpu_memory: Gigabytes | None = None
-    """Of its smallest GPU."""
+    gpu_memory: Gigabytes | None = None  # Of its smallest GPU
 
 
-CONFIG = "config.json"
-"""Where a shape is exact; any other source is an estimate."""
-WEIGHT = 2
-"""Bytes of a weight in bf16."""
-_LOGIT = 6
-"""Bytes of a logit: in bf16 and in float32."""
+CONFIG = "config.json"  # Where a shape is exact; any other source is an estimate
+WEIGHT = 2  # Bytes of a weight in bf16
+_LOGIT = 6  # Bytes of a logit: in bf16 and in float32
 
 
 class ModelShape(Value):
@@ -46,16 +40,12 @@ class ModelShape(Value):
     parameters: Count
     layers: Count
     hidden: Count
-    wide: Count
-    """The width of the feed-forward part that a token passes."""
-    cached: Count
-    """Values of a token in the KV cache, in all layers."""
+    wide: Count  # The width of the feed-forward part that a token passes
+    cached: Count  # Values of a token in the KV cache, in all layers
     vocabulary: Count
-    heads: Count = 0
-    """0 if not known."""
+    heads: Count = 0  # 0 if not known
     kv_heads: Count = 8
-    source: str = CONFIG
-    """What these facts were read from."""
+    source: str = CONFIG  # What these facts were read from
 
     @property
     def billions(self) -> str:
@@ -162,56 +152,41 @@ def _number(config: Mapping[str, object], *names: str) -> int:
 class JobBasis(Value):
     """What sizes a recipe besides the nodes, equal on every node of an attempt."""
 
-    model: ModelShape | None = None
-    """None if its size is not known."""
+    model: ModelShape | None = None  # None if its size is not known
     link: Rate | None = None
     """Bits per second between the nodes, by the slowest link; None if that does not matter."""
     kept: ByName[str] = field(default_factory=dict)
     """The settings on which the format of existing checkpoints depends, by name."""
-    commit: str = ""
-    """The commit of the model in the hub's cache, '' if not known."""
-    folder: str = ""
-    """The folder of that commit, if AGENT_MODEL_REVISION names it."""
+    commit: str = ""  # The commit of the model in the hub's cache, '' if not known
+    folder: str = ""  # The folder of that commit, if AGENT_MODEL_REVISION names it
 
 
 class RecipeInput(Value):
     """The input of a recipe."""
 
     recipe: str
-    nodes: tuple[NodeSize, ...]
-    """Every node that joined, the head first."""
-    version: Version
-    """The framework's version, one of the recipe's VERSIONS or an older patch."""
-    model: str
-    """AGENT_MODEL."""
+    nodes: tuple[NodeSize, ...]  # Every node that joined, the head first
+    version: Version  # The framework's version, one of the recipe's VERSIONS or an older patch
+    model: str  # AGENT_MODEL
     train_data: str
     eval_data: str = ""
-    checkpoints: str = ""
-    """The absolute folder of its checkpoints."""
-    tensor_parallel: int | None = None
-    """AGENT_TENSOR_PARALLEL."""
-    basis: JobBasis = JobBasis()
-    """What sizes it besides the nodes."""
-    revision: str = ""
-    """AGENT_MODEL_REVISION, or ''."""
-    args: tuple[str, ...] = ()
-    """The user's own arguments, which replace the recipe's."""
+    checkpoints: str = ""  # The absolute folder of its checkpoints
+    tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL
+    basis: JobBasis = JobBasis()  # What sizes it besides the nodes
+    revision: str = ""  # AGENT_MODEL_REVISION, or ''
+    args: tuple[str, ...] = ()  # The user's own arguments, which replace the recipe's
     scores: bool = False
     """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
-    reward_model: str = ""
-    """The reward model to load on the training GPUs, or ''."""
+    reward_model: str = ""  # The reward model to load on the training GPUs, or ''
     needs_labels: bool = False
     """True if that server is the bundled one, which compares answers with labels."""
     columns: Mapping[str, bool] | None = None
     """The columns of the training data, and whether each holds lists; None if not known."""
-    infiniband: bool = False
-    """Whether this node has an InfiniBand device."""
+    infiniband: bool = False  # Whether this node has an InfiniBand device
     wandb: bool = False
-    run_name: str = ""
-    """AGENT_RUN_NAME; '' for the default."""
+    run_name: str = ""  # AGENT_RUN_NAME; '' for the default
     run_id: str = RUN_ID
-    python: str = "python3"
-    """The Python that has the framework."""
+    python: str = "python3"  # The Python that has the framework
 
     @property
     def model_path(self) -> str:
@@ -238,14 +213,10 @@ class Command(Value):
     """The output of a recipe; it may contain `{head_ip}`, `{reward_url}` and `{rank}`."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]
-    """Environment variables of the job; the user's override them."""
-    why: Mapping[str, str]
-    """The reason of each derived argument, by its flag or key."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user: the arithmetic, what cannot be resumed."""
-    warnings: tuple[str, ...] = ()
-    """What may fail, for the user."""
+    env: Mapping[str, str]  # Environment variables of the job; the user's override them
+    why: Mapping[str, str]  # The reason of each derived argument, by its flag or key
+    notes: tuple[str, ...] = ()  # Notes for the user: the arithmetic, what cannot be resumed
+    warnings: tuple[str, ...] = ()  # What may fail, for the user
     format: Mapping[str, str] = field(default_factory=dict)
     """The settings on which the format of its checkpoints depends, by name."""
 
@@ -260,8 +231,7 @@ class GpuGroups(Value):
     """Equal groups of GPUs, each within one node."""
 
     count: int
-    gpus: int
-    """GPUs of each group."""
+    gpus: int  # GPUs of each group
 
     @property
     def total(self) -> int:
@@ -291,10 +261,8 @@ def check_columns(asked: RecipeInput, wanted: Mapping[str, str], hint: str) -> N
 class Recipe(Protocol):
     """The contents of a recipe's module."""
 
-    VERSIONS: tuple[Version, ...]
-    """The known releases, oldest first; () if versions do not matter."""
-    ABOUT: str
-    """What it trains, in one line."""
+    VERSIONS: tuple[Version, ...]  # The known releases, oldest first; () if versions do not matter
+    ABOUT: str  # What it trains, in one line
 
     @staticmethod
     def make(asked: RecipeInput) -> Command:

@@ -49,10 +49,8 @@ _LOG_PROB_BATCHES = tuple(
 )
 _RETRIEVER_KEY = "retriever.url"
 _RETRIEVER = "http://{head_ip}:8000/retrieve"
-_EVERY = 100
-"""Steps between checkpoints, and between evaluations."""
-_FORKED_FROM = (0, 1)
-"""Its placement is that of this verl."""
+_EVERY = 100  # Steps between checkpoints, and between evaluations
+_FORKED_FROM = (0, 1)  # Its placement is that of this verl
 _MINI_NEAR = 256
 
 _ROOTS = (
@@ -75,12 +73,10 @@ _OFFLOADED = (
 )
 _CRITIC_OFFLOADED = tuple(f"{_CRITIC}.{part}_offload" for part in ("param", "grad", "optimizer"))
 """What the authors' scripts for one node keep in the memory of the host."""
-_AGENTS = 5
-"""Answers to each prompt that GRPO compares."""
+_AGENTS = 5  # Answers to each prompt that GRPO compares
 _LARGE_RATES = ((60_000_000_000, "1e-7"), (25_000_000_000, "2e-7"))
 """GRPO's learning rates from so many parameters on: those for 72B and 32B."""
-_SHARE = 0.6
-"""The engines' usual part of each GPU."""
+_SHARE = 0.6  # The engines' usual part of each GPU
 _LENGTHS = (("data.max_prompt_length", 4096), ("data.max_response_length", 500))
 _AUTHORS_SETTINGS = (
     *((key, str(length)) for key, length in _LENGTHS),

@@ -27,20 +27,14 @@ _USABLE = 0.97 * (1 << 30)
 _COMFORT = 0.9
 """The part of a GPU that an estimate may fill; up to all of it, with a warning, if nothing less."""
 _ASSUMED_MEMORY = 80
-_ASSUMED_HOST = 128e9
-"""Memory of a node for each of its GPUs, if it is not known."""
-_HOST_PART = 0.85
-"""The part of a node's memory for offloaded states."""
+_ASSUMED_HOST = 128e9  # Memory of a node for each of its GPUs, if it is not known
+_HOST_PART = 0.85  # The part of a node's memory for offloaded states
 _ENGINE_PART = 0.25
 """The part of a GPU that an engine's weights take before they are divided further."""
-_ENGINE_OVERHEAD = 1.5e9
-"""An engine's own: activations and CUDA graphs."""
-_SEQUENCES = 16
-"""Sequences of full length that an engine holds at once, at least, if there is room."""
-_SURE_TOKENS = 8192
-"""Longer sequences are rare, so that they do not decide whether a model fits."""
-_MOST_TOKENS = 24_576
-"""Tokens of a micro batch beyond which it does not become faster."""
+_ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
+_SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
+_SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
+_MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become faster
 _LEAST_SHARE = 0.4
 """Of each GPU for engines, if there is room: below it they hold few sequences at once."""
 _MOST_SHARE = 0.95
@@ -51,28 +45,20 @@ SLOW_LINK = 1e9
 Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
 """
 _KEPT = "as in the checkpoints"
-_LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)
-"""Memory of common GPUs, in GB."""
+_LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
 
 
 class Layout(Value):
     """A way to keep models: bytes of a parameter, divided over the shards unless on every GPU."""
 
     name: str
-    busy: float
-    """Of the model that is trained at the moment."""
-    idle: float = 0.0
-    """Of another trained model meanwhile."""
-    asleep: float = 0.0
-    """Of each trained model while engines generate."""
-    frozen: float = 0.0
-    """Of a model that is not trained."""
-    everywhere: float = 0.0
-    """Of every model, on every GPU."""
-    host: float = 0.0
-    """Of each trained model, in the memory of the nodes."""
-    untrained: float = 4.0
-    """Of a model of which only adapters are trained (LoRA), at most."""
+    busy: float  # Of the model that is trained at the moment
+    idle: float = 0.0  # Of another trained model meanwhile
+    asleep: float = 0.0  # Of each trained model while engines generate
+    frozen: float = 0.0  # Of a model that is not trained
+    everywhere: float = 0.0  # Of every model, on every GPU
+    host: float = 0.0  # Of each trained model, in the memory of the nodes
+    untrained: float = 4.0  # Of a model of which only adapters are trained (LoRA), at most
     copy: float | None = 0.0
     """Of a copy in each node that keeps the gathering of weights within nodes.
 
@@ -114,27 +100,20 @@ class Workload(Value):
 
     nodes: tuple[NodeSize, ...]
     layouts: tuple[Layout, ...]
-    tokens: int
-    """The longest micro batch: prompt and answer of its samples."""
-    samples: int = 1
-    """The samples of a micro batch."""
+    tokens: int  # The longest micro batch: prompt and answer of its samples
+    samples: int = 1  # The samples of a micro batch
     model: ModelShape | None = None
-    trained: int = 1
-    """Models with an optimizer: 2 with a critic."""
-    frozen: int = 0
-    """References and reward models on the same GPUs."""
+    trained: int = 1  # Models with an optimizer: 2 with a critic
+    frozen: int = 0  # References and reward models on the same GPUs
     share: float = 0.0
     """The part of each GPU that engines usually have; 0 without engines on these GPUs."""
-    tensor_parallel: int | None = None
-    """AGENT_TENSOR_PARALLEL; None if it follows from the size."""
-    adapters: bool = False
-    """Whether only adapters are trained (LoRA)."""
+    tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
+    adapters: bool = False  # Whether only adapters are trained (LoRA)
     link: float | None = None
     """Bits per second between nodes, by the slowest link; None if not known."""
     within: bool | None = None
     """Whether to gather weights within nodes; None if the network decides."""
-    unsized: Layout | None = None
-    """The layout for a model of unknown size; None: the first one."""
+    unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
     given: tuple[str, ...] = ()
     """Arguments of the user that change the memory: then a misfit is a warning."""
 
@@ -182,14 +161,11 @@ class Sizing(Value):
 
     layout: Layout
     tensor_parallel: int
-    share: float
-    """The part of each GPU that engines have."""
-    tokens: int = 0
-    """Tokens of a micro batch on one GPU; 0 if the model's size is not known."""
+    share: float  # The part of each GPU that engines have
+    tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
     within_nodes: bool = False
     """Whether weights are gathered within each node, and only gradients cross the network."""
-    why: Mapping[str, str] = field(default_factory=dict)
-    """The arithmetic, by the name of the field."""
+    why: Mapping[str, str] = field(default_factory=dict)  # The arithmetic, by the name of the field
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -255,12 +231,9 @@ class _Fit(Value):
     load: Workload
     model: ModelShape
     layout: Layout
-    engine: int
-    """The GPUs of an engine."""
-    filled: float
-    """The part of the GPU that this estimate may fill."""
-    within: bool = False
-    """Whether weights are gathered within each node."""
+    engine: int  # The GPUs of an engine
+    filled: float  # The part of the GPU that this estimate may fill
+    within: bool = False  # Whether weights are gathered within each node
 
     @property
     def room(self) -> float:

@@ -67,8 +67,7 @@ _MEMORY = (
     *("per-device-train-batch-size", "max-completion-length", "config"),
 )
 """Flags that change the memory that a model takes."""
-_ANSWERS = 128
-"""Answers per update, approximately."""
+_ANSWERS = 128  # Answers per update, approximately
 
 
 def make(asked: RecipeInput) -> Command:

@@ -56,17 +56,14 @@ TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 TRAIN_BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 _SAMPLES, _MODE = f"{ROLLOUT}.n", f"{ROLLOUT}.mode"
 _STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-STORES = 8
-"""TransferQueue's storage processes, by default; one CPU each."""
-_TRAIN_NEAR, _MINI_NEAR = 1024, 256
-"""verl's own batches."""
+STORES = 8  # TransferQueue's storage processes, by default; one CPU each
+_TRAIN_NEAR, _MINI_NEAR = 1024, 256  # verl's own batches
 _PROMPT, _ANSWER = "data.max_prompt_length", "data.max_response_length"
 _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
 _ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 _REF = "actor_rollout_ref.ref"
-_SHARE = 0.6
-"""The engines' usual part of each GPU, as in the scripts."""
+_SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
 _STRATEGY = f"{ACTOR}.strategy"
 _FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
 """The keys on which the format of checkpoints depends."""
@@ -203,8 +200,7 @@ class Placement(Value):
     """Whether each engine is a server process, as in verl's asynchronous rollout."""
     stores: int = STORES
     name: str = "verl"
-    main: str = "TaskRunner"
-    """The process that directs the others."""
+    main: str = "TaskRunner"  # The process that directs the others
 
     @property
     def _has_queue(self) -> bool:
@@ -265,12 +261,9 @@ VERSIONS: tuple[Version, ...] = (
 )
 ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
 
-_GROUP_SIZE = 8
-"""Answers to each prompt that GRPO compares."""
-_AGENT_LOOPS = 8
-"""Agent-loop workers that verl starts by default."""
-_EVERY = 20
-"""Steps between checkpoints, and between evaluations."""
+_GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
+_AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default
+_EVERY = 20  # Steps between checkpoints, and between evaluations
 
 
 def make(asked: RecipeInput) -> Command:

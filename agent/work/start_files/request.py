@@ -26,17 +26,12 @@ class Request(Value, frozen=True):
     recipe: str
     nodes: int
     gpus: int
-    variant: str = ""
-    """The container of Slurm, or the kind of Kubernetes and RunPod."""
-    image: str = ""
-    """Another image than the recipe's usual one."""
-    agent: str = ""
-    """Path of the one file; '' is the platform's usual place."""
+    variant: str = ""  # The container of Slurm, or the kind of Kubernetes and RunPod
+    image: str = ""  # Another image than the recipe's usual one
+    agent: str = ""  # Path of the one file; '' is the platform's usual place
     url: str = ""
-    sha256: str = ""
-    """Where a node fetches the one file instead, and its digest."""
-    volume: str = ""
-    """Id of a network volume of RunPod."""
+    sha256: str = ""  # Where a node fetches the one file instead, and its digest
+    volume: str = ""  # Id of a network volume of RunPod
 
     @property
     def preset(self) -> Preset:
@@ -82,17 +77,14 @@ class Preset(Value, frozen=True):
     about: str
     image: str
     checkout: Checkout | None = None
-    install: tuple[str, ...] = ()
-    """Shell commands that install the framework into the image."""
-    code: str = ""
-    """The folder of the image in which the job starts."""
+    install: tuple[str, ...] = ()  # Shell commands that install the framework into the image
+    code: str = ""  # The folder of the image in which the job starts
     model: str = ""
     train: str = ""
     evaluate: str = ""
     prepare: str = ""
     args: tuple[str, ...] = ()
-    services: str = ""
-    """An example's file for AGENT_SERVICES."""
+    services: str = ""  # An example's file for AGENT_SERVICES
     reward: str = ""
     resumes: bool = True
 
@@ -115,8 +107,7 @@ class Folders(Value, frozen=True):
     checkpoints: str
     logs: str = ""
     models: str = ""
-    is_shared: bool = True
-    """Whether every node sees the same `data`."""
+    is_shared: bool = True  # Whether every node sees the same `data`
 
 
 def setup_commands(request: Request, folders: Folders) -> tuple[str, ...]:
