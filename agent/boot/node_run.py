@@ -35,7 +35,7 @@ from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, NodeRecorder, folder_of, running_processes
-from agent.record.run_folder import write_outcome
+from agent.record.run_folder import outcome_text, write_outcome
 from agent.runtime import descendants, driver, parent
 from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.process import Child, adopt
@@ -314,8 +314,8 @@ class NodeRun:
     def write_outcome(self, outcome: Outcome, attempts: Sequence[AttemptRecord] = ()) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        bundle, cost = self.bundle or "", self.cost
-        write_outcome(self.folder.path, outcome, attempts, self.outages, bundle, cost)
+        text = outcome_text(outcome, attempts, self.outages, self.bundle or "", self.cost)
+        write_outcome(self.folder.path, text)
         return True
 
     async def stop_descendants(self, limit: float) -> None:

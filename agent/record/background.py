@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.base import times
@@ -31,6 +32,7 @@ T = TypeVar("T")
 MAX_QUEUED = 1 << 20  # bytes queued for a blocked destination
 _PIECE = 1 << 16
 _SURE = 4096  # bytes that a ready pipe accepts without blocking (PIPE_BUF)
+NO_THREAD = "can't start new thread"  # as Python reports it
 _PAUSES = (1.0, 2.0, 5.0)  # seconds between retries; the last one repeats
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
@@ -38,9 +40,9 @@ _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
 _open_writers: list[Writer] = []
 
 
-def start_thread(act: Callable[[], object]) -> threading.Thread | None:
+def start_thread(act: Callable[[], object], name: str | None = None) -> threading.Thread | None:
     """Start a thread that cannot delay the exit; None where `pids.max` allows no more."""
-    thread = threading.Thread(target=act, daemon=True)
+    thread = threading.Thread(target=act, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError:
@@ -163,17 +165,11 @@ class Background(ABC):
     def _run(self) -> None:
         """Write until `_closing` is set and nothing is left; runs in the thread."""
 
-    def start(self) -> str:
-        """Start the thread; return why there is none (pids.max), or ''."""
+    def start(self) -> bool:
+        """Start the thread; return False if `pids.max` allows none."""
         with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    return str(error)
-                self._thread = thread
-        return ""
+            self._thread = self._thread or start_thread(self._run, self.name)
+        return self._thread is not None
 
     def close(self) -> None:
         """Make the thread write the rest and end, without retries."""
@@ -214,7 +210,7 @@ class Writer(Background):
     ) -> None:
         super().__init__(name)
         self.encoding = "utf-8"
-        self._most, self._lost_line, self._trouble = most, lost, trouble
+        self._most, self._lost_line, self.trouble = most, lost, trouble
         self._sink: Sink | None = None
         self._lines: deque[bytes] = deque()
         self._waiting = 0  # bytes in the queue
@@ -255,7 +251,7 @@ class Writer(Background):
 
         def report(why: str) -> None:
             if not self._closing:  # nothing is logged after the last line
-                self._trouble(why)
+                self.trouble(why)
 
         self._sink = Sink(opener, report, most_of_file)
         _open_writers.append(self)
@@ -298,7 +294,7 @@ class Writer(Background):
     def _write_queue(self) -> None:
         """Start the thread; without one, write here as far as the destination does not block."""
         sink = self._sink
-        if sink is None or not self.start():
+        if sink is None or self.start():
             return
         try:
             while sink.is_ready() and (data := self._take(_SURE, wait=False)):
@@ -357,12 +353,11 @@ class ItemWriter(Background, Generic[T]):
         self._busy_since: float | None = None
         disk.watch(name, lambda: self._busy_since)
 
-    def start(self) -> str:
+    def start(self) -> bool:
         """Start the thread; without one nothing is written, and a line says so."""
-        why = super().start()
-        if why:
-            self._disk.say(f"{self.name} is not written: {why}", "warning")
-        return why
+        if not super().start():
+            self._disk.say(f"{self.name} is not written: {NO_THREAD}", "warning")
+        return self._thread is not None
 
     def put(self, item: T, *, urgent: bool = True) -> None:
         """Replace the item to write; return at once."""
@@ -412,6 +407,12 @@ class DiskAlarm:
         """Check a writer for stalled writes by the start of its current write."""
         with self._changed:
             self._watched = {**self._watched, name: busy_since}
+
+    def follow(self, writer: Writer) -> Writer:
+        """Report failures and stalled writes of a writer of lines."""
+        writer.trouble = partial(self.report, writer.name)
+        self.watch(writer.name, writer.busy_since)
+        return writer
 
     def report(self, name: str, why: str, remedy: str = _REMEDY) -> None:
         """Record why a file cannot be written, or its recovery by ''."""

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -196,14 +195,13 @@ class EventRecorder:
         self._where, self._clean, self._clock = where, clean, clock
         self._most_bytes = most_bytes
         self._began = self._line(began)
-        self._writer = Writer(
+        writer = Writer(
             EVENTS_FILE,
             most=MOST_QUEUED,
             lost=lambda count: self._line(Unrecorded("events", f"{count}{_LOST}")),
-            trouble=partial(disk_alarm.report, EVENTS_FILE),
         )
+        self._writer = disk_alarm.follow(writer)
         self._writer.open(self._open, most_bytes)
-        disk_alarm.watch(EVENTS_FILE, self._writer.busy_since)
 
     def add(self, event: object) -> None:
         """Queue an event."""

@@ -84,7 +84,7 @@ class _Log:
         )
         self._stderr.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self.disk = DiskAlarm(self.say)
-        self._file_writer = self._file("agent.log")
+        self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost(1)))
 
     def configure(
         self, style: str, environ: Mapping[str, str], redactor: Redactor, node: str
@@ -99,7 +99,7 @@ class _Log:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
         if self._file_writer.is_open:
             self._file_writer.close()
-            self._file_writer = self._file("agent.log")
+            self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost(1)))
         self._file_writer.open(appending(path))
 
     def say(self, sentence: str, level: str = "info") -> None:
@@ -113,11 +113,6 @@ class _Log:
             self._logger = self._make()
         lines: RenderedLine = getattr(self._logger, level)(sentence)
         return lines
-
-    def _file(self, name: str) -> Writer:
-        made = Writer(name, lost=self._lost(1), trouble=partial(self.disk.report, name))
-        self.disk.watch(name, made.busy_since)
-        return made
 
     def _lost(self, which: int) -> Callable[[int], str]:
         """Return a function that renders the line about dropped lines."""

@@ -162,32 +162,24 @@ def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
     )
 
 
-class FoundFolder(NamedTuple):
-    """The state of a folder that a node may use."""
-
-    lock: LockHolder
-    is_new: bool  # True if the folder was just made
-    record: NodeRecord | None
-    is_agent_running: bool = False  # whether the record's agent runs here and is another process
-
-
-def may_reuse(found: FoundFolder, node: str, here: PidSpace) -> bool:
-    """Decide whether this agent may use a folder that another agent of the node used.
+def may_reuse(
+    record: NodeRecord | None, lock: LockHolder, node: str, here: PidSpace, *, is_new: bool
+) -> bool:
+    """Decide whether this agent may use a folder, just made or with another agent's record.
 
     The record decides beside the lock, which other machines may not see: its agent ended, or its
     pids are valid here, or it is of this pod, which keeps its host name when it is restarted, but
     not its boot id and pid namespace.
     """
-    record, is_ours = found.record, found.lock is LockHolder.OURS
-    if found.lock is LockHolder.THEIRS:
+    if lock is LockHolder.THEIRS:
         return False
-    if found.is_new:
+    if is_new:
         return True
     if record is None:
-        return is_ours
-    if record.node != node or found.is_agent_running:
+        return lock is LockHolder.OURS
+    if record.node != node or is_agent_running(record):
         return False
-    is_same_pod = is_ours and record.place.hostname == here.hostname
+    is_same_pod = lock is LockHolder.OURS and record.place.hostname == here.hostname
     return record.ended or here.sees(record.place) or is_same_pod
 
 

@@ -35,17 +35,8 @@ from agent.record.files import (
     write_atomically,
 )
 from agent.record.log import disk_alarm, say
-from agent.record.node_record import FoundFolder, NodeRecord, own_record
-from agent.work.checkpoints import (
-    CHECKPOINT_FILE,
-    LAST_FILES,
-    TRACKER,
-    CheckpointOwner,
-    FolderContents,
-    latest,
-    resumes_from,
-    step_of,
-)
+from agent.record.node_record import NodeRecord, own_record
+from agent.work import checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,18 +81,9 @@ def read_outcome(folder: Path) -> Outcome | None:
         return None
 
 
-def write_outcome(  # noqa: PLR0913 - all that the file has
-    folder: Path,
-    outcome: Outcome,
-    attempts: Sequence[AttemptRecord] = (),
-    outages: Sequence[OutageRecord] = (),
-    bundle: str = "",
-    cost: float | None = None,
-) -> OSError | None:
+def write_outcome(folder: Path, text: str) -> OSError | None:
     """Write outcome.json as a whole; report a failure to the disk alarm."""
-    error = write_atomically(
-        folder / OUTCOME_FILE, outcome_text(outcome, attempts, outages, bundle, cost)
-    )
+    error = write_atomically(folder / OUTCOME_FILE, text)
     disk_alarm.report(OUTCOME_FILE, "" if error is None else error_text(error))
     return error
 
@@ -152,17 +134,18 @@ _CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_
 _DEEPEST = 2  # depth at which frameworks put steps, as in `ckpt/_actor/global_step40`
 
 
-def read_checkpoints(folder: str) -> FolderContents:
+def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     """Return the checkpoints in a folder; none if it does not exist."""
     place, mark, fault, tracked = Path(folder), None, "", ""
     try:
         with suppress(FileNotFoundError):
-            mark = CheckpointOwner.read(read_small(place / CHECKPOINT_FILE))
+            mark = checkpoints.CheckpointOwner.read(read_small(place / checkpoints.CHECKPOINT_FILE))
     except (OSError, ValueError, TypeError) as error:
         fault = error_text(error) if isinstance(error, OSError) else str(error)
     with suppress(OSError, ValueError):
-        tracked = read_small(place / TRACKER).strip()
-    return FolderContents(mark, fault, latest(_folders(place, "", 0)), tracked)
+        tracked = read_small(place / checkpoints.TRACKER).strip()
+    newest = checkpoints.latest(_folders(place, "", 0))
+    return checkpoints.FolderContents(mark, fault, newest, tracked)
 
 
 class CheckpointFiles(Value):
@@ -176,7 +159,7 @@ class CheckpointFiles(Value):
 def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     """Return the newest checkpoint that a framework would resume from, with its files."""
     held = read_checkpoints(folder)
-    path = resumes_from(held, framework) if framework else held.newest
+    path = checkpoints.resumes_from(held, framework) if framework else held.newest
     if not path:
         return None
     place, files, is_whole = Path(folder) / path, [], False
@@ -184,20 +167,20 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
         with suppress(OSError):  # it was removed meanwhile
             status = one.stat()
             files.append((str(one), status.st_size, status.st_mtime_ns))
-    if framework in LAST_FILES:
+    if framework in checkpoints.LAST_FILES:
         with suppress(OSError, ValueError, RecursionError):
-            json.loads(read_small(place / LAST_FILES[framework]))
+            json.loads(read_small(place / checkpoints.LAST_FILES[framework]))
             is_whole = True
     return CheckpointFiles(path, tuple(files), is_whole)
 
 
-def write_mark(folder: str, mark: CheckpointOwner) -> str:
+def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
     """Write the owner of a checkpoint folder into it; return an error, or ''."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error_text(error)
-    failure = write_atomically(Path(folder) / CHECKPOINT_FILE, mark.text(), public=True)
+    failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, mark.text(), public=True)
     return "" if failure is None else error_text(failure)
 
 
@@ -209,7 +192,7 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
     for entry in found:
         path = f"{above}{entry.name}"
         yield path
-        if depth < _DEEPEST and step_of(entry.name) is None:
+        if depth < _DEEPEST and checkpoints.step_of(entry.name) is None:
             yield from _folders(Path(entry.path), f"{path}/", depth + 1)
 
 
@@ -290,9 +273,7 @@ class RunFolder:
         lock = FileLock(path / _LOCK)
         holder, read = lock.take(), NodeRecord.read(path / node_record.NODE_FILE)
         former = read if isinstance(read, NodeRecord) else None
-        is_running = former is not None and node_record.is_agent_running(former)
-        found = FoundFolder(holder, is_new, former, is_running)
-        if not node_record.may_reuse(found, self._name, self.own.place):
+        if not node_record.may_reuse(former, holder, self._name, self.own.place, is_new=is_new):
             lock.release()
             return False
         self._lock, self.former = lock, former

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from agent.base import times
-from agent.record.background import Background, Sink
+from agent.record.background import NO_THREAD, Background, Sink
 from agent.record.files import appending
 from agent.record.log import disk_alarm, say
 
@@ -101,13 +101,13 @@ class OutputCopy(Background):
         self.on_passed = on_passed
         self._former: threading.Thread | None = None
 
-    def start(self) -> str:
+    def start(self) -> bool:
         """Start the thread; it first waits for the former one of the same sink."""
         self._former = _copying.get(self.name)
-        why = super().start()
+        super().start()
         if self._thread is not None:
             _copying[self.name] = self._thread
-        return why
+        return self._thread is not None
 
     def _run(self) -> None:
         if self._former is not None:
@@ -224,9 +224,8 @@ class OutputCopies:
     def start(self) -> None:
         """Start copying."""
         for copier in self._copies:
-            why = copier.start()
-            if why:
-                say(f"the job's output cannot be passed on: {why}", "warning")
+            if not copier.start():
+                say(f"the job's output cannot be passed on: {NO_THREAD}", "warning")
                 return
 
     def finish(self, limit: float) -> None:

@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,10 +61,8 @@ class ChildLog:
     def __init__(self, log: Callable[[], Path], fd: int = -1) -> None:
         """Write to the file at `log()`; `fd` is the pipe of a child that runs already."""
         self.path = log
-        name = log().name
-        trouble = partial(disk_alarm.report, name)
-        self._writer = Writer(name, appending(log), most=_QUEUE_BYTES, trouble=trouble)
-        disk_alarm.watch(name, self._writer.busy_since)
+        writer = Writer(log().name, appending(log), most=_QUEUE_BYTES)
+        self._writer = disk_alarm.follow(writer)
         self._fd = fd
         self._is_over = False  # True once nothing waits for the file any more
         self.end = b""  # The last bytes of the output

@@ -17,7 +17,7 @@ from agent.decisions.head.state import WorkerReported
 from agent.decisions.values import ServiceGone, ServiceReady
 from agent.record import events as e
 from agent.record.explain import explain
-from agent.record.run_folder import RunFolder, write_outcome
+from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 from agent.record.run_record import AttemptRecord, RunRecord
 from agent.settings.redact import Redactor
 from unit.worlds import plan_of
@@ -71,9 +71,9 @@ def run_of(root: Path) -> Path:
     """Write a whole run: its head, a worker on the same disk, its record."""
     run = root / "run-1"
     write(run / "pod0", *HEAD)
-    write_outcome(run / "pod0", FAILED)
+    write_outcome(run / "pod0", outcome_text(FAILED))
     write(run / "pod1", (1.0, e.PhaseEntered("joining Ray")), (3.0, e.Ended(3.0)), role="worker")
-    write_outcome(run / "pod1", Outcome(Kind.LOST, 75, "its head was lost"))
+    write_outcome(run / "pod1", outcome_text(Outcome(Kind.LOST, 75, "its head was lost")))
     record = RunRecord("run-1", "f", 1, "pod0").begin_attempt(
         AttemptRecord(1, "run-1-1", "2026-11-22T06:48:39.000Z")
     )
@@ -112,7 +112,7 @@ def test_different_exit_codes_are_named(tmp_path: Path) -> None:
     """In a shared folder, nodes whose exit code differs from the head's are named."""
     run = tmp_path / "run-1"
     write(run / "pod0", (1.0, e.Ended(1.0)))
-    write_outcome(run / "pod0", Outcome(Kind.DONE, 0, "the job succeeded"))
+    write_outcome(run / "pod0", outcome_text(Outcome(Kind.DONE, 0, "the job succeeded")))
     write(run / "pod1", (1.0, e.Ended(1.0)), role="worker")
     assert "different exit codes: pod1 with no outcome" in explain(run)
 
@@ -126,7 +126,9 @@ def test_an_unfinished_wait(tmp_path: Path) -> None:
     write(tmp_path / "pod0", *told)
     line = "waited for workers 9 min 58 s{}; last: 0 of 1 joined; 1 never reported"
     assert line.format(" so far") in explain(tmp_path)
-    write_outcome(tmp_path / "pod0", Outcome(Kind.UNAVAILABLE, 69, "workers not ready in time"))
+    write_outcome(
+        tmp_path / "pod0", outcome_text(Outcome(Kind.UNAVAILABLE, 69, "workers not ready in time"))
+    )
     assert line.format(", in vain") in explain(tmp_path)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,6 @@ from agent.record.background import DiskAlarm
 from agent.record.files import FileLock, LockHolder, NoRecord
 from agent.record.node_record import (
     NODE_FILE,
-    FoundFolder,
     NodeRecord,
     NodeRecorder,
     PidSpace,
@@ -194,40 +193,43 @@ OURS, THEIRS, UNKNOWN = LockHolder.OURS, LockHolder.THEIRS, LockHolder.UNKNOWN
 AT = {place: replace(RECORD, place=place) for place in (HERE, ELSEWHERE, RESTARTED)}
 
 
-def found(
-    claim: LockHolder,
-    record: NodeRecord | None,
-    *,
-    is_new: bool = False,
-    agent_lives: bool = False,
-) -> FoundFolder:
-    """Return what is found in a folder, which was there before as a rule."""
-    return FoundFolder(claim, is_new, record, agent_lives)
+class Found(NamedTuple):
+    """What is found in a folder, which was there before as a rule."""
+
+    lock: LockHolder
+    record: NodeRecord | None
+    is_new: bool = False
+    agent_lives: bool = False
 
 
 @pytest.mark.parametrize(
     ("there", "free"),
     [
-        (found(OURS, None, is_new=True), True),
-        (found(UNKNOWN, None, is_new=True), True),
-        (found(THEIRS, None, is_new=True), False),
-        (found(OURS, None, is_new=False), True),
-        (found(UNKNOWN, None, is_new=False), False),
-        (found(OURS, AT[HERE]), True),
-        (found(OURS, AT[HERE], agent_lives=True), False),
-        (found(THEIRS, AT[HERE]), False),
-        (found(UNKNOWN, AT[HERE]), True),
-        (found(OURS, replace(AT[HERE], node="pod:0")), False),
-        (found(OURS, AT[RESTARTED]), True),
-        (found(UNKNOWN, AT[RESTARTED]), False),
-        (found(OURS, AT[ELSEWHERE]), False),
-        (found(OURS, replace(AT[ELSEWHERE], ended=True)), True),
-        (found(THEIRS, replace(AT[ELSEWHERE], ended=True)), False),
+        (Found(OURS, None, is_new=True), True),
+        (Found(UNKNOWN, None, is_new=True), True),
+        (Found(THEIRS, None, is_new=True), False),
+        (Found(OURS, None, is_new=False), True),
+        (Found(UNKNOWN, None, is_new=False), False),
+        (Found(OURS, AT[HERE]), True),
+        (Found(OURS, AT[HERE], agent_lives=True), False),
+        (Found(THEIRS, AT[HERE]), False),
+        (Found(UNKNOWN, AT[HERE]), True),
+        (Found(OURS, replace(AT[HERE], node="pod:0")), False),
+        (Found(OURS, AT[RESTARTED]), True),
+        (Found(UNKNOWN, AT[RESTARTED]), False),
+        (Found(OURS, AT[ELSEWHERE]), False),
+        (Found(OURS, replace(AT[ELSEWHERE], ended=True)), True),
+        (Found(THEIRS, replace(AT[ELSEWHERE], ended=True)), False),
     ],
 )
-def test_which_folders_may_be_reused(there: FoundFolder, free: bool) -> None:  # noqa: FBT001 - a table's column
+def test_which_folders_may_be_reused(
+    there: Found,
+    free: bool,  # noqa: FBT001 - a table's column
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """New, ended, killed here, or of a restarted pod."""
-    assert may_reuse(there, "pod0", HERE) is free
+    monkeypatch.setattr(node_record, "is_agent_running", lambda _record: there.agent_lives)
+    assert may_reuse(there.record, there.lock, "pod0", HERE, is_new=there.is_new) is free
 
 
 def test_a_lock_is_exclusive(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ from agent.base.ends import Kind, Outcome
 from agent.boot import run
 from agent.record import node_record, run_folder
 from agent.record.background import DiskAlarm
-from agent.record.run_folder import OutageRecord, RunFolder, read_outcome, write_outcome
+from agent.record.run_folder import (
+    OutageRecord,
+    RunFolder,
+    outcome_text,
+    read_outcome,
+    write_outcome,
+)
 from agent.record.run_record import AttemptRecord
 from agent.runtime import parent
 
@@ -33,12 +39,12 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
         "attempts": [],
         "outages": [],
     }
-    assert write_outcome(tmp_path, outcome) is None
+    assert write_outcome(tmp_path, outcome_text(outcome)) is None
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert {field: data.get(field) for field in contract} == contract
     attempt = AttemptRecord(1, "run-1", "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75)
     outage = OutageRecord("reward server", "pod0", "2025-01-01T00:00:00Z")
-    write_outcome(tmp_path, outcome, [attempt], [outage])
+    write_outcome(tmp_path, outcome_text(outcome, [attempt], [outage]))
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert data["attempts"] == [
         {
@@ -62,7 +68,7 @@ def test_an_outcome_that_cannot_be_written_is_logged(
     said: list[str] = []
     word = DiskAlarm(lambda sentence, _level: said.append(sentence))
     monkeypatch.setattr(run_folder, "disk_alarm", word)
-    error = write_outcome(tmp_path / "gone", Outcome(Kind.DONE, 0, "done"))
+    error = write_outcome(tmp_path / "gone", outcome_text(Outcome(Kind.DONE, 0, "done")))
     assert isinstance(error, FileNotFoundError)
     (told,) = said
     assert told.startswith("outcome.json cannot be written: No such file or directory. ")
@@ -77,7 +83,7 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
     monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
     assert run.former_verdict(tmp_path, "pod0") is None
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
-    write_outcome(folder.path, outcome)
+    write_outcome(folder.path, outcome_text(outcome))
     assert run.former_verdict(tmp_path, "pod0") == outcome
     assert run.former_verdict(tmp_path, "pod1") is None
     monkeypatch.setattr(parent, "former_agents", ())

@@ -12,7 +12,7 @@ import pytest
 from agent.base.ends import Kind, Outcome
 from agent.cli import main
 from agent.control.log_filter import LogFilter, time_since
-from agent.record.run_folder import newest_run, node_folders, write_outcome
+from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from unit.worlds import SECRET
 
@@ -31,7 +31,7 @@ def leave_run(root: Path, run_id: str, written: float) -> Path:
     for node, log in (("pod0", "job.log"), ("pod1", "agent.log")):
         folder = root / run_id / node
         folder.mkdir(parents=True)
-        write_outcome(folder, FAILED)
+        write_outcome(folder, outcome_text(FAILED))
         (folder / log).write_text(f"{run_id} {node} one\n{SECRET}\nthree\n")
         os.utime(folder / "outcome.json", (written, written))
     RunRecord(run_id, "fingerprint", 1, "pod0").write(root / run_id / RUN_FILE)

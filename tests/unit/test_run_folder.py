@@ -20,7 +20,7 @@ from agent.record import run_folder
 from agent.record.events import FORMER_EVENTS_FILE
 from agent.record.files import access, appending
 from agent.record.node_record import NodeRecord, own_record
-from agent.record.run_folder import RunFolder, write_outcome
+from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,9 @@ def test_who_may_read_a_run(
     root = tmp_path / "logs"
     folder = in_run(root)
     os.close(appending(folder.path / "agent.log")())
-    assert not write_outcome(folder.path, Outcome(Kind.DONE, 0, "running", "pod0", "it ended"))
+    assert not write_outcome(
+        folder.path, outcome_text(Outcome(Kind.DONE, 0, "running", "pod0", "it ended"))
+    )
     if mode == "umask":
         folders, files = folders & ~umask, files & ~umask
     modes = {path: path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))}
@@ -131,7 +133,7 @@ def test_a_restarted_node_uses_its_folder_again(tmp_path: Path) -> None:
     """Files stay, the previous record is read, and its outcome is renamed."""
     first = in_run(tmp_path)
     first.file("agent.log").write_text("first\n")
-    write_outcome(first.path, Outcome(Kind.LOST, 75, "gone"))
+    write_outcome(first.path, outcome_text(Outcome(Kind.LOST, 75, "gone")))
     first.close()
     second = in_run(tmp_path)
     assert second.path == first.path
@@ -220,7 +222,7 @@ def test_former_outcomes_are_bounded(tmp_path: Path) -> None:
     """A pod that restarts many times keeps the newest outcomes."""
     for number in range(60):
         folder = in_run(tmp_path)
-        write_outcome(folder.path, Outcome(Kind.LOST, 75, str(number)))
+        write_outcome(folder.path, outcome_text(Outcome(Kind.LOST, 75, str(number))))
         stamp = 1_000_000.0 + number
         os.utime(folder.file("outcome.json"), (stamp, stamp))
         folder.close()

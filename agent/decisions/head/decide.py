@@ -8,40 +8,21 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.text import listed
-from agent.decisions.attempts import (
-    Attempt,
-    AttemptEvent,
-    AttemptSnapshot,
-    DriverSignaled,
-    submission_id_of,
-)
+from agent.decisions import attempts
+from agent.decisions import values as v
 from agent.decisions.head import phases, probes, retry, services, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title
-from agent.decisions.values import (
-    HERE,
-    Item,
-    LogLine,
-    Outage,
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
-    Step,
-    StepOver,
-    StopAsked,
-    Tick,
-)
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.decisions.head.state import Decision, Key
-    from agent.decisions.values import ItemReport
 
-    ServiceEvent = ServiceReady | ServiceWaits | ServiceGone
+    ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
 
 _MAX_OUTAGES = 200
@@ -50,32 +31,34 @@ _MAX_OUTAGES = 200
 def first_state(goal: h.HeadGoal) -> HeadState:
     """Return the state in which the head starts."""
     number, done = goal.first_attempt, goal.finished_steps
+    first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
+    steps = {
+        (v.HERE, name): v.Item().ready() if name in done else v.Item(deadline=within)
+        for name, within in ((one.name, one.within) for one in goal.steps)
+    }
     state = HeadState(
         goal=goal,
-        attempt=Attempt(submission_id_of(goal.run_id, number, goal.submission_id), number),
-        ray=Item(Step.READY) if goal.by_torchrun else Item(),
+        attempt=attempts.Attempt(first_id, number),
+        ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
-        steps={
-            (HERE, one.name): Item().ready() if one.name in done else Item(deadline=one.within)
-            for one in goal.steps
-        },
+        steps=steps,
         step_queues=services.first_step_queues(goal),
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = state.with_item((HERE, spec.name), services.first_item(goal, spec, 0.0))
-    own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
+            state = state.with_item((v.HERE, spec.name), services.first_item(goal, spec, 0.0))
+    own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
     state = services.hold_back(state, [*own, *state.services], state.attempt.began)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
-def _resume(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
+def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
     """Return a first state that resumes the attempt of a killed agent."""
     attempt = snapshot.attempt
     if not attempt.id:  # an older agent did not record it
-        own = submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
+        own = attempts.submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
         attempt = replace(attempt, id=own)
     return replace(
         state,
@@ -103,11 +86,11 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
-    if isinstance(event, AttemptEvent) and event.id != before.attempt.id:
-        event = Tick()
+    if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
+        event = v.Tick()
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
         return apply_event(before, event, now), ()
-    if isinstance(event, StopAsked):
+    if isinstance(event, v.StopAsked):
         return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):  # two heads must not run one job
         return phases.on_later_head(before, event, now)
@@ -190,7 +173,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, ray=ray, ray_head_ip=head, node_sizes=sizes, fleet=fleet)
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
-            is_pending = state.ray.step is Step.PENDING
+            is_pending = state.ray.step is v.Step.PENDING
             ray = replace(state.ray, evidence=evidence) if is_pending else state.ray
             return replace(state, gcs_answers=True, ray=ray)
         case h.HeadRaySilent(evidence):
@@ -203,11 +186,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             since = state.hang_since if lasts else now
             return replace(state, hang=event if evidence else None, hang_since=since)
         case h.WorkerIntroduced(key, _, facts, findings):
-            known, found = (
-                {**state.fleet.facts, key: facts},
-                {**state.fleet.findings, key: findings},
-            )
-            return replace(state, fleet=replace(state.fleet, facts=known, findings=found))
+            fleet = replace(state.fleet, facts={**state.fleet.facts, key: facts})
+            fleet = replace(fleet, findings={**fleet.findings, key: findings})
+            return replace(state, fleet=fleet)
         case h.Cleared(over, left) if over == state.attempt.number - 1:
             return replace(state, own_leftovers=f"{left} cannot be ended" if left else None)
         case h.CheckpointSeen(_, step, path):
@@ -216,22 +197,22 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             state = _apply_report(state, worker, now)
             return retry.apply_share_end(state, worker.key, worker.share, now)
         case h.OwnShareOver(over):
-            return retry.apply_share_end(state, HERE, over, now)
+            return retry.apply_share_end(state, v.HERE, over, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
-        case StepOver(name, failure, node):
+        case v.StepOver(name, failure, node):
             item = state.steps.get((node, name))
             if item is None:
                 return state
             return state.with_item((node, name), item.lost(failure) if failure else item.ready())
-        case ServiceReady() | ServiceWaits() | ServiceGone():
+        case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
             return _apply_service_state(state, event.node, event, now)
         case h.JobHeard(_, report):
             return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
-        case DriverSignaled():
+        case attempts.DriverSignaled():
             return replace(state, attempt=replace(state.attempt, signaled=True))
         case h.Submitted():
             return replace(state, attempt=replace(state.attempt, last_status_at=now))
@@ -296,26 +277,26 @@ def _forget_services(state: HeadState, key: str) -> HeadState:
 
 
 def _apply_service_state(
-    state: HeadState, node: str, report: ItemReport | ServiceEvent, now: float
+    state: HeadState, node: str, report: v.ItemReport | ServiceEvent, now: float
 ) -> HeadState:
     key = (node, report.name)
     item = state.services.get(key)
     if item is None or report.generation not in (None, item.generation):
         return state  # a report about an earlier start
-    new = item.ready() if report.step is Step.READY else replace(item, evidence=report.evidence)
-    new = item.lost(report.evidence) if report.step is Step.LOST else new
+    new = item.ready() if report.step is v.Step.READY else replace(item, evidence=report.evidence)
+    new = item.lost(report.evidence) if report.step is v.Step.LOST else new
     if new == item:
         return state
     return _record_outage(state, key, item, new, now).with_item(key, new)
 
 
-def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:
+def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
     """Record the start or the end of an outage of a service that was ready."""
     worker, outages = state.fleet.workers.get(key[0]), state.outages
-    outage = Outage(key[1], key[0] if worker is None else worker.name, now)
-    if old.step is Step.READY and new.step is not Step.READY:
+    outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
+    if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
-    elif new.step is Step.READY and old.was_ready:
+    elif new.step is v.Step.READY and old.was_ready:
         open_ones = {replace(outage, since=one.since) for one in outages}
         outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
     return replace(state, outages=outages)
@@ -324,32 +305,32 @@ def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float)
 def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
     """Return the log lines for what an event changed."""
     found: list[HeadAction] = [*waits.hang_messages(before, after, event)]
-    if isinstance(event, StepOver) and before.steps != after.steps:
-        are_done = all(item.step is Step.READY for item in after.steps.values())
-        found += [LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
+    if isinstance(event, v.StepOver) and before.steps != after.steps:
+        are_done = all(item.step is v.Step.READY for item in after.steps.values())
+        found += [v.LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
     if isinstance(event, h.WorkerReported):
         reported = [(event.worker.key, item.name) for item in event.worker.items]
     else:
-        reported = [(event.node, event.name)] if isinstance(event, ServiceReady) else []
+        reported = [(event.node, event.name)] if isinstance(event, v.ServiceReady) else []
     for key in reported:
-        then, now = (state.services.get(key, Item()).step for state in (before, after))
-        if now is Step.READY and then is not Step.READY:
-            found.append(LogLine(f"{service_title(after, key)} answers"))
+        then, now = (state.services.get(key, v.Item()).step for state in (before, after))
+        if now is v.Step.READY and then is not v.Step.READY:
+            found.append(v.LogLine(f"{service_title(after, key)} answers"))
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
         doubt, doubted = contradiction(after.fleet, worker), contradiction(before.fleet, former)
         if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, doubted):
-            doubt = doubt or "nor does its Ray answer"
-            found.append(LogLine(f"{worker.label} is silent, {worker.silent}; {doubt}", "warning"))
+            why = f"{worker.silent}; {doubt or 'nor does its Ray answer'}"
+            found.append(v.LogLine(f"{worker.label} is silent, {why}", "warning"))
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         ray = "" if after.goal.by_torchrun else " Ray"
         joined = [ip for ip in are if ip not in was]
-        found += [LogLine(f"{are[ip]} joined{ray}") for ip in joined]
+        found += [v.LogLine(f"{are[ip]} joined{ray}") for ip in joined]
         unused = "is one more than the running attempt needs: unused until another begins"
-        found += [LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
+        found += [v.LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
         found += [
-            LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
+            v.LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
             for ip, name in was.items()
             if ip not in are
         ]

@@ -81,13 +81,6 @@ class Worker(Value, rename=_RECORDED_AS):
         """Return the platform's rank, or else the one that the head assigned."""
         return self.given_rank if self.rank is None else self.rank
 
-    @property
-    def unreachable_since(self) -> float | None:
-        """Return since when it does not report; None while it does."""
-        if self.silent:
-            return self.silent_since
-        return self.last_report_at if self.has_left else None
-
     def state(self, *, counts: bool) -> NodeState:
         """Return the state of its node; `counts` if it counts as present."""
         if self.has_left:

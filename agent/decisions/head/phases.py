@@ -11,13 +11,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.ends import Outcome
 from agent.base.text import listed
-from agent.decisions.attempts import (
-    Attempt,
-    StalledSinceLoss,
-    end_without_progress,
-    is_loss,
-    verdict_of,
-)
+from agent.decisions import attempts
 from agent.decisions.head import probes, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
@@ -36,7 +30,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
     if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
-        vain = end_without_progress(state.lost_attempts, state.newest_checkpoint)
+        vain = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
         if vain is not None:
             return leave(state, vain, now)
     # a worker may have a record of this run that the head lacks (lost disk)
@@ -200,7 +194,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if over is not None:
         return over
     attempt, lost = state.attempt, state.attempt.lost_nodes
-    if isinstance(event, StalledSinceLoss) and event.attempt == attempt.number and lost:
+    if isinstance(event, attempts.StalledSinceLoss) and event.attempt == attempt.number and lost:
         gone = f"{listed(lost)} {'was' if len(lost) == 1 else 'were'} lost"
         end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
         return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job", "warning"),))
@@ -283,7 +277,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return end_attempt(follow_resumed_job(state, now)[0], end, now)
     if isinstance(event, h.NeverSubmitted):
         # the agent was killed before it submitted the job: boot for the same attempt
-        attempt = Attempt(attempt.id, attempt.number, began=now)
+        attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
         state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
     if isinstance(event, h.Submitted | h.JobHeard):
@@ -354,7 +348,7 @@ def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> 
     if state.verdict is not None:
         return _stop_again(state, outcome, now, saves=saves)
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
-        return leave(state, verdict_of(state.attempt.report, state.last_loss), now)
+        return leave(state, attempts.verdict_of(state.attempt.report, state.last_loss), now)
     submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
     if submitted and state.goal.has_job:
         may_save = saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING
@@ -371,7 +365,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
     The first verdict stands, unless it is a loss after which another attempt would follow.
     """
     saving, verdict = state.saving, state.verdict
-    if verdict is None or (is_loss(verdict) and state.another_follows):
+    if verdict is None or (attempts.is_loss(verdict) and state.another_follows):
         state = replace(state, verdict=outcome)
     if saving is None:
         return state, ()
@@ -435,12 +429,12 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         ended = state.shares.is_settled
     refusal = event if isinstance(event, h.SubmitWaits) else None
     unknown = isinstance(event, h.NeverSubmitted)
-    if ended and is_loss(verdict) and not state.attempt.signaled:
+    if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
         # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
         # whatever its exit code
         report = retry.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
-            verdict = verdict_of(report, state.last_loss)
+            verdict = attempts.verdict_of(report, state.last_loss)
     never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)

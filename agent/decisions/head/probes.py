@@ -12,22 +12,10 @@ from agent.checks.agreement import agreement
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
+from agent.decisions import values as v
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave
 from agent.decisions.head.state import ProbeNode, then
-from agent.decisions.values import (
-    ALL_REDUCE,
-    HERE,
-    REACH,
-    SAMPLE,
-    SCORE,
-    Answer,
-    Answered,
-    LogLine,
-    Preflight,
-    Step,
-    Wait,
-)
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import REWARD
@@ -47,10 +35,10 @@ MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after th
 def _order_samples(state: HeadState, now: float) -> Decision:
     """Order bandwidth samples between the nodes that joined, each link once per run."""
     probes, agents = state.probes, state.fleet.present()
-    near = [one for one in agents if (HERE, one.ip) in probes.samples]
-    others = [one for one in agents if (HERE, one.ip) not in probes.samples]
+    near = [one for one in agents if (v.HERE, one.ip) in probes.samples]
+    others = [one for one in agents if (v.HERE, one.ip) not in probes.samples]
     near += others[: max(0, MAX_HEAD_LINKS - len(near))]
-    ways = [*((HERE, one.ip) for one in near), *((one.key, "") for one in near)]
+    ways = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
     ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
     ways += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
     new = [way for way in ways if way not in probes.samples]
@@ -58,7 +46,7 @@ def _order_samples(state: HeadState, now: float) -> Decision:
         return state, ()
     samples = {**probes.samples, **dict.fromkeys(new)}
     probes = replace(probes, samples=samples, samples_due=now + times.BANDWIDTH_SAMPLE)
-    return replace(state, probes=probes), tuple(ProbeNode(node, SAMPLE, at) for node, at in new)
+    return replace(state, probes=probes), tuple(ProbeNode(node, v.SAMPLE, at) for node, at in new)
 
 
 def _report_slow_links(state: HeadState, now: float) -> Decision:
@@ -70,7 +58,7 @@ def _report_slow_links(state: HeadState, now: float) -> Decision:
         pair
         for pair, one in probes.samples.items()
         if one is None and _has_not_left(state, pair[0])
-        if pair[0] == HERE or not workers[pair[0]].silent
+        if pair[0] == v.HERE or not workers[pair[0]].silent
     )
     if now < probes.samples_due and next(awaited, None) is not None:
         return state, ()
@@ -89,7 +77,7 @@ def _report_slow_links(state: HeadState, now: float) -> Decision:
         remedy = "Look whether these nodes are busy, or their network"
         found = (*found, Finding(CHECK, Level.WARN, what, remedy))
     samples = {
-        pair: Answer(SAMPLE, pair[1], "no sample in time") if one is None else one
+        pair: v.Answer(v.SAMPLE, pair[1], "no sample in time") if one is None else one
         for pair, one in probes.samples.items()
     }
     probes = replace(probes, samples=samples, samples_due=None)
@@ -102,14 +90,14 @@ def slowest_link(state: HeadState) -> float | None:
     return min((one.size * 8 / one.seconds for one in samples if one.seconds > 0), default=None)
 
 
-def link_waits(state: HeadState) -> Iterator[Wait]:
+def link_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the wait for samples of the links, by which the first attempt's job is sized."""
     due = state.probes.samples_due
     if due is None or not state.goal.is_sized_by_links or state.earlier_attempts:
         return
     open_links = sum(1 for one in state.probes.samples.values() if one is None)
     evidence = f"{open_links} of {len(state.probes.samples)} links are not measured"
-    yield Wait(planned.LINKS, "the bandwidth between the nodes", due, evidence)
+    yield v.Wait(planned.LINKS, "the bandwidth between the nodes", due, evidence)
 
 
 def begin_preflight(state: HeadState, now: float) -> Decision:
@@ -119,27 +107,27 @@ def begin_preflight(state: HeadState, now: float) -> Decision:
         return state, ()
     by_ray = {} if goal.by_torchrun else state.node_sizes
     own = by_ray.get(state.ray_head_ip or "", goal.size)
-    members = [(HERE, goal.node or "the head", own.gpus)]
+    members = [(v.HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
         gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
         members.append((worker.key, worker.name, gpus))
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
     until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    state = replace(state, preflight=Preflight(until, tuple(members)))
+    state = replace(state, preflight=v.Preflight(until, tuple(members)))
     orders = tuple(
-        ProbeNode(key, ALL_REDUCE, share=ShareOrder(rank, sizes))
+        ProbeNode(key, v.ALL_REDUCE, share=ShareOrder(rank, sizes))
         for rank, (key, _, _) in enumerate(members)
     )
     nodes = f"{len(members)} node(s)"
-    return state, (LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *orders)
+    return state, (v.LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *orders)
 
 
-def preflight_waits(state: HeadState) -> Iterator[Wait]:
+def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the wait for the head's result of the all-reduce."""
     known = state.preflight
     if known is not None and not known.is_over:
         what = f"an all-reduce over all nodes ({PREFLIGHT})"
-        yield Wait(planned.PREFLIGHT, what, known.deadline)
+        yield v.Wait(planned.PREFLIGHT, what, known.deadline)
 
 
 def finish_preflight(state: HeadState, now: float) -> Decision:
@@ -147,11 +135,11 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     known = state.preflight
     if known is None or known.is_over:
         return state, ()
-    own, fleet = known.answers.get(HERE), state.fleet
+    own, fleet = known.answers.get(v.HERE), state.fleet
     lost = tuple(
         name
         for key, name, _ in known.shares
-        if key != HERE and (key not in fleet.workers or not fleet.counts(fleet.workers[key]))
+        if key != v.HERE and (key not in fleet.workers or not fleet.counts(fleet.workers[key]))
     )
     if own is None and lost and not known.lost:  # it cannot succeed without them
         until = min(known.deadline, now + state.goal.limits[planned.NODE])
@@ -162,7 +150,7 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     words = "" if own is None else own.words
     speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
     if not failure:
-        return state, (LogLine(speed),)
+        return state, (v.LogLine(speed),)
     if lost:
         end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(lost))
         return leave(state, end, now)
@@ -188,8 +176,8 @@ def advance_probes(state: HeadState, turn: Turn) -> Decision:
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
         state, log = _apply_answers(state, reported.key, reported.answers, now)
-    if isinstance(event, Answered):
-        state, log = _apply_answers(state, HERE, (event.answer,), now)
+    if isinstance(event, v.Answered):
+        state, log = _apply_answers(state, v.HERE, (event.answer,), now)
     state, warned = _report_slow_links(state, now)
     state, tried = _order_scores(state, reported, now)
     return state, (*log, *warned, *tried)
@@ -198,9 +186,9 @@ def advance_probes(state: HeadState, turn: Turn) -> Decision:
 def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Decision:
     """Order all nodes to request a score once the server is ready, then each that reports later."""
     has_server = any(spec.name == REWARD for spec in state.goal.services)
-    home = (has_server and state.service_home(REWARD)) or HERE
+    home = (has_server and state.service_home(REWARD)) or v.HERE
     item = state.services.get((home, REWARD))
-    if item is None or item.step is not Step.READY:
+    if item is None or item.step is not v.Step.READY:
         return state, ()
     probes, workers = state.probes, state.fleet.workers
     is_first = not probes.score_asked
@@ -211,24 +199,24 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
         if one.key != home and one.key not in probes.score_asked
         if not (one.has_left or one.refused or one.service_only)
     ]
-    if is_first and new and home != HERE:  # if it runs here, its readiness was this probe
-        new.insert(0, HERE)
+    if is_first and new and home != v.HERE:  # if it runs here, its readiness was this probe
+        new.insert(0, v.HERE)
     if not new:
         return state, ()
     scores = {**probes.open_scores, **dict.fromkeys(new, now + times.NODE_PROBE)}
     probes = replace(probes, score_asked=probes.score_asked | {*new}, open_scores=scores)
     at = workers[home].ip if home in workers else ""
-    return replace(state, probes=probes), tuple(ProbeNode(key, SCORE, at) for key in new)
+    return replace(state, probes=probes), tuple(ProbeNode(key, v.SCORE, at) for key in new)
 
 
-def score_waits(state: HeadState) -> Iterator[Wait]:
+def score_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the wait for scores that nodes were asked for."""
     scores = state.probes.open_scores
     left = [key for key in scores if _has_not_left(state, key)]
     if left:
         until = max(scores[key] for key in left)
         what = "every node to get a score from the reward server"
-        yield Wait(planned.PROBE, what, until, lambda: f"no answer from {_names(state, left)}")
+        yield v.Wait(planned.PROBE, what, until, lambda: f"no answer from {_names(state, left)}")
 
 
 def give_up_scores(state: HeadState) -> Decision:
@@ -244,7 +232,7 @@ def give_up_scores(state: HeadState) -> Decision:
 
 def _has_not_left(state: HeadState, key: str) -> bool:
     worker = state.fleet.workers.get(key)
-    return key == HERE or (worker is not None and not worker.has_left)
+    return key == v.HERE or (worker is not None and not worker.has_left)
 
 
 def _order_reach(state: HeadState) -> Decision:
@@ -255,30 +243,30 @@ def _order_reach(state: HeadState) -> Decision:
     agents = state.fleet.present()
     by_hand = state.fleet.alive.keys() - {worker.ip for worker in agents}  # nodes without an agent
     ring = [*(worker.ip for worker in agents), *sorted(by_hand)]
-    pairs = [(HERE, ip) for ip in ring]
+    pairs = [(v.HERE, ip) for ip in ring]
     for worker, neighbour in zip(agents, [*ring[1:], *ring[:1]], strict=False):
         pairs += [(worker.key, other) for other in (head, neighbour) if other != worker.ip]
     new = [pair for pair in pairs if pair not in state.probes.reach_asked]
     reached = state.probes.reach_asked | {*new}
     state = replace(state, probes=replace(state.probes, reach_asked=reached))
-    return state, tuple(ProbeNode(node, REACH, at) for node, at in new)
+    return state, tuple(ProbeNode(node, v.REACH, at) for node, at in new)
 
 
 def _apply_answers(
-    state: HeadState, node: str, answers: tuple[Answer, ...], now: float
+    state: HeadState, node: str, answers: tuple[v.Answer, ...], now: float
 ) -> Decision:
     """Apply a node's answers, and report the findings that follow."""
     probes, preflight = state.probes, state.preflight
     members = {key for key, _, _ in preflight.shares} if preflight is not None else set()
     for one in answers:
         way = (node, one.at)
-        if one.probe == SAMPLE and probes.samples.get(way, one) is None:
+        if one.probe == v.SAMPLE and probes.samples.get(way, one) is None:
             probes = replace(probes, samples={**probes.samples, way: one})
-        if one.probe == SCORE and node in probes.open_scores:
+        if one.probe == v.SCORE and node in probes.open_scores:
             left = {key: until for key, until in probes.open_scores.items() if key != node}
             probes = replace(probes, open_scores=left)
         is_awaited = preflight is not None and node in members and not preflight.is_over
-        if one.probe == ALL_REDUCE and preflight is not None and is_awaited:
+        if one.probe == v.ALL_REDUCE and preflight is not None and is_awaited:
             until = now + times.HEAD_RESULT if one.evidence else preflight.deadline
             until, results = min(until, preflight.deadline), {**preflight.answers, node: one}
             preflight = replace(preflight, answers=results, deadline=until)
@@ -287,12 +275,12 @@ def _apply_answers(
     return _report_findings(state, tuple(one for one in found if one is not None))
 
 
-def _finding(state: HeadState, node: str, answer: Answer) -> Finding | None:
+def _finding(state: HeadState, node: str, answer: v.Answer) -> Finding | None:
     who = _name(state, node)
-    if answer.probe == SCORE and answer.evidence:
+    if answer.probe == v.SCORE and answer.evidence:
         what = f"{who} gets no score from it: {answer.evidence}"
         return Finding(REWARD, Level.WARN, what, _REACHABLE)
-    if answer.probe != REACH:
+    if answer.probe != v.REACH:
         return None
     other = _name_at(state, answer.at)
     if answer.evidence:
@@ -312,9 +300,9 @@ def _report_findings(state: HeadState, findings: tuple[Finding, ...]) -> Decisio
     if not new:
         return state, ()
     room = max(0, _MAX_LOGGED - len(known))
-    log = [LogLine(one.sentence(), "warning") for one in new[:room]]
+    log = [v.LogLine(one.sentence(), "warning") for one in new[:room]]
     if len(known) <= _MAX_LOGGED < len(known) + len(new):
-        log.append(LogLine("more of the kind: `pod-agent doctor --all` here", "warning"))
+        log.append(v.LogLine("more of the kind: `pod-agent doctor --all` here", "warning"))
     probes = replace(state.probes, findings=(*known, *new))
     return replace(state, probes=probes), tuple(log)
 
@@ -332,7 +320,7 @@ def _name_at(state: HeadState, ip: str) -> str:
     key = state.fleet.agent_at.get(ip)
     if key is not None:
         return _name(state, key)
-    return _name(state, HERE) if ip in ("", state.ray_head_ip) else ip
+    return _name(state, v.HERE) if ip in ("", state.ray_head_ip) else ip
 
 
 def compare_nodes(state: HeadState, now: float) -> Decision:
@@ -350,7 +338,7 @@ def compare_nodes(state: HeadState, now: float) -> Decision:
         differing = agreement(nodes, brings_libraries=goal.brings_libraries)
         found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
         new = [one for one in found if one not in state.differences]
-        log = tuple(LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
+        log = tuple(v.LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
         failed = [one for one in found if one.level is Level.FAIL]
         state = replace(state, differences=found)
         if failed:

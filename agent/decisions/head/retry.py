@@ -10,18 +10,8 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome
 from agent.base.text import listed
-from agent.decisions.attempts import (
-    MOST_ANNOUNCED,
-    Attempt,
-    JobReport,
-    LostAttempt,
-    count_losses,
-    is_loss,
-    pause_after_losses,
-    retries_exhausted,
-    submission_id_of,
-    verdict_of,
-)
+from agent.decisions import attempts
+from agent.decisions.attempts import Attempt, JobReport, LostAttempt, is_loss, submission_id_of
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Decision, HeadPhase, HeadState, JobShares, NodeShare, then
 from agent.decisions.values import HERE, LogLine, Step, Wait
@@ -110,7 +100,12 @@ def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
     """Yield key and name of each node that may be left, and since when it is out of reach."""
     for key, since in state.leftovers.items():
         worker = state.fleet.workers.get(key)
-        yield (key, key, since) if worker is None else (key, worker.label, worker.unreachable_since)
+        if worker is None:
+            yield key, key, since
+        elif worker.silent:
+            yield key, worker.label, worker.silent_since
+        else:
+            yield key, worker.label, worker.last_report_at if worker.has_left else None
 
 
 MAX_LOST_NODES = 20_000  # how many lost nodes of an attempt are kept by name, the newest
@@ -203,17 +198,17 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
 def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
-    own, loss = verdict_of(report, state.last_loss), recent_loss(state, now)
+    own, loss = attempts.verdict_of(report, state.last_loss), recent_loss(state, now)
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
     if not state.another_follows:
-        return verdict_of(report, loss)
+        return attempts.verdict_of(report, loss)
     cause = report.cause
     if cause is not None and cause.is_permanent and cause.node not in unreturned_nodes(state):
-        own = verdict_of(report, loss)
+        own = attempts.verdict_of(report, loss)
         why = f"; not tried again, since another try on the same nodes cannot help: {cause.text}"
         return replace(own, reason=f"{own.reason}{why}")
-    why = verdict_of(report).reason
+    why = attempts.verdict_of(report).reason
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
 
@@ -227,17 +222,17 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
     ended = replace(state.attempt, ended=now, end=end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
-    if count_losses(tried) > state.goal.retries:
+    if attempts.count_losses(tried) > state.goal.retries:
         return replace(end, attempts_are_used_up=True)
     number, announced = ended.number + 1, sum(one.announced for one in tried)
-    is_free = ended.loss_was_announced and announced <= MOST_ANNOUNCED
-    pause = 0.0 if is_free else pause_after_losses(count_losses(tried))
+    is_free = ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED
+    pause = 0.0 if is_free else attempts.pause_after_losses(attempts.count_losses(tried))
     attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
     lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
     follows = f"the next begins in {pause:g} s at the earliest"
     if is_free:
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {announced}"
-        follows = f"the next begins once the nodes are there ({free} of {MOST_ANNOUNCED})"
+        follows = f"the next begins once the nodes are there ({free} of {attempts.MOST_ANNOUNCED})"
     log = LogLine(f"{lost}; {follows}", "warning")
     state = without_loss(record_leftovers(state, now))
     state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
@@ -254,7 +249,8 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
     goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
     text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
     actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
-    state, over = replace(state, goal=goal, attempt=attempt), retries_exhausted(tried, goal.retries)
+    state = replace(state, goal=goal, attempt=attempt)
+    over = attempts.retries_exhausted(tried, goal.retries)
     return then(actions, (state, ()) if over is None else leave(state, over, now))
 
 
@@ -336,7 +332,7 @@ def shares_verdict(state: HeadState) -> Outcome:
         return ends.SHARE_LOST.outcome(nodes=absent)
     report = job_report(state)
     assert report is not None  # noqa: S101 - one failed, or all have ended
-    return verdict_of(report, state.last_loss)
+    return attempts.verdict_of(report, state.last_loss)
 
 
 def silent_shares_deadline(state: HeadState) -> float | None:

@@ -9,22 +9,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.text import is_ip, listed
-from agent.decisions.values import (
-    ALL_REDUCE,
-    PROBES,
-    Item,
-    LogLine,
-    Order,
-    OrderKind,
-    Refused,
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
-    Step,
-    StepOver,
-    StopAsked,
-    Wait,
-)
+from agent.decisions import values as v
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import HeadSpoke, RayStep, WorkerPhase, WorkerState
 from agent.plan import waits as planned
@@ -50,7 +35,7 @@ def first_state(
     """
     if surviving is None:
         awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
-        steps = {step.name: Item(deadline=step.within) for step in goal.steps}
+        steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
         state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
         return _hold_back(state, frozenset(steps) - awaiting)
     since = surviving.unreached_since
@@ -61,7 +46,7 @@ def first_state(
         head_ip=surviving.head_ip,
         epoch=surviving.epoch,
         has_agent=True,
-        steps={step.name: Item().ready() for step in goal.steps},  # they are done before a join
+        steps={step.name: v.Item().ready() for step in goal.steps},  # they are done before a join
         ray=RayStep.UP,
         run_id=surviving.run_id,
         ray_attempt=surviving.attempt,
@@ -75,9 +60,9 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out."""
     if state.phase is WorkerPhase.LEAVING:
         return state, ()
-    if isinstance(event, StopAsked):
+    if isinstance(event, v.StopAsked):
         return _on_stop(state, event, now)
-    if isinstance(event, Refused):
+    if isinstance(event, v.Refused):
         return _leave(state, event.outcome, must_report=True)
     if isinstance(event, w.Ordered):
         return _carry_out(state, event.order, now)
@@ -109,40 +94,40 @@ def deadline(state: WorkerState) -> float | None:
     return min((*deadlines, *(at for at in others if at is not None)), default=None)
 
 
-def first_messages(state: WorkerState) -> Iterator[LogLine]:
+def first_messages(state: WorkerState) -> Iterator[v.LogLine]:
     """Yield the log lines for what is blocked at the start."""
     for name, missing in _unmet_dependencies(state, state.blocked).items():
-        yield LogLine(f"{name} waits for {listed(missing)}")
+        yield v.LogLine(f"{name} waits for {listed(missing)}")
 
 
-def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
+def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
     """Return all waits of the current phase, with deadline and evidence."""
     goal, found = state.goal, []
     if state.phase is WorkerPhase.LEAVING:
         return ()
     if state.taken_at is not None:
-        found.append(Wait(planned.SAVE, "the head to let the job save", state.taken_at))
+        found.append(v.Wait(planned.SAVE, "the head to let the job save", state.taken_at))
     if state.awaiting_order:
         what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
         ordered = [one for one in goal.steps if one.name in state.awaiting_order and one.after]
         after = [f"{step.name} waits for {listed(step.after)}" for step in ordered]
         evidence = "; ".join([*after, state.evidence])
-        found.append(Wait("turn", what, _turn_deadline(state), evidence))
+        found.append(v.Wait("turn", what, _turn_deadline(state), evidence))
     running = state.running_steps
     if running:
         until = min(state.steps[name].deadline for name in running)
-        found.append(Wait(planned.PREPARE, listed(running), until))
+        found.append(v.Wait(planned.PREPARE, listed(running), until))
     for name, missing in _unmet_dependencies(state, state.blocked).items():
         evidence = f"not started, waits for {listed(missing)}"
-        found.append(Wait(name, name, _turn_deadline(state), evidence))
+        found.append(v.Wait(name, name, _turn_deadline(state), evidence))
     if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
         until = max(goal.limits[planned.HEAD], _reply_deadline(state) if state.last_reply_at else 0)
-        found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
+        found.append(v.Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
     if state.phase is WorkerPhase.JOINING:
         found.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
         what, until = f"a reply from the head {goal.head}", _reply_deadline(state)
-        found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
+        found.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
     return tuple(found)
 
 
@@ -158,23 +143,23 @@ def _reply_deadline(state: WorkerState) -> float:
     return state.last_reply_at + state.goal.limits[planned.SILENT_HEAD]
 
 
-def _join_wait(state: WorkerState) -> Wait:
+def _join_wait(state: WorkerState) -> v.Wait:
     """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
     limits, head = state.goal.limits, f"the head {state.goal.head}"
     if state.has_joined_before and state.head_is_silent:
         until = _reply_deadline(state)
-        return Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
+        return v.Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
     if state.has_joined_before and not state.ray_ready:
         until = state.phase_since + limits[planned.HEAD]
-        return Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+        return v.Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
     until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
     why = state.ray_evidence or state.raylet_evidence
-    return Wait(planned.JOIN, "Ray on this node to join", until, why)
+    return v.Wait(planned.JOIN, "Ray on this node to join", until, why)
 
 
 def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, list[str]]:
     """Return, by step, the steps of this node that it depends on and that are not done."""
-    undone = {name for name, item in state.steps.items() if item.step is not Step.READY}
+    undone = {name for name, item in state.steps.items() if item.step is not v.Step.READY}
     steps = [step for step in state.goal.steps if step.name in names]
     return {step.name: [name for name in step.after if name in undone] for step in steps}
 
@@ -198,7 +183,7 @@ def _run_steps(
 ) -> tuple[WorkerState, tuple[w.RunOwnStep, ...]]:
     """Run prepare steps from the beginning; each gets its full time from now on."""
     chosen = [step for step in state.goal.steps if step.name in names]
-    items = {step.name: Item(deadline=now + step.within) for step in chosen}
+    items = {step.name: v.Item(deadline=now + step.within) for step in chosen}
     state = replace(
         state,
         steps={**state.steps, **items},
@@ -256,7 +241,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
         case w.RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
-        case StepOver(name, failure) if name in state.steps:
+        case v.StepOver(name, failure) if name in state.steps:
             item = state.steps[name]
             item = item.lost(failure) if failure else item.ready()
             return replace(state, steps={**state.steps, name: item})
@@ -264,7 +249,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             lost = event.end.by_order and event.attempt == state.fenced_attempt
             end = replace(event.end, lost=True) if lost else event.end
             return replace(state, share_over=replace(event, end=end))
-        case ServiceReady() | ServiceWaits() | ServiceGone():  # the head decides what follows
+        case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():  # the head decides what follows
             known = state.services.get(event.name)
             if known is None or event.generation not in (None, known.generation):
                 return state
@@ -280,7 +265,7 @@ def _log_silence(state: WorkerState, event: WorkerEvent, now: float) -> Decision
     if state.phase is not WorkerPhase.FOLLOWING:  # in other phases the wait itself is logged
         return replace(state, silence_logged=False), ()
     if isinstance(event, HeadSpoke) and since is None and state.silence_logged:
-        answers = LogLine(f"the head {state.goal.head} answers again")
+        answers = v.LogLine(f"the head {state.goal.head} answers again")
         return replace(state, silence_logged=False), (answers,)
     late = since is not None and now >= since + times.SILENCE_LOGGED
     if not isinstance(event, w.HeadSilent) or not late or state.silence_logged:
@@ -288,17 +273,17 @@ def _log_silence(state: WorkerState, event: WorkerEvent, now: float) -> Decision
     left = round(_reply_deadline(state) - now)
     silent = f"the head {state.goal.head} is silent ({state.evidence})"
     leaves = f"this node leaves unless it answers within {max(0, left)} s (AGENT_HEAD_GRACE)"
-    return replace(state, silence_logged=True), (LogLine(f"{silent}: {leaves}", "warning"),)
+    return replace(state, silence_logged=True), (v.LogLine(f"{silent}: {leaves}", "warning"),)
 
 
-def _on_stop(state: WorkerState, event: StopAsked, now: float) -> Decision:
+def _on_stop(state: WorkerState, event: v.StopAsked, now: float) -> Decision:
     """Leave; on a first SIGTERM under a job that saves on a signal, ask the head for its time."""
     limit = state.goal.limits.get(planned.SAVE)
     asks = event.signum == SIGTERM and state.taken_at is None and state.joined
     if limit is None or not asks or state.head_is_silent or state.is_plain_head:
         return _leave_by_signal(state, event.signum)
     what = "asked to stop by SIGTERM: this node leaves when the head has let the job save"
-    log = LogLine(f"{what}, within {round(limit)} s", "warning")
+    log = v.LogLine(f"{what}, within {round(limit)} s", "warning")
     return replace(state, taken_at=now + limit), (log,)
 
 
@@ -307,43 +292,43 @@ def _leave_by_signal(state: WorkerState, signum: int = SIGTERM) -> Decision:
 
 
 def _carry_out(  # noqa: PLR0911 - one order, one return
-    state: WorkerState, order: Order, now: float
+    state: WorkerState, order: v.Order, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
     last, kind, name = state.last_order, order.kind, order.name
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
     state = replace(state, last_order=order)
-    if kind is OrderKind.STOP:
+    if kind is v.OrderKind.STOP:
         # a stop is the expected end of a cluster without a job
         code = 0 if state.goal.without_job else 143
         return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=state.goal.head))
-    if kind is OrderKind.LEAVE and state.taken_at is not None:
+    if kind is v.OrderKind.LEAVE and state.taken_at is not None:
         return _leave_by_signal(state)
-    if kind is OrderKind.SEND_LOG:  # the reader checks the log's name
+    if kind is v.OrderKind.SEND_LOG:  # the reader checks the log's name
         return state, (w.SendLog(name),)
-    if kind is OrderKind.PROBE and name in PROBES and (not order.at or is_ip(order.at)):
+    if kind is v.OrderKind.PROBE and name in v.PROBES and (not order.at or is_ip(order.at)):
         return state, (w.RunProbe(name, order.at),)
-    if kind is OrderKind.PROBE and name == ALL_REDUCE and order.share is not None:
+    if kind is v.OrderKind.PROBE and name == v.ALL_REDUCE and order.share is not None:
         return state, (w.RunProbe(name, "", order.share),)
-    if kind is OrderKind.START_SERVICE and any(one.name == name for one in state.goal.services):
+    if kind is v.OrderKind.START_SERVICE and any(one.name == name for one in state.goal.services):
         known = state.services.get(name)
         is_other_head = last is not None and last.by != order.by
-        if is_other_head and known is not None and known.step is not Step.LOST:
+        if is_other_head and known is not None and known.step is not v.Step.LOST:
             return state, ()  # it runs, and a restarted head orders it again
-        services = {**state.services, name: Item(generation=order.generation)}
+        services = {**state.services, name: v.Item(generation=order.generation)}
         return replace(state, services=services), (w.StartOwnService(name, order.generation),)
-    if kind is OrderKind.RUN_STEP and name in state.steps:
+    if kind is v.OrderKind.RUN_STEP and name in state.steps:
         # one that was interrupted runs again after the fence
         is_known = name in state.running_steps or name in state.interrupted_steps
         return (state, ()) if is_known else _run_steps(state, {name}, now)
-    if kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
+    if kind is v.OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
         state = replace(state, share_attempt=order.generation, share_over=None)
         return state, (w.StartShare(order.generation, order.share),)
-    if kind is OrderKind.STOP_SHARE and state.goal.by_torchrun:
+    if kind is v.OrderKind.STOP_SHARE and state.goal.by_torchrun:
         return state, (w.StopShare(),)
     refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
-    return state, (LogLine(refused, "warning"),)
+    return state, (v.LogLine(refused, "warning"),)
 
 
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
@@ -362,7 +347,7 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     if state.taken_at is not None and now >= state.taken_at:
         return _leave_by_signal(state)
     for name, item in state.steps.items():
-        if item.step is Step.LOST:
+        if item.step is v.Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, must_report=True)
         if name in state.awaiting_order and now >= _turn_deadline(state):
@@ -382,7 +367,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         state, runs = _run_steps(state, state.awaiting_order - state.blocked, now)
         return replace(state, awaiting_order=frozenset()), runs
     if state.service_only and state.epoch is not None and not state.preparing:
-        log = LogLine("this node joins no Ray: it is there for a service only")
+        log = v.LogLine("this node joins no Ray: it is there for a service only")
         return _follow(state, now), (log,)
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
@@ -390,7 +375,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if not state.ray_ready or state.preparing or state.service_only:
         return state, ()
     if state.goal.by_torchrun:  # the head orders this node's share once all have reported
-        log = LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
+        log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
         return _follow(state, now), (log,)
     return _start_join(_enter_joining(state, now))
 
@@ -413,7 +398,7 @@ def _start_join(state: WorkerState) -> Decision:
     state = replace(state, ray_attempt=state.head_attempt)
     kind = "a plain Ray head" if state.is_plain_head else "the head"
     again = f" (try {tries})" if tries > 1 else ""
-    log = LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
+    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
     return state, (log, w.StartRay(head_ip))
 
 
@@ -421,7 +406,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     wait = _join_wait(state)
     if state.ray is RayStep.UP:
         state = replace(_follow(state, now), has_joined_before=True)
-        return state, (LogLine("Ray is up on this node: following the head"),)
+        return state, (v.LogLine("Ray is up on this node: following the head"),)
     rejoined = _rejoin(state, event, now)
     if rejoined is not None:
         return rejoined
@@ -433,7 +418,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray is RayStep.DOWN and state.retry_at is None:
         if state.fenced:  # the fence stopped it
             return replace(state, retry_at=now), ()
-        log = LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
+        log = v.LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
         return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
     if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
         return _start_join(state)
@@ -452,7 +437,7 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return state, ()
     if state.is_plain_head:
         return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
-    log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
+    log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
     ready, retry_at = state.ray_ready and not state.head_is_silent, now + times.JOIN_RETRY_PAUSE
     return replace(_enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
@@ -463,9 +448,9 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
         return None
     state = replace(state, epoch=event.epoch)
     if state.service_only or state.goal.by_torchrun:
-        log = LogLine("the head was restarted: following it", "warning")
+        log = v.LogLine("the head was restarted: following it", "warning")
         return state, (log,) if state.service_only else (log, w.StopShare())
-    log = LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
+    log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
     state = _enter_joining(state, now)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (log,)
@@ -498,7 +483,8 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     limit = round(state.goal.limits[planned.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
-    log = LogLine(f"{out} ({state.evidence}): stopping all that runs here, since {why}", "warning")
+    what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"
+    log = v.LogLine(what, "warning")
     stops = _stops(state)
     if w.StopSteps() in stops:
         state = replace(state, interrupted_steps=frozenset(state.running_steps))
@@ -509,7 +495,7 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
 
 def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
     """Return the stops of all that runs here; of steps only those that a head may have ordered."""
-    has_services = any(item.step is not Step.LOST for item in state.services.values())
+    has_services = any(item.step is not v.Step.LOST for item in state.services.values())
     needed = {
         w.StopServices(): has_services,
         w.StopShare(): state.share_runs,
@@ -525,7 +511,7 @@ def _rerun_interrupted_steps(state: WorkerState, now: float) -> Decision:
         return state, ()
     state, runs = _run_steps(state, state.interrupted_steps, now)
     again = listed(run.name for run in runs)
-    log = LogLine(f"the head is reached again: running {again} from the beginning")
+    log = v.LogLine(f"the head is reached again: running {again} from the beginning")
     return state, (log, *runs)
 
 
