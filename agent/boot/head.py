@@ -241,7 +241,7 @@ class HeadAgent:
             case h.FollowJob(job):
                 await self._follow(job)
             case h.SaveSnapshot(known):
-                self._keeper.save_snapshot(known, run.now())
+                self._keeper.save(self._keeper.record.with_snapshot(known, run.now()))
             case h.StopJob(job):
                 about = (self._keeper.flush, put, self._submission_task)
                 start(head_job.stop_job, self._link, job, *about)
@@ -395,15 +395,13 @@ class HeadAgent:
         self, reward: str, *, is_followed: bool = False
     ) -> Submission | Outcome:
         url = reward_url(self._plan.all_services, replace(self._placeholders, node_ip=reward))
-        basis = self._keeper.record.basis or await head_job.read_basis(self._plan, self._state)
-        self._keeper.record_basis(basis)
-        return await head_job.make_submission(
-            *(self._plan, self._state, self._placeholders, url, self._env),
-            self._keeper.record.run_id,
-            basis=basis,
-            clean=self._run.redactor.clean,
-            is_followed=is_followed,
-        )
+        keeper, basis = self._keeper, self._keeper.record.basis
+        if basis is None:
+            basis = await head_job.read_basis(self._plan, self._state)
+            keeper.save(replace(keeper.record, basis=basis))
+        about = (self._plan, self._state, keeper.record.run_id, basis)
+        maker = head_job.SubmissionMaker(*about, is_followed=is_followed)
+        return await maker.make(self._placeholders, url, self._env, self._run.redactor.clean)
 
     async def _clean_up_attempt(self, ended: Attempt) -> None:
         """Record an attempt's end, and stop all that could run beside the next attempt.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.record.run_folder import CheckpointFiles
     from agent.runtime.output import ByteSink
-    from agent.work.job import RecipeJob
+    from agent.work.job import Job, RecipeJob
     from agent.work.recipes.recipe import Command
     from agent.work.services import Placeholders
 
@@ -75,9 +75,6 @@ def start_job_output(
     return output, mirror
 
 
-STOP_TIMEOUT = times.STOP_ACCEPTED
-
-
 async def stop_job(
     link: RayLink | TorchrunLink,
     job_id: str,
@@ -93,13 +90,13 @@ async def stop_job(
     if await task.cancel():
         return
     await flush()
-    with anyio.move_on_after(STOP_TIMEOUT):
+    with anyio.move_on_after(times.STOP_ACCEPTED):
         await link.stop_job(job_id)
         return
     pids = driver.terminate_driver(job_id)
     if pids:  # else it runs on another machine, or has ended
         send(DriverSignaled(job_id))
-        timeout = f"Ray did not take the stop of the job within {STOP_TIMEOUT:g} s"
+        timeout = f"Ray did not take the stop of the job within {times.STOP_ACCEPTED:g} s"
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 
@@ -167,8 +164,7 @@ class Submission(Value):
     entrypoint: Entrypoint
     runtime_env: dict[str, object]
     messages: tuple[LogLine, ...] = ()  # log lines for the user
-    upload: str = ""
-    """The uploaded folder with its number of files and its size, where they were counted."""
+    upload: str = ""  # the uploaded folder with its files' number and size, where counted
     basis: JobBasis = JobBasis()  # what a recipe was sized by
 
 
@@ -193,165 +189,160 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     return replace(basis, link=slowest_link(state)) if is_sized_by_links(plan.job) else basis
 
 
-async def make_submission(  # noqa: PLR0913 - all that it rests on
-    plan: Plan,
-    state: HeadState,
-    placeholders: Placeholders,
-    reward_url: str,
-    env: Mapping[str, str],
-    run_id: str,
-    *,
-    basis: JobBasis,
-    clean: Callable[[str], str] = str,
-    is_followed: bool = False,
-) -> Submission | Outcome:
-    """Make the submission for the nodes that joined, or the outcome that refuses it.
+class SubmissionMaker:
+    """Makes the submission of an attempt for the nodes that joined."""
 
-    `env` is Ray's environment here, which the job inherits. `clean` masks secrets, which Ray must
-    not show: the job reads them from a file beside Ray's sessions. The checkpoint folder is not
-    checked for a job that is followed again (`is_followed`): that job has already written to it.
-    """
-    job, ray = plan.job, plan.own_ray
-    assert job is not None  # noqa: S101 - decided only where there is one
-    argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
-    if job.recipe is not None:
-        sized = await _size_recipe(plan, state, job.recipe, run_id, basis, is_followed=is_followed)
-        if isinstance(sized, Outcome):
-            return sized
-        command, basis, messages = sized
-        argv, set_already = command.argv, {} if ray is None else env
-        missing = {name: text for name, text in command.env.items() if name not in set_already}
-        given = runtime_env.get("env_vars")
-        if missing:
-            of_user = given if isinstance(given, dict) else {}
-            runtime_env = {**runtime_env, "env_vars": {**missing, **of_user}}
-    joined = JobPlaceholders(
-        *sizes([node.gpus for node in state.nodes()]),
-        head_ip=state.ray_head_ip or placeholders.head_ip,
-        reward_url=reward_url,
-        log_dir=placeholders.log_dir,
-        attempt=state.attempt.number,
-        checkpoints=job.checkpoints,
-    )
-    secrets = "" if ray is None else f"{ray.session}/{safe_name(run_id)}-{joined.attempt}.secrets"
-    line = entrypoint(fill(argv, joined), joined.attempt, secrets, clean)
-    if clean(line.line) != line.line:  # the driver may run on another machine than its file
-        text = (
-            "the job's command holds a secret, which the dashboard of the platform's Ray shows: "
-            "set it in the environment of that Ray's nodes instead"
+    def __init__(
+        self, plan: Plan, state: HeadState, run_id: str, basis: JobBasis, *, is_followed: bool
+    ) -> None:
+        """Make it without a check of the checkpoint folder for a job that is followed again.
+
+        Such a job has already written to it.
+        """
+        self._plan, self._state, self._run_id, self._basis = plan, state, run_id, basis
+        self._writes_first = not is_followed
+
+    async def make(
+        self,
+        placeholders: Placeholders,
+        reward_url: str,
+        env: Mapping[str, str],
+        clean: Callable[[str], str] = str,
+    ) -> Submission | Outcome:
+        """Return the submission, or the outcome that refuses it.
+
+        `env` is Ray's environment here, which the job inherits. `clean` masks secrets, which Ray
+        must not show: the job reads them from a file beside Ray's sessions.
+        """
+        state, job, ray = self._state, self._plan.job, self._plan.own_ray
+        assert job is not None  # noqa: S101 - decided only where there is one
+        argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
+        if job.recipe is not None:
+            sized = await self._size_recipe(job, job.recipe)
+            if isinstance(sized, Outcome):
+                return sized
+            command, messages = sized
+            argv, set_already = command.argv, {} if ray is None else env
+            missing = {name: text for name, text in command.env.items() if name not in set_already}
+            given = runtime_env.get("env_vars")
+            if missing:
+                of_user = given if isinstance(given, dict) else {}
+                runtime_env = {**runtime_env, "env_vars": {**missing, **of_user}}
+        joined = JobPlaceholders(
+            *sizes([node.gpus for node in state.nodes()]),
+            head_ip=state.ray_head_ip or placeholders.head_ip,
+            reward_url=reward_url,
+            log_dir=placeholders.log_dir,
+            attempt=state.attempt.number,
+            checkpoints=job.checkpoints,
         )
-        messages.append(LogLine(text, "warning"))
-    upload = ""
-    if job.upload is not None:
-        files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
-        upload = f"{runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
-    return Submission(line, runtime_env, tuple(messages), upload, basis)
+        name = f"{safe_name(self._run_id)}-{joined.attempt}.secrets"
+        secrets = "" if ray is None else f"{ray.session}/{name}"
+        line = entrypoint(fill(argv, joined), joined.attempt, secrets, clean)
+        if clean(line.line) != line.line:  # the driver may run on another machine than its file
+            text = (
+                "the job's command holds a secret, which the dashboard of the platform's Ray "
+                "shows: set it in the environment of that Ray's nodes instead"
+            )
+            messages.append(LogLine(text, "warning"))
+        upload = ""
+        if job.upload is not None:
+            files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
+            upload = f"{runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
+        return Submission(line, runtime_env, tuple(messages), upload, self._basis)
 
+    async def _size_recipe(
+        self, job: Job, recipe: RecipeJob
+    ) -> tuple[Command, list[LogLine]] | Outcome:
+        """Return a recipe's command for the nodes that joined, and log lines, or refuse."""
+        nodes, framework, given = self._state.nodes(), job.framework, recipe.input
+        is_here = self._basis.folder or self._plan.facts.model_is_here
+        if framework and given.revision and not is_here:
+            return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
+        held: checkpoints.FolderContents | None = None
+        if framework and self._writes_first:
+            read = partial(run_folder.read_checkpoints, job.checkpoints)
+            held = await in_thread(read, times.IDLE_DISK)
+            kept = {} if held is None else checkpoints.kept_settings(held, framework)
+            self._basis = replace(self._basis, kept=kept)
+        try:
+            command = recipe.command(nodes, self._run_id, self._basis)
+        except MisfitError as error:
+            kinds = Counter((node.gpus, node.cpus) for node in nodes).items()
+            listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
+            end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=listed, error=error)
+            return self._misfit(end)
+        messages = [LogLine(text, "warning") for text in command.warnings]
+        messages += [LogLine(note) for note in command.notes]
+        if self._basis.commit:
+            messages.append(LogLine(f"{given.model} is commit {self._basis.commit}"))
+        if framework and self._writes_first:
+            ours = checkpoint_owner(recipe, nodes, command.format)
+            found = await self._take_checkpoints(job.checkpoints, held, ours)
+            if isinstance(found, Outcome):
+                return found
+            messages += [*found, *self._on_several_disks(job.checkpoints)]
+        return command, messages
 
-async def _size_recipe(  # noqa: PLR0913 - all that it rests on
-    plan: Plan,
-    state: HeadState,
-    recipe: RecipeJob,
-    run_id: str,
-    basis: JobBasis,
-    *,
-    is_followed: bool,
-) -> tuple[Command, JobBasis, list[LogLine]] | Outcome:
-    """Return a recipe's command for the nodes that joined, its basis and log lines, or refuse."""
-    job, nodes, number = plan.job, state.nodes(), state.attempt.number
-    assert job is not None  # noqa: S101 - it has this recipe
-    framework, given = job.framework, recipe.input
-    if framework and given.revision and not (basis.folder or plan.facts.model_is_here):
-        return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
-    held: checkpoints.FolderContents | None = None
-    if framework and not is_followed:
-        held = await in_thread(
-            partial(run_folder.read_checkpoints, job.checkpoints), times.IDLE_DISK
-        )
-        kept = {} if held is None else checkpoints.kept_settings(held, framework)
-        basis = replace(basis, kept=kept)
-    try:
-        command = recipe.command(nodes, run_id, basis)
-    except MisfitError as error:
-        kinds = Counter((node.gpus, node.cpus) for node in nodes).items()
-        listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
-        end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=listed, error=error)
-        return _misfit(end, number)
-    messages = [LogLine(text, "warning") for text in command.warnings]
-    messages += [LogLine(note) for note in command.notes]
-    if basis.commit:
-        messages.append(LogLine(f"{given.model} is commit {basis.commit}"))
-    if framework and not is_followed:
-        ours = checkpoint_owner(recipe, nodes, command.format)
-        found = await _take_checkpoints(job.checkpoints, held, ours, number)
-        if isinstance(found, Outcome):
-            return found
-        messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
-    return command, basis, messages
+    async def _take_checkpoints(
+        self,
+        folder: str,
+        held: checkpoints.FolderContents | None,
+        ours: checkpoints.CheckpointOwner,
+    ) -> Outcome | list[LogLine]:
+        """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
+        fault: str | None = None
+        if held is not None:
+            why = checkpoints.why_unusable(held, ours)
+            if why:
+                return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
+            why = checkpoints.why_not_resumable(held, ours)
+            if why:
+                return self._misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why))
+            fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
+        if held is None or fault != "":
+            error = fault or "it does not answer"
+            return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
+        overlooked = checkpoints.why_untracked(held, ours.framework)
+        if overlooked:
+            return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
+        step = resumes_from(held, ours.framework)
+        if not step:
+            return [LogLine(f"checkpoints go to {folder}")]
+        found = [LogLine(f"resumes from {folder}/{step}")]
+        if held.owner is not None and held.owner.version != ours.version:
+            found.append(LogLine(f"it was written by {ours.framework} {held.owner.version}"))
+        if self._basis.kept:
+            listed = ", ".join(f"{name} {value}" for name, value in self._basis.kept.items())
+            found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
+        return found
 
+    def _on_several_disks(self, folder: str) -> list[LogLine]:
+        """Warn if the folder is on different disks: each rank writes its shard on its own node."""
+        own, fleet = self._plan.facts.checkpoints, self._state.fleet
+        if own is None or not fleet.facts:
+            return []
+        mounts = [
+            (fleet.workers[key].name, facts.checkpoints)
+            for key, facts in fleet.facts.items()
+            if key in fleet.workers and facts.checkpoints is not None
+        ]
+        apart = [name for name, one in mounts if (one.source, one.kind) != (own.source, own.kind)]
+        if own.is_shared and not apart:
+            return []
+        where = f"{own.kind} here" + (f", another disk on {', '.join(apart[:8])}" if apart else "")
+        apart_only = "each node keeps its own part, and only the same nodes can go on from them"
+        what = f"checkpoints: {folder} is no disk that all nodes share ({where}): {apart_only}"
+        return [LogLine(f"{what}. Set AGENT_CHECKPOINTS to a shared one", "warning")]
 
-async def _take_checkpoints(
-    folder: str,
-    held: checkpoints.FolderContents | None,
-    ours: checkpoints.CheckpointOwner,
-    attempt: int,
-) -> Outcome | list[LogLine]:
-    """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
-    fault: str | None = None
-    if held is not None:
-        why = checkpoints.why_unusable(held, ours)
-        if why:
-            return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
-        why = checkpoints.why_not_resumable(held, ours)
-        if why:
-            return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
-        fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
-    if held is None or fault != "":
-        error = fault or "it does not answer"
-        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
-    overlooked = checkpoints.why_untracked(held, ours.framework)
-    if overlooked:
-        return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
-    step = checkpoints.resumes_from(held, ours.framework)
-    if not step:
-        return [LogLine(f"checkpoints go to {folder}")]
-    found = [LogLine(f"resumes from {folder}/{step}")]
-    if held.owner is not None and held.owner.version != ours.version:
-        found.append(LogLine(f"it was written by {ours.framework} {held.owner.version}"))
-    kept = checkpoints.kept_settings(held, ours.framework)
-    if kept:
-        listed = ", ".join(f"{name} {value}" for name, value in kept.items())
-        found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
-    return found
+    def _misfit(self, refusal: Outcome) -> Outcome:
+        """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
 
-
-def _on_several_disks(plan: Plan, state: HeadState, folder: str) -> list[LogLine]:
-    """Warn if the folder is on different disks: each rank writes its shard on its own node."""
-    own, workers = plan.facts.checkpoints, state.fleet.workers
-    if own is None or not state.fleet.facts:
-        return []
-    mounts = [
-        (workers[key].name, facts.checkpoints)
-        for key, facts in state.fleet.facts.items()
-        if key in workers and facts.checkpoints is not None
-    ]
-    apart = [name for name, one in mounts if (one.source, one.kind) != (own.source, own.kind)]
-    if own.is_shared and not apart:
-        return []
-    where = f"{own.kind} here" + (f", another disk on {', '.join(apart[:8])}" if apart else "")
-    apart_only = "each node keeps its own part, and only the same nodes can go on from them"
-    what = f"checkpoints: {folder} is no disk that all nodes share ({where}): {apart_only}"
-    return [LogLine(f"{what}. Set AGENT_CHECKPOINTS to a shared one", "warning")]
-
-
-def _misfit(refusal: Outcome, attempt: int) -> Outcome:
-    """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
-
-    An earlier attempt had fitting nodes, so a later run may succeed once they are back.
-    """
-    if attempt == 1:
-        return refusal
-    return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
+        An earlier attempt had fitting nodes, so a later run may succeed once they are back.
+        """
+        if self._state.attempt.number == 1:
+            return refusal
+        return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
 
 
 T = TypeVar("T")

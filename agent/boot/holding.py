@@ -13,13 +13,7 @@ from msgspec import ValidationError, convert
 
 from agent.base import times
 from agent.base.text import without_controls
-from agent.decisions.pod_stop import (
-    RUNPOD_OVER,
-    PodAnswer,
-    PodState,
-    PodStop,
-    after_answer,
-)
+from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
 from agent.decisions.values import StopAsked
 from agent.plan.show import held_sentence, how_to_end
 from agent.record.background import all_idle, run_within

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
+    from agent.work.checkpoints import FolderContents
     from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
 
@@ -279,14 +280,10 @@ def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | N
     return shape_of(model, config)
 
 
-def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
-    """Return a finding if the job cannot use its checkpoint folder."""
+def check_checkpoints(plan: Plan, held: FolderContents | None) -> tuple[Finding, ...]:
+    """Return a finding if the job cannot use its checkpoint folder, which has these contents."""
     job = plan.job
-    if job is None or job.recipe is None or not job.framework:
-        return ()
-    folder = job.checkpoints
-    held = _in_time(lambda: read_checkpoints(folder))
-    if held is None:
+    if held is None or job is None or job.recipe is None or not job.framework:
         return ()
     recipe, expected = job.recipe, job.recipe.expected_command
     settings = recipe.input.basis.kept if expected is None else expected.format
@@ -295,7 +292,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     if not why:  # the nodes that join decide
         why, level = why_not_resumable(held, ours), Level.WARN
     remedy = ends.CHECKPOINTS_REFUSED.remedy
-    return (Finding(CHECKPOINTS, level, f"{folder}: {why}", remedy),) if why else ()
+    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
 
 
 def plan_from_environment(
@@ -345,14 +342,14 @@ def plan_from_environment(
         model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    known, kept = known_job(settings, words), None
+    known, held, kept = known_job(settings, words), None, None
     if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
         folder = checkpoint_folder(settings, words)
         held = _in_time(lambda: read_checkpoints(folder))
         kept = None if held is None else kept_settings(held, known.framework)
     basis = JobBasis(read_shape(settings, environ), kept=kept or {})
     plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
-    return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
+    return replace(plan, findings=(*plan.findings, *check_checkpoints(plan, held)))
 
 
 def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:

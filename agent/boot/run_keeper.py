@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import Hello
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
-    from agent.work.recipes.recipe import JobBasis
 
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
@@ -161,7 +160,12 @@ class RunKeeper:
     def save_former_state(self) -> None:
         """Write the corrections of a former head's record, for an agent that replaces this one."""
         if self.record is not self._before and self._before is not None:
-            self._save(self.record)
+            self.save(self.record)
+
+    def save(self, record: RunRecord) -> None:
+        """Change the record, and write it soon."""
+        self.record = record
+        self._writer.put(record)
 
     @property
     def next_attempt(self) -> int:
@@ -172,7 +176,7 @@ class RunKeeper:
 
     def record_use(self, seconds: float) -> None:
         """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
-        self._save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
+        self.save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
 
     def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
         """Return the outcome of a run that is decided or out of attempts or hours; else None."""
@@ -207,16 +211,11 @@ class RunKeeper:
         """Set the epoch of the Ray that is about to start."""
         previous = self.record.epoch or None
         epoch = next_epoch(previous, time.time_ns() // 1_000_000)
-        self._save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
-
-    def record_basis(self, basis: JobBasis) -> None:
-        """Record what the run's recipe is sized by."""
-        if basis != self.record.basis:
-            self._save(replace(self.record, basis=basis))
+        self.save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
 
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""
-        self._save(replace(self.record, ranks=names))
+        self.save(replace(self.record, ranks=names))
 
     def has_record_of(self, run_id: str) -> bool:
         """Return whether this disk has a record of a run: it is better than workers' memory."""
@@ -254,7 +253,7 @@ class RunKeeper:
         with suppress(OSError):  # the writer reports this error
             access.make_folder(folder)
         own = max(self.record.epoch, epoch + 1)
-        self._save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
+        self.save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
         if former == self.record.run_id:
             return
         with suppress(OSError):  # same
@@ -273,25 +272,19 @@ class RunKeeper:
         places: Mapping[str, str] | None = None,
     ) -> None:
         """Record that an attempt begins; `places` are its workers (address to name)."""
-        now = iso_time(time.time())
-        lock = 0 if self._lock is None else self._lock.inode
         record = self.record.begin_attempt(
             AttemptRecord(
-                *(number, submission_id, now),
+                *(number, submission_id, iso_time(time.time())),
                 checkpoint=checkpoint,
                 nodes=nodes,
                 head=self.record.head,
-                lock=lock,
+                lock=0 if self._lock is None else self._lock.inode,
             )
         )
         needed = len(nodes) if required is None else required
         begun = Attempt(submission_id, number, submitted=0.0, workers=places or {})
         known = AttemptSnapshot(replace(begun, checkpoint=checkpoint), needed)
-        self._save(record.with_snapshot(known, 0.0))
-
-    def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
-        """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
-        self._save(self.record.with_snapshot(known, now))
+        self.save(record.with_snapshot(known, 0.0))
 
     def open_attempt(self, now: float) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open."""
@@ -304,7 +297,7 @@ class RunKeeper:
 
     def record_outcome(self, end: Outcome) -> None:
         """Record the outcome to exit with: an agent that replaces this one uses it."""
-        self._save(replace(self.record, ending=end))
+        self.save(replace(self.record, ending=end))
 
     async def flush(self) -> None:
         """Wait until all records are on disk, within a limit."""
@@ -316,21 +309,21 @@ class RunKeeper:
         """Record the nodes of a running attempt: Ray may use any that joins."""
         record = self.record.with_workers(tuple(nodes))
         if record is not self.record:
-            self._save(record)
+            self.save(record)
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
         """Record how the last attempt ended; `announced` if nodes were taken away."""
         now, code = iso_time(time.time()), end.exit_code
         if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
             code = 128 + SIGTERM
-        self._save(self.record.end_attempt(now, end.reason, code, announced=announced))
+        self.save(self.record.end_attempt(now, end.reason, code, announced=announced))
 
     def record_end(self, end: Outcome) -> None:
         """Record how this head ended; a run that can be resumed stays open."""
         self.record_outcome(end)
         self.record_attempt_end(end)
         if self.record.is_over:
-            self._save(replace(self.record, state=RunState.ENDED))
+            self.save(replace(self.record, state=RunState.ENDED))
 
     def close(self) -> None:
         """Write what is pending, as far as the disk allows."""
@@ -341,7 +334,3 @@ class RunKeeper:
         if self.later_epoch(record):
             return None
         return record.write(self._root / record.run_id / RUN_FILE)
-
-    def _save(self, record: RunRecord) -> None:
-        self.record = record
-        self._writer.put(record)

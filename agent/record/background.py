@@ -66,20 +66,23 @@ def in_background(read: Callable[[], T]) -> asyncio.Future[T] | None:
     future: asyncio.Future[T] = loop.create_future()
 
     def work() -> None:
-        result = read()
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(future.set_result, result)
+            try:
+                loop.call_soon_threadsafe(future.set_result, read())
+            except Exception as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+                raise
 
     return None if start_thread(work) is None else future
 
 
 async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
-    """Return a result from a thread; None if it takes longer than `limit` seconds."""
+    """Return a result from a thread; None if it takes longer than `limit` seconds, or fails."""
     future = in_background(read)
     if future is None:
         return None
     await asyncio.wait([future], timeout=limit)
-    return future.result() if future.done() else None
+    return future.result() if future.done() and not future.exception() else None
 
 
 class Sink:

@@ -352,7 +352,7 @@ def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = Non
     keeper.new_epoch("pod0")
     keeper.record_submission(1, "run-1", None, ("pod2",), 1)
     if end is not None:
-        keeper.save_snapshot(replace(KNOWN, end=end), 100.0)
+        keeper.save(keeper.record.with_snapshot(replace(KNOWN, end=end), 100.0))
     if leaving is not None:
         keeper.record_outcome(leaving)
     anyio.run(keeper.flush)

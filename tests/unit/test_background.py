@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from agent.base import times
-from agent.record.background import DiskAlarm, ItemWriter, Writer
+from agent.record.background import DiskAlarm, ItemWriter, Writer, in_background, in_thread
 from agent.record.files import appending
 from scenario import await_true
 
@@ -261,3 +262,23 @@ def test_a_failed_item_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.01)  # a step of the wait above
     latest.finish()
     assert written == [5]
+
+
+def test_a_reader_that_fails_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in what a thread runs reaches the caller at once, not after its limit."""
+    traces: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", traces.append)
+
+    def fails() -> str:
+        raise ValueError("a bug")
+
+    async def ask() -> None:
+        with anyio.fail_after(10):
+            assert await in_thread(fails, 60) is None
+            future = in_background(fails)
+            assert future is not None
+            with pytest.raises(ValueError, match="a bug"):
+                await future
+
+    anyio.run(ask)
+    await_true("two tracebacks", lambda: len(traces) == 2)

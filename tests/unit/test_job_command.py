@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.boot.head_job import Submission, make_submission, read_basis
+from agent.boot.head_job import Submission, SubmissionMaker, read_basis
 from agent.boot.plan_input import add_job_facts, check_checkpoints
 from agent.checks.finding import CheckedNode, Level
 from agent.checks.recipe import INPUTS, recipe_findings
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
 from agent.node.facts import Facts, Framework, Mount
-from agent.record.run_folder import write_mark
+from agent.record.run_folder import read_checkpoints, write_mark
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.topology.resolve import resolve
@@ -70,9 +70,8 @@ def made(  # noqa: PLR0913 - all that it rests on
     trace = Trace(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(trace.state, attempt=replace(trace.state.attempt, number=attempt))
-    given = (of, state, PLACE, URL, found, "run")
-    ask = partial(make_submission, *given, basis=basis, is_followed=is_followed)
-    return anyio.run(ask)
+    maker = SubmissionMaker(of, state, "run", basis, is_followed=is_followed)
+    return anyio.run(maker.make, PLACE, URL, found)
 
 
 def heard(found: Submission | Outcome) -> str:
@@ -192,15 +191,15 @@ def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
 def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
     """A check that needs no node runs before anything starts."""
     assert write_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
-    (found,) = check_checkpoints(plan(tmp_path))
+    (found,) = check_checkpoints(plan(tmp_path), read_checkpoints(str(tmp_path)))
     assert found.level is Level.FAIL
     assert "another model's" in found.what
     assert "AGENT_CHECKPOINTS" in found.remedy
     own = plan(tmp_path, AGENT_MODEL="org/other")
-    assert check_checkpoints(own) == ()
+    assert check_checkpoints(own, read_checkpoints(str(tmp_path))) == ()
     (tmp_path / "global_step_40").mkdir()
     (tmp_path / TRACKER).write_text("40")
-    (likely,) = check_checkpoints(own)
+    (likely,) = check_checkpoints(own, read_checkpoints(str(tmp_path)))
     assert likely.level is Level.WARN
     assert "written by 8 processes" in likely.what
 

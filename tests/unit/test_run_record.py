@@ -454,7 +454,7 @@ def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
     assert keeper.record.basis is None
     basis = JobBasis(ModelShape.from_name("7B"), 1e8)
-    keeper.record_basis(basis)
+    keeper.save(replace(keeper.record, basis=basis))
     keeper.close()
     written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
     assert isinstance(written, RunRecord)

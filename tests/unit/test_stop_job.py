@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot import head_job as stopping
-from agent.boot.head_job import SubmissionTask
+from agent.base import times
+from agent.boot.head_job import SubmissionTask, stop_job
 from agent.bridge.link import RayLink
 from agent.decisions.attempts import DriverSignaled
 from agent.runtime import driver
@@ -37,7 +37,7 @@ def test_ray_first_then_the_driver(
         asked.append(job_id)
         return "pid 7, sleep"
 
-    monkeypatch.setattr(stopping, "STOP_TIMEOUT", 5.0 if takes else 0.5)
+    monkeypatch.setattr(times, "STOP_ACCEPTED", 5.0 if takes else 0.5)
     monkeypatch.setattr(driver, "terminate_driver", ask_to_end)
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     told: list[object] = []
@@ -50,7 +50,7 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1", settled, told.append, SubmissionTask())
+                await stop_job(link, "run-1", settled, told.append, SubmissionTask())
             tasks.cancel_scope.cancel()
 
     anyio.run(story)

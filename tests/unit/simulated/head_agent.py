@@ -228,7 +228,7 @@ class HeadAgent(Agent):
             case h.FollowJob(job):
                 self.bridge.follow(job)
             case h.SaveSnapshot(known):
-                self.keeper.save_snapshot(known, self.node.now())
+                self.keeper.save(self.keeper.record.with_snapshot(known, self.node.now()))
             case h.StopJob(job):
                 self.go(self._stop_job(job))
             case h.SaveJob(job):
