@@ -16,11 +16,13 @@ from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
-from agent.node import gpus, pythons
-from agent.node.pythons import find_ray, find_torch
+from agent.node import gpus
 from agent.node.read import (
     columns_of,
     disk_of,
+    find_framework,
+    find_ray,
+    find_torch,
     free_at,
     gather,
     is_missing,
@@ -251,7 +253,7 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     )
     facts = replace(
         facts,
-        framework=pythons.find_framework(known.framework, facts.job_python, starts_in),
+        framework=find_framework(known.framework, facts.job_python, starts_in),
         data_columns=_in_time(lambda: columns_of(settings.train_data or "")),
         missing_inputs=missing or {},
     )

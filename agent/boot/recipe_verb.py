@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
-from agent.node import pythons
-from agent.node.read import columns_of
+from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS
@@ -135,8 +134,8 @@ def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersi
     try:
         if text is not None:
             return choose(versions, text)
-        python = pythons.find_ray(path).executable
-        return version_of(known, pythons.find_framework(known.framework, python, "."))
+        python = find_ray(path).executable
+        return version_of(known, find_framework(known.framework, python, "."))
     except UnknownVersionError as error:
         expected = "a known release, or a later patch of one"
         raise SettingsError((Problem("--framework-version", str(error), expected),)) from None

@@ -36,7 +36,7 @@ from agent.checks.finding import Level, passed_lines, problem_lines
 from agent.checks.machine import found_on
 from agent.control import verbs as of_the_head
 from agent.control.log_filter import LogFilter, time_since
-from agent.node import pythons
+from agent.node.read import find_ray
 from agent.plan.plan import log_root
 from agent.plan.show import render, summary, to_json
 from agent.record.explain import explain
@@ -390,7 +390,7 @@ def main(environ: Mapping[str, str], before: list[str], command: list[str] | Non
     options = CommandLine().parse(before, command)
     options.command = command
     if options.version:
-        ray = pythons.find_ray(environ.get("PATH"))
+        ray = find_ray(environ.get("PATH"))
         where = "" if ray.executable == sys.executable else f" ({ray.executable})"
         found = f"Ray {ray.version or 'not installed'}"
         print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")

@@ -30,8 +30,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("ray's path", ray.plain_path, (_OWN,)),
     ("token", ray.ray_token, (_OWN, _GIVEN)),
     ("token", ray.torchrun_token, (_TORCHRUN,)),
-    ("addresses", ray.ray_bind, (_OWN, _GIVEN)),
-    ("addresses", ray.torchrun_bind, (_TORCHRUN,)),
+    ("addresses", ray.public_addresses, (_OWN, _GIVEN, _TORCHRUN)),
     ("node address", ray.node_address, (_OWN, _GIVEN, _TORCHRUN)),
     ("debugger", ray.debugger, (_OWN,)),
     ("open files", machine.open_files, (_OWN, _TORCHRUN)),
@@ -52,7 +51,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
     ("port range", network.ephemeral_ports, (_OWN,)),
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
-    ("AGENT_PREFLIGHT", ray.preflight_torch, (_OWN, _GIVEN)),
+    ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),
 )
 """Every check, in the order of `pod-agent doctor -v`: name, function, what runs the job where it
 applies. `{temp}` is the folder of Ray's sessions. To add a check, add a row and its function, which

@@ -166,19 +166,15 @@ def _mbps(rate: float) -> str:
 
 
 def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
-    """List the nodes of slow links; a node that is part of all of them comes first."""
-    pairs = sorted(slow, key=lambda pair: (slow[pair], sorted(pair)))
-    if len(pairs) == 1:
-        return listed(sorted(pairs[0]))
-    common = frozenset.intersection(*pairs)
-    names = sorted(frozenset.union(*pairs))
+    """Name the nodes of slow links; a node that is part of all of them comes first."""
+    common = frozenset.intersection(*slow)
+    names = sorted(frozenset.union(*slow), key=lambda name: (name not in common, name))
     if common:
-        (one,) = common
-        return f"{one} and {first_names(name for name in names if name != one)}"
-    if len(pairs) == measured:
+        return f"{names[0]} and {first_names(names[1:])}"
+    if len(slow) == measured:
         return f"all {len(names)} nodes"
-    more = [f"{len(pairs) - 4} more"] if len(pairs) > 4 else []
-    return "; ".join([*(" and ".join(sorted(pair)) for pair in pairs[:4]), *more])
+    slowest = min(slow, key=lambda pair: (slow[pair], sorted(pair)))
+    return f"{len(slow)} of {measured} pairs of nodes ({' and '.join(sorted(slowest))} for one)"
 
 
 _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.text import is_ip, is_public, needs_shell_quoting
 from agent.checks.finding import fail, ok, warn
 from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth, version
+from agent.settings.jobs import TORCHRUN, launcher
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode, Result
@@ -34,25 +35,19 @@ def ray_installed(node: CheckedNode) -> Result:
     return ok(f"{ray.version} on Python {ray.python}")
 
 
-def torch_installed(node: CheckedNode) -> Result:
-    """Torchrun needs a Python with torch."""
-    found = node.facts.torch
+def torch_installed(node: CheckedNode) -> Result | None:
+    """Torchrun, and the all-reduce before a job of Ray, need a Python with torch."""
+    found, by_torchrun = node.facts.torch, launcher(node.settings, None) == TORCHRUN
+    if not by_torchrun and node.settings.preflight is None:
+        return None
     if found is not None and found.version is not None:
-        return ok(f"{found.version} of {found.executable}")
+        return ok(f"torch {found.version} of {found.executable}")
+    if not by_torchrun:
+        what = f"nccl needs torch, which is not installed for {node.facts.ray.executable}"
+        return fail(what, "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT")
     searched = "" if found is None else ", ".join(found.asked)
     remedy = "Put the Python that has torch first on PATH, or name it: -- /path/to/python train.py"
     return fail(f"not installed for {searched or 'any Python here'}", remedy)
-
-
-def preflight_torch(node: CheckedNode) -> Result | None:
-    """The all-reduce before the job needs torch in the Python of Ray and the job."""
-    if node.settings.preflight is None:
-        return None
-    found = node.facts.torch
-    if found is not None and found.version is not None:
-        return ok(f"torch {found.version} of {found.executable}")
-    what = f"nccl needs torch, which is not installed for {node.facts.ray.executable}"
-    return fail(what, "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT")
 
 
 def plain_path(node: CheckedNode) -> Result:
@@ -122,26 +117,18 @@ def torchrun_token(node: CheckedNode) -> Result:
     return warn(what, "Set the same RAY_AUTH_TOKEN on every node")
 
 
-def ray_bind(node: CheckedNode) -> Result:
-    """Ray listens on every interface, which must not include the internet without a token."""
+def public_addresses(node: CheckedNode) -> Result:
+    """Ray and torchrun's store listen on every interface; Ray's token guards it, torch has none."""
     ray, settings, given = node.facts.ray.version, node.settings, node.topology.given_ray
     who = "Ray listens" if given is None else "agent and reward server may listen"
-    if settings.ray_auth_token is None:
-        return _public_addresses(node, who, "RAY_AUTH_TOKEN is not set", "Set RAY_AUTH_TOKEN")
-    is_guarded = given is not None or supports_token_auth(ray)
-    missing = "" if is_guarded else f"Ray {ray} has no token auth"
-    return _public_addresses(node, who, missing, "Use an image with Ray 2.52 or newer")
-
-
-def torchrun_bind(node: CheckedNode) -> Result:
-    """Torchrun's store listens on every interface, without authentication."""
-    missing = "torch has no token auth"
-    return _public_addresses(node, "torchrun listens", missing, "Use nodes on a private network")
-
-
-def _public_addresses(node: CheckedNode, who: str, missing: str, remedy: str) -> Result:
-    """Find public addresses on which a process listens, unless no guard is missing."""
-    settings = node.settings
+    missing, remedy = "RAY_AUTH_TOKEN is not set", "Set RAY_AUTH_TOKEN"
+    if launcher(settings, None) == TORCHRUN:
+        who, missing = "torchrun listens", "torch has no token auth"
+        remedy = "Use nodes on a private network"
+    elif settings.ray_auth_token is not None:
+        is_guarded = given is not None or supports_token_auth(ray)
+        missing = "" if is_guarded else f"Ray {ray} has no token auth"
+        remedy = "Use an image with Ray 2.52 or newer"
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*node.facts.addresses(), *chosen))
     public = [address for address in used if is_ip(address) and is_public(address)]

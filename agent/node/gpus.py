@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+MODULES = Path("/sys/module")
 _IDLE = 5  # percent up to which a GPU counts as idle
 _CARD = re.compile(r"card(\d+)")
 _JSON = re.compile(r"^[\[{]", re.MULTILINE)
@@ -115,13 +116,8 @@ def ask_driver(
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
         return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
-    return Driver(tool, gpus, version=driver_version(maker, Path("/sys/module")))
-
-
-def driver_version(maker: str, modules: Path) -> str:
-    """Return the version of the kernel's driver, or ''; a driver of the kernel's own has none."""
-    name = "nvidia" if maker == "nvidia" else "amdgpu"
-    return text_of(modules / name / "version").strip()
+    module = "nvidia" if maker == "nvidia" else "amdgpu"  # the kernel's own has no version
+    return Driver(tool, gpus, version=text_of(MODULES / module / "version").strip())
 
 
 def _output(argv: list[str], limit: float) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     """
     if settings.head is not None:
         return None
-    start = _words(environ.get(START_COMMAND, ""))
+    start = _flags(environ.get(START_COMMAND, ""))
     found = [name for name in OPERATOR_VARIABLES if name in environ]
     cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
@@ -98,16 +98,16 @@ def _of_submitter(
     return ray, (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}")
 
 
-def _of_head(settings: Settings, start: list[str]) -> GivenRay:
+def _of_head(settings: Settings, start: Mapping[str, str]) -> GivenRay:
     """Return the Ray that the operator starts in this container."""
     port = settings.dashboard_port or _port(start, "--dashboard-port", DASHBOARD_PORT)
-    listens = _flag(start, "--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
+    listens = start.get("--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
     return GivenRay(
         owner=OWNER,
         gcs_host="127.0.0.1",
         gcs_port=settings.ray_port or _port(start, "--port", GCS_PORT),
         dashboard=f"http://{in_url(reached_at(listens))}:{port}",
-        session=_flag(start, "--temp-dir") or "/tmp/ray",
+        session=start.get("--temp-dir") or "/tmp/ray",
     )
 
 
@@ -131,22 +131,17 @@ def _worker(environ: Mapping[str, str], cluster: tuple[str, ...]) -> PlatformInf
     )
 
 
-def _words(command: str) -> list[str]:
+def _flags(command: str) -> dict[str, str]:
     """Split the generated command as a shell does; by spaces if its quotes do not match."""
     try:
-        return shlex.split(command)
+        words = shlex.split(command)
     except ValueError:
-        return command.split()
+        words = command.split()
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def _flag(words: list[str], name: str) -> str | None:
-    return next((w.partition("=")[2] for w in words if w.startswith(f"{name}=")), None)
-
-
-def _port(words: list[str], name: str, default: int) -> int:
-    text = _flag(words, name)
-    if text is None:
-        return default
+def _port(flags: Mapping[str, str], name: str, default: int) -> int:
+    text = flags.get(name, str(default))
     if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
         return int(text)
     raise platform_error(START_COMMAND, f"{name}={text}", "a port's number")

@@ -213,32 +213,31 @@ def _evidence_and_role(platform: PlatformInfo) -> str:
 def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Yield a problem for every setting that has no effect on a Ray the agent does not start."""
     owner = given.owner
-    a_value, no_agent = f"a value, though {owner} starts Ray", f"no agent on {owner}'s nodes"
-    flags = {
-        "AGENT_NUM_CPUS": settings.num_cpus is not None,
-        "AGENT_NUM_GPUS": settings.num_gpus is not None,
-        "AGENT_RESOURCES": bool(settings.resources),
-        "AGENT_RAY_ARGS": bool(settings.ray_args),
-        "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
+    flag = f"nothing here, but rayStartParams of the pods' group in {owner}"
+    debug = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
+    debug = f"nothing here, but {debug} in the environment of the pods' groups"
+    prepare = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
+    instead: dict[str, dict[str, object]] = {
+        flag: {
+            "AGENT_NUM_CPUS": settings.num_cpus is not None,
+            "AGENT_NUM_GPUS": settings.num_gpus is not None,
+            "AGENT_RESOURCES": settings.resources,
+            "AGENT_RAY_ARGS": settings.ray_args,
+            "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
+        },
+        debug: {"DEBUG_RAY": settings.debug_ray != "0"},
+        "ray; or other pods, without Ray": {"AGENT_LAUNCHER": launcher(settings, None) != "ray"},
+        prepare: {"AGENT_PREPARE_EACH": settings.prepare_each is not None},
+        "unset": {
+            "AGENT_NOTICE_SIGNAL": settings.notice_signal,
+            "AGENT_PREFLIGHT": settings.preflight is not None,
+        },
     }
-    names = " + ".join(name for name, is_set in flags.items() if is_set)
-    if names:
-        expected = f"nothing here, but rayStartParams of the pods' group in {owner}"
-        yield Problem(names, a_value, expected)
-    if settings.debug_ray != "0":
-        flag = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
-        expected = f"nothing here, but {flag} in the environment of the pods' groups"
-        yield Problem("DEBUG_RAY", a_value, expected)
-    if launcher(settings, None) != "ray":
-        got = f"{launcher(settings, None)!r}, though {owner}'s nodes run Ray"
-        yield Problem("AGENT_LAUNCHER", got, "ray; or other pods, without Ray")
-    if settings.prepare_each is not None:
-        expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
-        yield Problem("AGENT_PREPARE_EACH", f"a command, but {no_agent}", expected)
-    if settings.notice_signal:
-        yield Problem("AGENT_NOTICE_SIGNAL", f"{settings.notice_signal}, but {no_agent}", "unset")
-    if settings.preflight is not None:
-        yield Problem("AGENT_PREFLIGHT", f"{settings.preflight!r}, but {no_agent}", "unset")
+    got = f"a value, though {owner} starts Ray, with no agent on {owner}'s nodes"
+    for expected, variables in instead.items():
+        names = " + ".join(name for name, is_set in variables.items() if is_set)
+        if names:
+            yield Problem(names, got, expected)
     if given.asks_token and settings.ray_auth_token is None:
         expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
         yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)

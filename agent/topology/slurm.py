@@ -30,6 +30,7 @@ LARGEST = 65_536  # the most hosts of a list; a larger range is a mistake
 _NUMBERS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
 _ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
 _PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
+_COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
@@ -92,12 +93,16 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     else:  # without a usable rank, the user's settings decide the role
         evidence = (f"{JOB}={job}", "not started as one step over the job's nodes")
         info = PlatformInfo("slurm", is_head=True, evidence=evidence, nodes=len(hosts))
+    rank = info.rank or 0
+    gpus = _counts(environ, "SLURM_GPUS_ON_NODE") or _counts(environ, "SLURM_GPUS_PER_NODE")
+    of_job = _counts(environ, "SLURM_JOB_CPUS_PER_NODE")
+    cpus = _counts(environ, "SLURM_CPUS_ON_NODE") or of_job[rank : rank + 1]
     return replace(
         info,
         node_name=environ.get("SLURMD_NODENAME", "").strip() or info.node_name,
-        gpus_per_node=_gpus(environ),
-        cpus=_cpus(environ, info.rank or 0),
-        memory=_memory(environ),
+        gpus_per_node=sum(gpus) if gpus else None,
+        cpus=sum(cpus) or None,
+        memory=(sum(_counts(environ, "SLURM_MEM_PER_NODE")) << 20) or None,  # MiB; 0 means all
         run_id=job,  # a requeued job continues the same run
         job_id=job,
         ports=ports_for_job(int(job)),
@@ -166,32 +171,9 @@ def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
         raise platform_error(variable, str(error), "hosts such as gpu-[01-03],b2") from None
 
 
-def _gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs of this node: `8`, or by kind `h100:8`, `a100:4,v100:2`."""
-    texts = (environ.get(name, "") for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"))
-    for text in filter(None, texts):
-        counts = [word.rpartition(":")[2] for word in text.split(",")]
-        if all(re.fullmatch(r"[0-9]{1,4}", count) for count in counts):
-            return sum(map(int, counts))
-    return None
-
-
-def _cpus(environ: Mapping[str, str], rank: int) -> int | None:
-    """Return the CPUs allotted on this node: `2`, or for all nodes of the job `2(x3),4`."""
-    here = environ.get("SLURM_CPUS_ON_NODE", "")
-    if re.fullmatch(r"[0-9]{1,6}", here):
-        return int(here) or None
-    for word in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(","):
-        run = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
-        if run is None:
-            return None
-        rank -= int(run[2] or 1)
-        if rank < 0:
-            return int(run[1]) or None
-    return None
-
-
-def _memory(environ: Mapping[str, str]) -> int | None:
-    """Return the memory allotted on this node in bytes; Slurm counts in MiB, 0 means all."""
-    text = environ.get("SLURM_MEM_PER_NODE", "")
-    return (int(text) << 20) or None if re.fullmatch(r"[0-9]{1,9}", text) else None
+def _counts(environ: Mapping[str, str], name: str) -> list[int]:
+    """Return the numbers of a list: `8`, by kind `a100:4,v100:2`, by node `2(x3),4`; else none."""
+    words = [_COUNT.fullmatch(word) for word in environ.get(name, "").split(",")]
+    if not all(words):
+        return []
+    return [int(word[1]) for word in words if word for _ in range(int(word[2] or 1))]

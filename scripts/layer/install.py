@@ -201,7 +201,7 @@ def complete_ray(home: Path, version: str) -> None:
     """Install Ray if the image has none, and what its `default` extra lacks; then check."""
     from agent.node.facts import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
     from agent.node.facts import version as parsed  # noqa: PLC0415 - same
-    from agent.node.pythons import ask_python  # noqa: PLC0415 - from HOME
+    from agent.node.read import ask_python  # noqa: PLC0415 - from HOME
 
     python = (home / "ray-python").read_text()
     found = ask_python(python)

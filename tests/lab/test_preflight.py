@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node.pythons import find_torch
+from agent.node.read import find_torch
 from scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
 
 if TYPE_CHECKING:

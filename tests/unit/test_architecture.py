@@ -30,7 +30,7 @@ BUNDLED = "bundled"
 """Programs that ship with the agent, and import nothing but themselves."""
 PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
-READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "pythons", "gpus")}
+READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus")}
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
 SLEEP = {"agent/control/verbs.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}

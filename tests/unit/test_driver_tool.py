@@ -71,6 +71,20 @@ def test_a_tool_that_answers(tmp_path: Path) -> None:
     assert [gpu.errors for gpu in driver.gpus] == [0, 3]
 
 
+def test_the_drivers_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows it beside the module; a driver of the kernel's own has none."""
+    monkeypatch.setattr(gpus, "MODULES", tmp_path)
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "version").write_text("550.54.15\n")
+    path = tool(tmp_path, "nvidia-smi", f"printf '{TWO}'")
+    tool(tmp_path, "rocm-smi", f"echo '{ROCM}'")
+    nvidia, amd = gpus.ask_driver("nvidia", path, 20), gpus.ask_driver("amd", path, 20)
+    assert nvidia is not None
+    assert amd is not None
+    assert (nvidia.version, len(nvidia.gpus)) == ("550.54.15", 2)
+    assert (amd.version, len(amd.gpus)) == ("", 2)
+
+
 def test_no_tool_and_no_gpus(tmp_path: Path) -> None:
     """Without GPUs no tool runs; with GPUs a missing tool is the fault."""
     assert gpus.ask_driver("") is None

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from agent.checks.machine import found_on
 from agent.node.facts import MIB, Driver, DriverGpu, Framework, RdmaDevice
-from agent.node.gpus import driver_version
 from agent.node.read import rdma_devices
 from unit.worlds import MACHINE, with_ray
 
@@ -36,14 +35,6 @@ def test_rdma_devices(tmp_path: Path) -> None:
         RdmaDevice("odd"),
     )
     assert rdma_devices(tmp_path / "none") == ()
-
-
-def test_the_drivers_version(tmp_path: Path) -> None:
-    """The kernel shows it beside the module; a driver of the kernel's own has none."""
-    (tmp_path / "nvidia").mkdir()
-    (tmp_path / "nvidia" / "version").write_text("550.54.15\n")
-    assert driver_version("nvidia", tmp_path) == "550.54.15"
-    assert driver_version("amd", tmp_path) == ""
 
 
 def test_what_a_machine_has() -> None:

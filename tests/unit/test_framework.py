@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node import pythons
+from agent.node import read
 from agent.node.facts import Framework
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, ve
     """The version stands in the name of its metadata's folder; nothing is imported."""
     package(site, name)
     metadata(site, folder)
-    assert pythons.find_framework(name, sys.executable, str(tmp_path)) == Framework(
+    assert read.find_framework(name, sys.executable, str(tmp_path)) == Framework(
         name, str(site), version
     )
 
@@ -81,7 +81,7 @@ def test_a_checkout_in_which_the_job_starts(
     checkout = tmp_path / "checkout"
     package(checkout, module)
     version_file(checkout, file, "0.8.0.dev0\n")
-    assert pythons.find_framework(name, sys.executable, str(checkout)) == Framework(
+    assert read.find_framework(name, sys.executable, str(checkout)) == Framework(
         name, str(checkout), "0.8.0.dev0"
     )
 
@@ -93,9 +93,9 @@ def test_an_editable_install(site: Path, tmp_path: Path) -> None:
     metadata(site, "verl-0.7.0.dist-info")
     sys.path.append(str(checkout))  # as its .pth file has Python do
     try:
-        assert pythons.find_framework("verl", sys.executable, "/nowhere").version == "0.7.0"
+        assert read.find_framework("verl", sys.executable, "/nowhere").version == "0.7.0"
         version_file(checkout, "verl/version/version", "0.7.1")
-        found = pythons.find_framework("verl", sys.executable, "/nowhere")
+        found = read.find_framework("verl", sys.executable, "/nowhere")
     finally:
         sys.path.remove(str(checkout))
     assert found == Framework("verl", str(checkout), "0.7.1")
@@ -106,19 +106,17 @@ def test_forks_are_distinguished_from_their_origins(site: Path) -> None:
     place = package(site, "openrlhf")
     package(site, "verl")
     for fork in ("openrlhf-m", "search-r1"):
-        assert pythons.find_framework(fork, sys.executable, "/nowhere") == Framework(fork)
+        assert read.find_framework(fork, sys.executable, "/nowhere") == Framework(fork)
     (place / "models" / "remote_rm").mkdir(parents=True)
     (site / "search_r1").mkdir()
     for fork in ("openrlhf-m", "search-r1"):
-        assert pythons.find_framework(fork, sys.executable, "/nowhere") == Framework(
-            fork, str(site)
-        )
+        assert read.find_framework(fork, sys.executable, "/nowhere") == Framework(fork, str(site))
 
 
 def test_none_at_all(tmp_path: Path) -> None:
     """A missing framework has no folder."""
-    assert pythons.find_framework("verl", sys.executable, str(tmp_path)) == Framework("verl")
-    assert pythons.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
+    assert read.find_framework("verl", sys.executable, str(tmp_path)) == Framework("verl")
+    assert read.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
 
 
 def test_another_python_is_asked(tmp_path: Path) -> None:
@@ -126,10 +124,10 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
     place = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin" / "python"
-    assert pythons.find_framework("verl", str(python), str(tmp_path)) == Framework("verl")
+    assert read.find_framework("verl", str(python), str(tmp_path)) == Framework("verl")
     minor = f"python3.{sys.version_info.minor}"
     packages = place / "lib" / minor / "site-packages"
     package(packages, "verl")
     metadata(packages, "verl-0.9.1.dist-info")
-    found = pythons.find_framework("verl", str(python), os.curdir)
+    found = read.find_framework("verl", str(python), os.curdir)
     assert found == Framework("verl", str(packages), "0.9.1")

@@ -83,7 +83,10 @@ ROWS: dict[str, tuple[list[tuple[str, str, float]], int, str, str]] = {
         links(("a", "b", 100), ("c", "d", 100), ("a", "c", 9000)),
         GB,
         "",
-        "100 Mbps between a and b; c and d: syncing the model's 1 GB of weights takes 80 s",
+        (
+            "100 Mbps between 2 of 3 pairs of nodes (a and b for one): syncing the model's 1 GB of "
+            "weights takes 80 s"
+        ),
     ),
 }
 

@@ -19,7 +19,7 @@ FULL = """
 import os, pwd, resource, sys, threading
 from pathlib import Path
 import anyio
-from agent.node import pythons
+from agent.node import read
 from agent.node.limits import ProcessLimitError
 from agent.runtime.process import Child
 
@@ -29,14 +29,14 @@ async def start(piped):
 
 def main():
     anyio.run(start, False)  # imports all that it needs while there is room, and the right to read
-    pythons.ask_python("/bin/true")
+    read.ask_python("/bin/true")
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     if os.getuid() == 0:  # whom no such limit holds
         os.setuid(65534)
     for call in (
         lambda: anyio.run(start, False),
         lambda: anyio.run(start, True),
-        lambda: pythons.ask_python("/bin/true"),
+        lambda: read.ask_python("/bin/true"),
     ):
         try:
             call()

@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import asdict
 
 from agent.base.text import own_command
-from agent.node import pythons
+from agent.node import read
 from agent.node.facts import RayPython
 from agent.node.python_facts import of_command
 
@@ -65,7 +66,7 @@ def test_no_ray_command(tmp_path: Path) -> None:
 def test_our_own_ray_wins(tmp_path: Path) -> None:
     """In one environment the agent's own Python runs Ray, wherever PATH points."""
     path = put_ray(tmp_path, "#!/opt/other/bin/python3")
-    assert pythons.find_ray(path).executable == sys.executable
+    assert read.find_ray(path).executable == sys.executable
 
 
 def bare_python(tmp_path: Path) -> Path:
@@ -78,14 +79,14 @@ def bare_python(tmp_path: Path) -> Path:
 def test_another_python_is_asked(tmp_path: Path) -> None:
     """A Python without the agent's libraries reports its Ray."""
     bare = bare_python(tmp_path)
-    found = pythons.ask_python(str(bare))
+    found = read.ask_python(str(bare))
     assert (found.executable, found.version) == (str(bare), None)
     assert "aiohttp" in found.missing
     assert found.python == sys.version.split()[0]
     assert found.command == (str(bare), "-m", "ray.scripts.scripts")
     put_ray(bare.parent, f"#!{bare}")
-    assert pythons.ask_python(str(bare)).command == (str(bare.parent / "ray"),)
-    assert pythons.ask_python(str(tmp_path / "none")).python == "does not run"
+    assert read.ask_python(str(bare)).command == (str(bare.parent / "ray"),)
+    assert read.ask_python(str(tmp_path / "none")).python == "does not run"
 
 
 def test_without_ray_here_the_recorded_one_is_asked(
@@ -95,13 +96,13 @@ def test_without_ray_here_the_recorded_one_is_asked(
     nothing = RayPython(sys.executable, "3.11.7", None)
     other = str(bare_python(tmp_path))
     path = put_ray(tmp_path / "bin", f"#!{other}")
-    monkeypatch.setattr(pythons, "ray_here", lambda: nothing)
-    monkeypatch.setattr(pythons, "ask_python", lambda python: RayPython(python, "", "2"))
+    monkeypatch.setattr(read, "ray_facts", lambda: asdict(nothing))
+    monkeypatch.setattr(read, "ask_python", lambda python: RayPython(python, "", "2"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert pythons.find_ray("/nowhere") == nothing
-    assert pythons.find_ray(path).executable == other
-    (tmp_path / pythons.RECORD).write_text("/opt/python\n")
-    assert pythons.find_ray(path).executable == "/opt/python"
+    assert read.find_ray("/nowhere") == nothing
+    assert read.find_ray(path).executable == other
+    (tmp_path / read.RECORD).write_text("/opt/python\n")
+    assert read.find_ray(path).executable == "/opt/python"
 
 
 @pytest.mark.parametrize("program", ["rehearsal", "ray-bridge", "reward-server"])

@@ -16,14 +16,14 @@ from ray.runtime_env import RuntimeEnv
 from agent.base.errors import SettingsError
 from agent.boot.plan_input import read_runtime_env
 from agent.node import upload
-from agent.node.pythons import ray_here
+from agent.node.python_facts import ray_facts
 from agent.node.upload import LIMIT, measure
 from unit.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RAY = ray_here().folder
+RAY = str(ray_facts()["folder"])
 OF_VERL = """
 working_dir: ./
 excludes: ["/.git/"]

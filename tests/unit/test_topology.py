@@ -54,6 +54,11 @@ class Is(NamedTuple):
 
 ROWS = {
     "nothing": ({}, MACHINE, Is("single", "head", None, 0, None)),
+    "dstack's head alone": (
+        {"DSTACK_MASTER_NODE_IP": "10.0.0.1"},
+        MACHINE,
+        Is("single", "head", None, 0, None),
+    ),
     "expects none": ({"EXPECTED_WORKERS": "0"}, MACHINE, Is("single", "head", None, 0, None)),
     "expects two": ({"EXPECTED_WORKERS": "2"}, MACHINE, Is("plain", "head", None, 2, None)),
     "head by hand": ({"RAY_WORKER": "0"}, MACHINE, Is("plain", "head", None, 0, None)),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.base.errors import SettingsError
 from agent.boot import plan_input
 from agent.checks.finding import Level
-from agent.node import pythons
+from agent.node import read
 from agent.node.facts import TorchPython
 from agent.plan.make import make_plan
 from agent.plan.show import render
@@ -250,14 +250,14 @@ def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
     package = tmp_path / "torch"
     (package / "__init__.py").write_text("")
     (package / "distributed" / "__init__.py").write_text("")
-    found = pythons.find_torch(environ, sys.executable)
+    found = read.find_torch(environ, sys.executable)
     assert found == TorchPython(sys.executable, "2.12.1")
 
 
 def test_a_named_python_without_torch_is_reported(tmp_path: Path) -> None:
     """No other Python is searched, since the job would run in the named one."""
     environ = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": ""}
-    found = pythons.find_torch(environ, sys.executable)
+    found = read.find_torch(environ, sys.executable)
     assert (found.version, found.asked) == (None, (sys.executable,))
 
 
@@ -269,11 +269,11 @@ def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    assert pythons.find_torch(environ, "python").executable == sys.executable
-    assert pythons.find_torch(environ, None).version == "2.12.1"
+    assert read.find_torch(environ, "python").executable == sys.executable
+    assert read.find_torch(environ, None).version == "2.12.1"
 
 
 def test_a_plan_searches_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with Ray starts no Python to ask it for torch."""
-    monkeypatch.setattr(pythons, "find_torch", lambda *_: pytest.fail("torch was looked for"))
+    monkeypatch.setattr(plan_input, "find_torch", lambda *_: pytest.fail("torch was looked for"))
     assert plan_input.plan_from_environment({}, ["true"]).facts.torch is None
