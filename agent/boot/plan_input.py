@@ -55,7 +55,7 @@ from agent.work.job import checkpoint_owner
 from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
-from agent.work.torchrun import command_fault, leading_python, torchrun_arguments, torchrun_problems
+from agent.work.torchrun import command_fault, split_python, torchrun_arguments, torchrun_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -378,7 +378,7 @@ def _find_torchrun_programs(
     arguments = command or ()
     is_program = bool(arguments) and command_fault(arguments) is None
     is_program = is_program and torchrun_arguments(arguments)[0] == "--no_python"
-    return command if is_program else None, find_torch(environ, leading_python(arguments))
+    return command if is_program else None, find_torch(environ, split_python(arguments)[0])
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:

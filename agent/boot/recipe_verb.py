@@ -18,7 +18,6 @@ from agent.settings.jobs import BY_NAME, JOBS
 from agent.work.job import command_of, recipe_input, version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
-    ChosenVersion,
     Command,
     JobBasis,
     MisfitError,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agent.settings.jobs import KnownJob
+    from agent.work.recipes.recipe import Version
 
 _PYTHON = "python3"  # first word of the printed command, valid on any machine
 
@@ -94,12 +94,12 @@ def recipe_command(
     known = BY_NAME[name]
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
-    chosen = _version(known, version, environ.get("PATH"))
+    chosen, warning = _version(known, version, environ.get("PATH"))
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
     given = replace(
-        recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes),
+        recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
         columns=columns_of(settings.train_data or ""),
         basis=JobBasis(model or read_shape(settings, environ)),
     )
@@ -110,7 +110,7 @@ def recipe_command(
         raise PreflightError(what, why=str(error), culprit="AGENT_JOB") from None
     if known.launcher == "torchrun":
         made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
-    return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
+    return made, f"{known.framework} {warning}" if warning else ""
 
 
 def node_sizes(
@@ -125,12 +125,12 @@ def node_sizes(
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
 
 
-def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersion:
-    """Choose the given version, or else the installed one."""
+def _version(known: KnownJob, text: str | None, path: str | None) -> tuple[Version, str]:
+    """Choose the given version, or else the installed one; return it and a warning or ''."""
     versions = recipe_of(known).VERSIONS
     if not versions:
         ignored = f"has no versions: {text} changes nothing" if text is not None else ""
-        return ChosenVersion((), ignored)
+        return (), ignored
     try:
         if text is not None:
             return choose(versions, text)

@@ -44,13 +44,13 @@ def _framework(known: KnownJob, node: CheckedNode) -> Result | None:
     if not found.folder:
         return _missing(known, node)
     try:
-        chosen = version_of(known, found)
+        _, warning = version_of(known, found)
     except UnknownVersionError as error:
         what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
         return fail(what, "Install one of these, or give your own command after --")
-    if chosen.warning:
+    if warning:
         remedy = "If it refuses an argument, give your own command after --"
-        return warn(f"{known.framework} {chosen.warning}", remedy)
+        return warn(f"{known.framework} {warning}", remedy)
     name = f"{known.framework} {found.version}".strip()
     return ok(f"{name} in {found.folder}")
 

@@ -35,8 +35,7 @@ from agent.work.services import (
     NODE_IP,
     NODE_PLACEHOLDERS,
     REWARD,
-    fetch_note,
-    fetch_steps,
+    model_fetch,
     prepare_steps,
     reward_service,
 )
@@ -150,9 +149,9 @@ def _planned_recipe(
     if known is None or topology.is_idle:
         return None
     try:
-        version = version_of(known, facts.framework).version
+        version = version_of(known, facts.framework)[0]
     except UnknownVersionError:  # a check reports it and refuses the run
-        version = version_of(known, None).version
+        version = version_of(known, None)[0]
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     memory = topology.platform.memory or facts.memory
@@ -241,7 +240,7 @@ def _steps(
     # a node that only runs services needs no model, unless one of them depends on it
     is_wanted = not alone or any(MODEL in word for word in named)
     if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
-        fetch = fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
+        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
     return prepare_steps(settings, (*fetch, *file.steps))
 
 
@@ -284,7 +283,7 @@ def _notes(node: CheckedNode, environ: Mapping[str, str], job: Job | None) -> It
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
             yield f"WANDB_API_KEY is not set: W&B {what}"
         hidden = visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
-        fetch = fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
         yield from filter(None, (hidden, fetch))
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1

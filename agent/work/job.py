@@ -19,7 +19,6 @@ from agent.work.checkpoints import CheckpointOwner
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
     RUN_ID,
-    ChosenVersion,
     Command,
     JobBasis,
     MisfitError,
@@ -121,27 +120,25 @@ def entrypoint(
 ) -> Entrypoint:
     """Return the shell command of a job: the argv, with AGENT_ATTEMPT exported.
 
-    Words that `clean` would mask become variables that the shell reads from `file`. Ray's
-    runtime_env cannot carry the attempt, since Ray refuses a job whose own one differs.
+    Words that `clean` would mask become variables that the shell reads from `file`; an option's
+    name stays. Ray's runtime_env cannot carry the attempt, since Ray refuses a job whose own one
+    differs.
     """
-    secrets: list[str] = []
-    words = [_hidden(word, secrets, clean) if file else shlex.quote(word) for word in argv]
-    line = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}"
-    if not secrets:
+    words: list[str] = []
+    values: list[str] = []
+    for word in argv:
+        if not file or clean(word) == word:
+            words.append(shlex.quote(word))
+            continue
+        name, sign, value = word.partition("=")
+        is_option = sign and value and clean(name) == name
+        shown, secret = (f"{name}=", value) if is_option else ("", word)
+        values.append(f"AGENT_SECRET_{len(values) + 1}={shlex.quote(secret)}")
+        words.append(f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(values)}"')
+    line, place = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}", shlex.quote(file)
+    if not values:
         return Entrypoint(line)
-    place = shlex.quote(file)
-    values = [f"AGENT_SECRET_{n}={shlex.quote(text)}" for n, text in enumerate(secrets, 1)]
     return Entrypoint(f". {place}; {line}", file, "\n".join([*values, f"rm -f {place}", ""]))
-
-
-def _hidden(word: str, secrets: list[str], clean: Callable[[str], str]) -> str:
-    """Quote a word for a shell; one with a secret becomes a variable, an option's name stays."""
-    if clean(word) == word:
-        return shlex.quote(word)
-    name, sign, value = word.partition("=")
-    shown = f"{name}{sign}" if sign and value and clean(name) == name else ""
-    secrets.append(word.removeprefix(shown))
-    return f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(secrets)}"'
 
 
 def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
@@ -212,18 +209,18 @@ def checkpoint_owner(
     return CheckpointOwner(*about, settings)
 
 
-def version_of(known: KnownJob, framework: Framework | None) -> ChosenVersion:
-    """Return the known version that matches the installed one, or the newest if none is installed.
+def version_of(known: KnownJob, framework: Framework | None) -> tuple[Version, str]:
+    """Return the known version that matches the installed one, else the newest, and a warning.
 
     Raises UnknownVersionError if the installed one matches none.
     """
     versions = recipe_of(known).VERSIONS
     if not versions:
-        return ChosenVersion(())
+        return (), ""
     # a fork without version numbers has one version
     numberless = framework is not None and not framework.version and len(versions) == 1
     if framework is None or not framework.folder or numberless:
-        return ChosenVersion(versions[-1])
+        return versions[-1], ""
     if not framework.version:
         raise UnknownVersionError(f"its version is unknown; known are {version_list(versions)}")
     return choose(versions, framework.version)
@@ -264,24 +261,16 @@ def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
-    expected, misfit = _command_for(known, given, given.nodes)
-    made = expected
-    if made is None:
-        others = (_command_for(known, given, nodes)[0] for nodes in _SHAPES)
-        made = next(filter(None, others), None)
+    made, misfit = None, ""
+    for nodes in (given.nodes, *_SHAPES):
+        try:
+            made = command_of(known, replace(given, nodes=nodes))
+            break
+        except MisfitError as error:
+            misfit = misfit or str(error)
     if made is None:
         got = f"{known.name}, which cannot be made: {misfit}"
         raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),))
     # what every node can set before the run id is known
     env = {name: text for name, text in made.env.items() if text != RUN_ID}
-    return RecipeJob(known, given, expected, misfit, env)
-
-
-def _command_for(
-    known: KnownJob, given: RecipeInput, nodes: tuple[NodeSize, ...]
-) -> tuple[Command | None, str]:
-    """Return the command for these nodes, or why it does not fit them."""
-    try:
-        return command_of(known, replace(given, nodes=nodes)), ""
-    except MisfitError as error:
-        return None, str(error)
+    return RecipeJob(known, given, None if misfit else made, misfit, env)

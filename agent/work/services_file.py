@@ -57,6 +57,8 @@ _WITHIN = 600.0
 _ANYWHERE = Placeholders("127.0.0.1", "127.0.0.1", "0", "/")
 _PLACES = {"head": ON_HEAD, "every": ON_EVERY, "workers": Where("workers")}
 _ANY_RANK = 'or "rank N"'
+_TEXT = Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")]  # Not blank
+_KEYS = dict[str, Any]
 
 
 # --- the values of keys ---------------------------------------------------------------------------
@@ -72,19 +74,6 @@ def _a(kind: object, expected: str) -> Read:
             raise ValueError(expected) from None
 
     return read
-
-
-def _text(expected: str) -> Read:
-    """Make a reader of texts that are not blank."""
-    return _a(Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")], expected)
-
-
-def _whole(low: int) -> Read:
-    return _a(Annotated[int, Meta(ge=low, le=1000)], f"a whole number from {low} to 1000")
-
-
-def _keys(example: str) -> Read:
-    return _a(dict[str, Any], example)
 
 
 def _within(value: object) -> float:
@@ -112,7 +101,7 @@ def _after(value: object) -> tuple[str, ...]:
 
 
 def _pattern(value: object) -> str:
-    pattern: str = _text("a regular expression")(value)
+    pattern: str = _a(_TEXT, "a regular expression")(value)
     try:
         re.compile(pattern)
     except (re.error, RecursionError) as error:
@@ -122,7 +111,7 @@ def _pattern(value: object) -> str:
 
 def _url(value: object) -> str:
     expected = "a URL, http://{node_ip}:port/path"
-    url: str = _text(expected)(value)
+    url: str = _a(_TEXT, expected)(value)
     try:
         parts = urlsplit(_ANYWHERE.fill(url))
         host = parts.hostname or "{"
@@ -135,7 +124,7 @@ def _url(value: object) -> str:
 
 
 def _reward_command(value: object) -> str:
-    command: str = _text("a shell command, or nothing for the bundled server")(value)
+    command: str = _a(_TEXT, "a shell command, or nothing for the bundled server")(value)
     if command.lower().startswith(("http://", "https://")):
         raise ValueError("a shell command; a URL goes into AGENT_REWARD")
     return command
@@ -143,14 +132,14 @@ def _reward_command(value: object) -> str:
 
 _A_COMMAND, _ONE_PROBE = "a shell command", "one of http, tcp and log"
 _SERVICE: Mapping[str, Read] = {
-    "command": _text(_A_COMMAND),
+    "command": _a(_TEXT, _A_COMMAND),
     "where": _where("head", "every", "workers", _ANY_RANK),
     "alone": _a(bool, "true or false, without quotes"),
-    "ready": _keys("keys such as ready.within"),
-    "alive": _keys("keys such as alive.within"),
-    "restarts": _whole(0),
+    "ready": _a(_KEYS, "keys such as ready.within"),
+    "alive": _a(_KEYS, "keys such as alive.within"),
+    "restarts": _a(Annotated[int, Meta(ge=0, le=1000)], "a whole number from 0 to 1000"),
     "essential": _a(bool, "true or false, without quotes"),
-    "env": _keys('names and texts, such as { HF_HOME = "/data/hf" }'),
+    "env": _a(_KEYS, 'names and texts, such as { HF_HOME = "/data/hf" }'),
     "after": _after,
 }
 _REWARD = {**_SERVICE, "command": _reward_command, "where": _where("head", _ANY_RANK)}
@@ -158,13 +147,17 @@ _READY = {
     "http": _url,
     "tcp": _a(Annotated[int, Meta(ge=1, le=65_535)], "a port from 1 to 65535"),
     "log": _pattern,
-    "body": _text("what is posted, as text"),
-    "expect": _text("what the reply must contain"),
+    "body": _a(_TEXT, "what is posted, as text"),
+    "expect": _a(_TEXT, "what the reply must contain"),
     "within": _within,
 }
-_ALIVE = {"every": _within, "within": _within, "misses": _whole(1)}
+_ALIVE = {
+    "every": _within,
+    "within": _within,
+    "misses": _a(Annotated[int, Meta(ge=1, le=1000)], "a whole number from 1 to 1000"),
+}
 _STEP: Mapping[str, Read] = {
-    "command": _text(_A_COMMAND),
+    "command": _a(_TEXT, _A_COMMAND),
     "where": _where("head", "every"),
     "once": _a(
         Annotated[str, Meta(pattern=r"\A/[^\0]*\Z")],
@@ -186,14 +179,21 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     except (ValueError, RecursionError) as error:
         reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
         return NO_FILE, reader.problems
-    kinds = {kind: _keys(f"tables such as [{kind}.NAME]") for kind in ("services", "prepare")}
+    kinds = {kind: _a(_KEYS, f"tables such as [{kind}.NAME]") for kind in ("services", "prepare")}
     given = reader.read("", data, kinds)
-    services, steps = (reader.tables(kind, given.get(kind, {})) for kind in kinds)
-    row = services.pop(REWARD_ROW, None)
-    reward = None if row is None else reader.reward(row)
+    services = reader.tables("services", given.get("services", {}))
+    row, reward = services.pop(REWARD_ROW, None), None
+    if row is not None:
+        reward = reader.fields(f"[services.{REWARD_ROW}]", row, _REWARD, {})
+        if "within" in reward:
+            reward["deadline_variable"] = "services.reward, ready.within"
     specs = tuple(reader.service(name, table) for name, table in services.items())
-    prepared = tuple(reader.step(*row, settings.wait_prepare) for row in steps.items())
-    reader.check_names(services, steps)
+    prepared = []
+    for name, table in reader.tables("prepare", given.get("prepare", {}), services).items():
+        fields = reader.read(f"[prepare.{name}] ", table, _STEP, {"command": _A_COMMAND})
+        fields = {"command": "", "where": ON_HEAD, "within": settings.wait_prepare, **fields}
+        variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
+        prepared.append(PrepareStep(name=name, deadline_variable=variable, **fields))
     rewards = {} if reward is None else {REWARD_ROW: reward.get("after", ())}
     reader.check_dependencies(
         {one.name: one.after for one in specs} | rewards, {one.name: one.after for one in prepared}
@@ -202,7 +202,7 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         both = f"{_VARIABLE} + AGENT_REWARD"
         reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
     command = None if reward is None else reward.pop("command", "builtin")
-    return ServicesFile(specs, prepared, command, reward or {}), reader.problems
+    return ServicesFile(specs, tuple(prepared), command, reward or {}), reader.problems
 
 
 class _Reader:
@@ -239,18 +239,28 @@ class _Reader:
                 self.report(f"{prefix}{key}", got, str(error))
         return found
 
-    def tables(self, kind: str, given: Table) -> dict[str, Table]:
-        """Return the tables of one kind by name."""
+    def tables(self, kind: str, given: Table, taken: Iterable[str] = ()) -> dict[str, Table]:
+        """Return the tables of one kind by name, which becomes that of a log and of a wait."""
+        found: dict[str, Table] = {}
         for name, table in given.items():
+            where = f"[{kind}.{name}]"
             if not isinstance(table, dict):
-                where = f"[{kind}.{name}]"
                 self.report(where, repr(table), f"a table {where}")
-        return {name: table for name, table in given.items() if isinstance(table, dict)}
+                continue
+            found[name] = table
+            if not _NAME.fullmatch(name):
+                self.report(where, f"the name {name!r}", "letters, digits and dashes")
+            elif name.lower() in _RESERVED_NAMES:
+                got = f"the name {name!r}, which the agent itself uses"
+                self.report(where, got, "another name")
+            if name in taken:
+                self.report(where, f"also the name of a service: {name!r}", "another name")
+        return found
 
     def service(self, name: str, table: Table) -> ServiceSpec:
         """Read one service; what is missing becomes a problem and gets a placeholder."""
         required = {"command": _A_COMMAND, "ready": _ONE_PROBE}
-        given = self._fields(f"[services.{name}]", table, _SERVICE, required)
+        given = self.fields(f"[services.{name}]", table, _SERVICE, required)
         fields = {"command": "", "within": _WITHIN, "ready": TcpProbe(0), **given}
         command = fields.pop("command")
         return ServiceSpec(
@@ -263,21 +273,7 @@ class _Reader:
             **fields,
         )
 
-    def reward(self, table: Table) -> dict[str, Any]:
-        """Read the command of the reward server, and the fields of its service that are set."""
-        fields = self._fields(f"[services.{REWARD_ROW}]", table, _REWARD, {})
-        if "within" in fields:
-            fields["deadline_variable"] = "services.reward, ready.within"
-        return fields
-
-    def step(self, name: str, table: Table, limit: float) -> PrepareStep:
-        """Read one prepare step; `limit` is the time for one that sets none."""
-        given = self.read(f"[prepare.{name}] ", table, _STEP, {"command": _A_COMMAND})
-        fields = {"command": "", "where": ON_HEAD, "within": limit, **given}
-        variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
-        return PrepareStep(name=name, deadline_variable=variable, **fields)
-
-    def _fields(
+    def fields(
         self, label: str, table: Table, keys: Mapping[str, Read], required: Mapping[str, str]
     ) -> dict[str, Any]:
         """Read the fields of a service that a table sets."""
@@ -316,19 +312,6 @@ class _Reader:
         elif "log" in found:
             fields["ready"] = LogPattern(found["log"])
         return fields
-
-    def check_names(self, services: Iterable[str], steps: Iterable[str]) -> None:
-        """Check names: each becomes the name of a log and of a wait."""
-        for kind, names in (("services", services), ("prepare", steps)):
-            for name in names:
-                where = f"[{kind}.{name}]"
-                if not _NAME.fullmatch(name):
-                    self.report(where, f"the name {name!r}", "letters, digits and dashes")
-                elif name.lower() in _RESERVED_NAMES:
-                    got = f"the name {name!r}, which the agent itself uses"
-                    self.report(where, got, "another name")
-                if kind == "prepare" and name in services:
-                    self.report(where, f"also the name of a service: {name!r}", "another name")
 
     def check_dependencies(
         self, services: Mapping[str, tuple[str, ...]], steps: Mapping[str, tuple[str, ...]]

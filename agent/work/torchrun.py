@@ -6,14 +6,14 @@ import json
 import re
 from itertools import dropwhile
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from agent.base import times
 from agent.base.ends import shell_code
 from agent.base.errors import Problem
 from agent.base.text import in_url
 from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import TORCHRUN
 from agent.work.recipes.recipe import JobBasis, NodeSize
 from agent.work.services import HEAD_IP
 
@@ -69,13 +69,14 @@ class ShareOver(Value):
     end: ShareEnd
 
 
-def leading_python(command: Sequence[str]) -> str | None:
-    """Return the Python at the start of a command, which torchrun starts instead.
+def split_python(command: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the Python at the start of a command, which torchrun starts instead, and the rest.
 
-    That is python, python3.11 or /opt/conda/bin/python.
+    That is python, python3.11 or /opt/conda/bin/python; -u is left out, since torchrun adds it.
     """
-    first = command[0] if command else ""
-    return first if _PYTHON.fullmatch(PurePath(first).name) else None
+    if not command or not _PYTHON.fullmatch(PurePath(command[0]).name):
+        return None, list(command)
+    return command[0], list(dropwhile("-u".__eq__, command[1:]))
 
 
 def torchrun_arguments(command: Sequence[str]) -> list[str]:
@@ -84,22 +85,14 @@ def torchrun_arguments(command: Sequence[str]) -> list[str]:
     Without a leading Python that is a script (`train.py`), a module (`-m pkg.train`), or any other
     program with `--no_python`.
     """
-    words = _without_python(command)
-    named = leading_python(command) is not None
-    is_script = named or words[:1] == ["-m"] or words[0].endswith(".py")
+    python, words = split_python(command)
+    is_script = python is not None or words[:1] == ["-m"] or words[0].endswith(".py")
     return words if is_script else ["--no_python", *words]
-
-
-def _without_python(command: Sequence[str]) -> list[str]:
-    """Return a command without its leading Python, and without -u, which torchrun adds."""
-    if leading_python(command) is None:
-        return list(command)
-    return list(dropwhile("-u".__eq__, command[1:]))
 
 
 def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
     """Return what torchrun cannot run in a command, and what to use instead."""
-    words = _without_python(command)
+    words = split_python(command)[1]
     first = words[0] if words else ""
     module = words[1] if first == "-m" and len(words) > 1 else ""
     if PurePath(first).name in _TORCHRUN_NAMES or module in _TORCHRUN_NAMES:
@@ -147,10 +140,7 @@ class Torchrun(Value):
     processes: int  # The number of processes on this node
     stop_within: float  # Seconds that its processes get to stop before torchrun kills them
 
-    @property
-    def session(self) -> str | None:
-        """Return None: without Ray there are no sessions."""
-        return None
+    session: ClassVar[None] = None  # Without Ray there are no sessions
 
     def command(
         self, argv: Sequence[str], rank: str, nodes: str, attempt: str, head_ip: str = HEAD_IP
@@ -178,8 +168,6 @@ def torchrun_problems(
     settings: Settings, command: Sequence[str] | None, *, wants_job: bool
 ) -> tuple[Problem, ...]:
     """Return problems of a command for torchrun; `wants_job` is true for `run` and `plan`."""
-    if launcher(settings, None) != TORCHRUN:
-        return ()
     if command is None and settings.job is None and wants_job:
         expected = "a command after --, or a recipe for torchrun: the rehearsal needs Ray"
         return (Problem("AGENT_LAUNCHER", f"{TORCHRUN!r} without a job", expected),)

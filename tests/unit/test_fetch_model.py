@@ -16,7 +16,7 @@ import hub
 from agent.base.text import own_command
 from agent.bundled import fetch_model
 from agent.settings.rules import is_hub_id
-from agent.work.services import fetch_note, fetch_steps
+from agent.work.services import model_fetch
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def test_the_step_and_the_note() -> None:
         assert step.command.endswith(f"fetch-model {hub.MODEL}")
         pinned = plan_of({**environ, "AGENT_MODEL_REVISION": "v1"}, WITH_HUB).steps[-1]
         assert pinned.command == f"{step.command} --revision v1"
-    assert fetch_steps(settings, WITH_HUB.ray, is_here=True) == ()
-    assert fetch_steps(settings, MACHINE.ray, is_here=False) == ()
-    assert fetch_steps(settings_of({}), WITH_HUB.ray, is_here=False) == ()
-    assert fetch_note(settings, WITH_HUB.ray, is_here=False) == ""
-    assert fetch_note(settings, MACHINE.ray, is_here=True) == ""
+    assert model_fetch(settings, WITH_HUB.ray, is_here=True) == ((), "")
+    assert model_fetch(settings, MACHINE.ray, is_here=False)[0] == ()
+    assert model_fetch(settings_of({}), WITH_HUB.ray, is_here=False) == ((), "")
+    assert model_fetch(settings, WITH_HUB.ray, is_here=False)[1] == ""
+    assert model_fetch(settings, MACHINE.ray, is_here=True) == ((), "")
     (said,) = [n for n in plan_of(given).notes if "huggingface_hub" in n]
     assert said.startswith(f"AGENT_MODEL={hub.MODEL} is fetched by each process")

@@ -274,13 +274,6 @@ _NO_CHANGE = re.compile(r"(?:\.?post\d+)?(?:\+[\w.]+)?")
 """Suffixes that do not change a release: 0.9.1.post1, 0.9.1+cu128."""
 
 
-class ChosenVersion(Value):
-    """A known version, and a warning if it is not exactly the installed one."""
-
-    version: Version
-    warning: str = ""
-
-
 class UnknownVersionError(ValueError):
     """No known version matches; the message lists the known ones."""
 
@@ -295,8 +288,8 @@ def version_list(known: Sequence[Version]) -> str:
     return ", ".join(version_text(version) for version in known)
 
 
-def choose(known: Sequence[Version], text: str) -> ChosenVersion:
-    """Return the newest known version that is not newer, within the same minor release.
+def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
+    """Return the newest known version that is not newer, in the same minor release, and a warning.
 
     A later patch usually has the flags of the one before it; an untested minor release may have
     others. A patch before the first known one is returned as it is. A checkout of the main branch
@@ -308,27 +301,21 @@ def choose(known: Sequence[Version], text: str) -> ChosenVersion:
     release, rest = tuple(int(part) for part in found[1].split(".")), found[2]
     minor = [version for version in known if version[:2] == release[:2]]
     if len(release) == 2 and minor and not rest:
-        return ChosenVersion(minor[-1])
+        return minor[-1], ""
     padded = (*release, 0)[: max(len(release), 3)]
-    lower = [version for version in minor if version <= padded]
-    if minor and not lower:  # recipes may distinguish patches
-        return ChosenVersion(
-            padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
-        )
-    newest = known[-1]
-    if not lower and padded > newest and "dev" in rest:
-        return ChosenVersion(
-            newest, f"{text} is no release, and is taken for {version_text(newest)}, the newest"
-        )
-    if not lower:
-        near = version_text(newest if padded > newest else known[0])
-        raise UnknownVersionError(
-            f"{text}, which is not known: install {near}; known are {version_list(known)}"
-        )
-    nearest = lower[-1]
-    if nearest == padded and _NO_CHANGE.fullmatch(rest):
-        return ChosenVersion(nearest)
-    return ChosenVersion(nearest, f"{text} is not known, and is taken for {version_text(nearest)}")
+    lower, newest = [version for version in minor if version <= padded], known[-1]
+    if lower and lower[-1] == padded and _NO_CHANGE.fullmatch(rest):
+        return padded, ""
+    if lower:
+        return lower[-1], f"{text} is not known, and is taken for {version_text(lower[-1])}"
+    if minor:  # recipes may distinguish patches
+        return padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
+    if padded > newest and "dev" in rest:
+        return newest, f"{text} is no release, and is taken for {version_text(newest)}, the newest"
+    near = version_text(newest if padded > newest else known[0])
+    raise UnknownVersionError(
+        f"{text}, which is not known: install {near}; known are {version_list(known)}"
+    )
 
 
 def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
 from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
-from agent.work.recipes.sizing import (
-    SEARCH_R1,
-    SEARCH_R1_OFFLOAD,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.work.recipes.sizing import SEARCH_R1, SEARCH_R1_OFFLOAD, Sizing, Workload, sizing_for
 from agent.work.recipes.verl import (
     ACTOR,
     GPUS,

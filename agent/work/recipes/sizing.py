@@ -176,18 +176,23 @@ def sizing_of(load: Workload) -> Sizing:
     model = load.model
     if model is None or not load.nodes:
         return _unsized(load)
+    notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
+    if model.source != CONFIG:
+        notes.append(f"sized for {model.billions} parameters, by {model.source}")
+    if not knows_memory:
+        notes.append(f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here")
     found = _best(load, model)
     if found is not None:
-        return _explained(found)
+        return _explained(found, notes)
     refusal = _refusal(load, model)
-    if not load.given and any(node.gpu_memory for node in load.nodes):
+    if not load.given and knows_memory:
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
     least, size = "takes the least memory", max(_engine_sizes(load, model))
     return Sizing(
         *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
         why={"layout": least, "tensor_parallel": least, "within_nodes": _KEPT},
-        notes=tuple(_assumptions(load)),
+        notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
     )
 
@@ -278,6 +283,11 @@ class _Fit(Value):
         states = self.load.trained * self.layout.host
         return states * self.model.parameters / len(self.load.nodes)
 
+    @property
+    def engine_text(self) -> str:
+        weights = self.model.weights
+        return f"{_gb(weights)} of weights / {self.engine} = {_gb(weights / self.engine)}"
+
     def share(self, cached: int) -> float:
         """Return the engines' part of the GPU, in steps of 0.05; 0 if they do not fit.
 
@@ -333,8 +343,8 @@ def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
 
 
-def _explained(fit: _Fit) -> Sizing:
-    """Return a fit with its arithmetic."""
+def _explained(fit: _Fit, notes: list[str]) -> Sizing:
+    """Return a fit with its arithmetic; `notes` are what is assumed."""
     load, model, layout = fit.load, fit.model, fit.layout
     is_tight = fit.filled > _COMFORT
     cached = (1 if is_tight else _SEQUENCES) * load.tokens // load.samples
@@ -348,12 +358,12 @@ def _explained(fit: _Fit) -> Sizing:
         within = f"over the {load.gpus} GPUs of a node{because}"
     why = {
         "layout": f"{layout.name}: {states}",
-        "tensor_parallel": f"{asked}{_engine_text(fit)} of {load.memory} GB",
+        "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
         "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
         "within_nodes": within,
     }
-    notes, warnings = [*_assumptions(load)], []
+    warnings = []
     if fit.host:
         notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
     if load.prefers_nodes and layout.copy is not None and not fit.within:
@@ -370,14 +380,6 @@ def _explained(fit: _Fit) -> Sizing:
         notes=tuple(notes),
         warnings=tuple(warnings),
     )
-
-
-def _assumptions(load: Workload) -> Iterator[str]:
-    """Yield what is assumed about the model and the GPUs."""
-    if load.model is not None and load.model.source != CONFIG:
-        yield f"sized for {load.model.billions} parameters, by {load.model.source}"
-    if not any(node.gpu_memory for node in load.nodes):
-        yield f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here"
 
 
 def _states_text(fit: _Fit) -> str:
@@ -397,11 +399,6 @@ def _states_text(fit: _Fit) -> str:
     return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
 
 
-def _engine_text(fit: _Fit) -> str:
-    weights = fit.model.weights
-    return f"{_gb(weights)} of weights / {fit.engine} = {_gb(weights / fit.engine)}"
-
-
 def _refusal(load: Workload, model: ModelShape) -> str:
     """Say that a model does not fit, and what it would fit."""
     layouts = [one.for_adapters() if load.adapters else one for one in load.layouts]
@@ -410,7 +407,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
     fit = next((one for one in reversed(fits) if one.host <= load.host), fits[0])
     text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
     if load.share:
-        text += f", and engines: {_engine_text(fit)}"
+        text += f", and engines: {fit.engine_text}"
     return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
 
 

@@ -18,14 +18,7 @@ from agent.work.recipes.recipe import (
     gpu_processes,
     version_text,
 )
-from agent.work.recipes.sizing import (
-    TRL,
-    TRL_OFFLOAD,
-    TRL_RESIDENT,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.work.recipes.sizing import TRL, TRL_OFFLOAD, TRL_RESIDENT, Sizing, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version

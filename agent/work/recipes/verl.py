@@ -34,14 +34,7 @@ from agent.work.recipes.recipe import (
     engines_text,
     version_text,
 )
-from agent.work.recipes.sizing import (
-    VERL,
-    VERL_CPU,
-    VERL_OFFLOAD,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.work.recipes.sizing import VERL, VERL_CPU, VERL_OFFLOAD, Sizing, Workload, sizing_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
