@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 WANTED_FILES = 65_536
 _MAX_USED = 0.95  # Ray's default RAY_local_fs_capacity_threshold, above which it creates no objects
-_LEAST_PROCESSES = 4096
-"""Each process of Ray has tens of threads; there is one per CPU and one per actor."""
+_LEAST_PROCESSES = 4096  # each of Ray's has tens of threads; one per CPU and one per actor
 
 
 def open_files(node: CheckedNode) -> Result:

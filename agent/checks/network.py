@@ -123,8 +123,7 @@ def leftovers(node: CheckedNode) -> Result:
 
 CHECK = "network"
 SLOW = 300e6  # bits per second below which syncing a model's weights takes minutes
-EXAMPLE = 15_000_000_000
-"""Bytes of a model of 7 billion parameters, used if the job's model is not known."""
+EXAMPLE = 15_000_000_000  # bytes of a model of 7B parameters, used if the job's is not known
 
 
 def slow_links(

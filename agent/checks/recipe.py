@@ -23,8 +23,7 @@ FRAMEWORK, REVISION = "framework", "model revision"
 CHECKPOINTS, INPUTS = "checkpoints", "inputs"
 RECIPE_CHECKS = (FRAMEWORK, REVISION, CHECKPOINTS, INPUTS)
 _GIB = 1 << 30
-_CHECKPOINT_FACTOR = 7
-"""Size of a checkpoint relative to its weights: 2 bytes, plus 12 of the optimizer."""
+_CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
 
 
 def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:

@@ -87,11 +87,9 @@ class RayPython(Value):
     missing: Items[str] = ()  # missing modules of ray[default] that job submission needs
     command: Items[str] = ("ray",)  # the argv of its `ray` command
     click: str | None = None  # the version of click, which that command uses
-    enum_copies_are_same: bool = True
-    """Whether a copy of an enum member is the member itself in this Python."""
+    enum_copies_are_same: bool = True  # whether a copied enum member is the member itself
     folder: str = ""  # the folder of its `ray` package, or ''
-    hub: str | None = None
-    """The version of huggingface_hub, which fetches models; None if not installed."""
+    hub: str | None = None  # the version of huggingface_hub, which fetches models; or None
     debugpy: str | None = None  # the version of debugpy, which Ray's distributed debugger needs
     libraries: ByName[str] = field(default_factory=dict)  # versions of known libraries by name
 
@@ -163,8 +161,7 @@ class NodeVersions(Value):
 
     agent: str = ""
     gpu_models: Items[str] = ()  # the distinct models of its GPUs, as the driver names them
-    clock_ahead: Difference | None = None
-    """Seconds by which its clock is ahead of the head's; None on the head."""
+    clock_ahead: Difference | None = None  # seconds ahead of the head's clock; None on the head
 
 
 class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in reports and files
@@ -196,8 +193,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     gpus: Gpus = 0
     gpu_maker: Literal["", "nvidia", "amd"] = ""  # the vendor of the GPUs, or ''
     gpu_fault: str = ""  # why the driver refuses access to GPUs that have device files, or ''
-    driver: Driver | None = None
-    """The report of the driver's tool; None if not queried, which takes seconds."""
+    driver: Driver | None = None  # its tool's report; None if not queried, which takes seconds
     gpu_contradiction: str = ""  # which variables select GPUs in contradictory ways, or ''
     is_first_process: bool = False
     uid: UserId = 0
@@ -220,8 +216,7 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     data_columns: ByName[bool] | None = None
     """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
     rdma: Items[RdmaDevice] = ()
-    rdma_is_open: bool = False
-    """Whether processes here can open one of them, which a container may not allow."""
+    rdma_is_open: bool = False  # whether processes here can open one; a container may not allow it
     model_bytes: Bytes = 0  # bytes of the weights of AGENT_MODEL, if it is a local folder
     node_versions: NodeVersions = field(default_factory=NodeVersions)
 

@@ -467,10 +467,9 @@ def _varint(read: Callable[[int], bytes]) -> int:
     return number | byte << shift
 
 
-RECORD = "ray-python"
-"""A file in our virtual environment with the Python that has Ray; the image's build writes it."""
-STARTED_BY = "started-by"
-"""A file in our virtual environment with the Python that unpacked it; the one file writes it."""
+RECORD, STARTED_BY = "ray-python", "started-by"
+"""Files in our virtual environment that name a Python: the one with Ray, by the image's build, and
+the one that unpacked it, by the one file."""
 
 
 def find_ray(path: str | None) -> RayPython:

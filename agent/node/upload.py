@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     """From a folder and the lines of its .gitignore."""
 
 
-LIMIT = 100 << 20
-"""Ray's dashboard accepts packages up to this size (2.40 to 2.60); GCS accepts 512 MiB."""
+LIMIT = 100 << 20  # largest package for Ray's dashboard (2.40 to 2.60); GCS accepts 512 MiB
 _CREDENTIALS = re.compile(
     r"""(?:^|/)(?:
         \.env(?:\.[^/]*|rc)? | [^/]*\.env

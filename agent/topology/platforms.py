@@ -31,8 +31,7 @@ class GivenRay(Value):
     gcs_port: int
     dashboard: str  # the URL of its dashboard, to which jobs are submitted
     session: str | None = None  # the folder of Ray's sessions; None if its head is another machine
-    submission_id: str | None = None
-    """The submission id that the owner expects; None if the agent may choose."""
+    submission_id: str | None = None  # as the owner expects it; None if the agent may choose
     asks_token: bool = False
 
     @property
@@ -47,10 +46,8 @@ class PlatformInfo(Value):
     name: str
     is_head: bool
     evidence: tuple[str, ...]
-    role_variable: str = "RAY_WORKER"
-    """The variables to name where the user's settings contradict the platform."""
-    role_is_proven: bool = False
-    """True if the environment determines the role; False if it is a default."""
+    role_variable: str = "RAY_WORKER"  # what to name where the user's settings contradict it
+    role_is_proven: bool = False  # whether the environment determines it, so it is no default
     has_ranks: bool = False
     head_host: str | None = None
     must_own_head_host: bool = False
@@ -64,12 +61,10 @@ class PlatformInfo(Value):
     run_id: str | None = None
     job_id: str | None = None  # an id of this job that is unique on its host
     interface: str | None = None
-    reported_address: str | None = None
-    """This node's address as the platform reports it; no interface may have it."""
+    reported_address: str | None = None  # by the platform; no interface may have it
     ports: PortBase = DEFAULTS
     owns_machine: bool = False
-    restarts_containers: bool = False
-    """True if the platform restarts a container whose first process has ended."""
+    restarts_containers: bool = False  # when a container's first process has ended
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
     single_node: bool = False  # True if nothing indicates a second node
@@ -87,8 +82,7 @@ class RankVariables(Value):
     gpus: str | None = None
     run_id: tuple[str, ...] = ()  # the first of these that is set is the run id
     numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
-    owns_machine: bool = True
-    """True in a container of the agent, where any running Ray is left over from it."""
+    owns_machine: bool = True  # in a container of the agent: any running Ray is left over from it
     restarts_groups: bool = False
     head_suffices: bool = False  # True if the head's address alone proves the platform
 

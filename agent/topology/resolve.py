@@ -67,13 +67,10 @@ class Topology(Value):
     is_head: bool
     node_name: str
     expected_workers: int
-    head_host: str | None
-    """Name or address of the head; None where this is the head and nothing names it."""
+    head_host: str | None  # its name or address; None where this is the head and nothing names it
     evidence: tuple[str, ...]
-    must_own_head_host: bool = False
-    """True if this node is the head only if the head's name resolves to it."""
-    owns_machine: bool = False
-    """True in a container of the agent, where any running Ray is left over from it."""
+    must_own_head_host: bool = False  # is the head only if the head's name resolves to it
+    owns_machine: bool = False  # in a container of the agent: any running Ray is left over from it
 
     @property
     def given_ray(self) -> GivenRay | None:
