@@ -10,7 +10,6 @@ import signal
 from enum import Enum
 from functools import partial
 
-from msgspec import convert, to_builtins
 from msgspec.structs import asdict
 
 from agent.base.value import ExitCode, Value
@@ -58,15 +57,6 @@ class Outcome(Value):
         """Return the outcome in one line, the last that this node prints."""
         text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"
         return f"{text}. {self.remedy}" if self.remedy else text
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the form that is sent to the workers and written to outcome.json."""
-        return to_builtins(self)  # type: ignore[no-any-return]  # msgspec returns a dict for a struct
-
-    @classmethod
-    def from_dict(cls, data: object) -> Outcome:
-        """Read what `to_dict` returned; raises ValueError for other data."""
-        return convert(data, cls)
 
 
 def shell_code(returncode: int) -> int:

@@ -126,21 +126,21 @@ class HeadAgent:
             put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
         first = await head_server.first_reply(keeper, number, plan.ports.gcs)
-        most = agent_limit(plan.topology.expected_workers)
+        most, token = agent_limit(plan.topology.expected_workers), plan.secret()
         self._reports = reports = Reports(
             *(first, head_server.make_expected(plan, keeper), put, run.now),
             # The decisions get a worker's leaving with its report.
             on_bye=lambda name, bye: run.record(ByeHeard(name, bye.cause, bye.log)),
             ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
             on_recalled_run=partial(keeper.recall, put),
-            has_token=plan.token is not None,
+            has_token=token is not None,
             most=most,
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
         status, topology = self._status, plan.topology
         site = AgentServer(
-            token=plan.token,
+            token=token,
             ready=lambda: True,
             status=status.status,
             reports=reports,
@@ -149,7 +149,7 @@ class HeadAgent:
             control=Control(
                 *(partial(put, StopAsked(SIGTERM)), plan.settings.stop_grace),
                 # Without a token, a key file grants access to this node's users.
-                key=make_key(run.folder.path) if plan.token is None else None,
+                key=make_key(run.folder.path) if token is None else None,
                 findings=status.findings,
                 log=head_server.HeadLogs(run, reports, lambda: self._state).read,
                 private_status=status.private_details,
@@ -227,7 +227,7 @@ class HeadAgent:
                 verdict=state.verdict_for_workers,
             )
             if isinstance(event, h.RunRemembered):
-                self._reports.run_decided()
+                self._reports.run_decided.set()
             if outcome is not None:
                 return outcome
 
@@ -522,9 +522,10 @@ class SilenceWatch:
 
     async def _probe_worker(self, key: str) -> None:
         """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
-        ip = self._reports.address_of(key)
-        if ip is None:
+        agent = self._reports.awaited(key)
+        if agent is None or not agent.ip:
             return
+        ip = agent.ip
         limit, found = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, dict[str, str]()
         url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
 
@@ -536,7 +537,9 @@ class SilenceWatch:
             tasks.start_soon(
                 probe, "ray", partial(port_answers, ip, self._ports.node_manager, limit)
             )
-        if found["agent"] and self._reports.mark_silent(key):
+        agent = self._reports.awaited(key)
+        if found["agent"] and agent is not None:
+            agent.is_silent = True
             self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 
 

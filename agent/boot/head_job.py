@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -24,7 +25,7 @@ from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
 from agent.runtime import driver
-from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
+from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
@@ -41,7 +42,6 @@ from agent.work.recipes.recipe import CONFIG, JobBasis, MisfitError, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
 
     from agent.boot.node_run import NodeRun
     from agent.boot.services import TorchrunLink
@@ -63,8 +63,9 @@ def start_job_output(
     if session is None:  # the driver's output is on another machine
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
     else:
-        source = driver_log(session, job_id)
-        run.node.update(session=str(source.parents[1]))
+        latest = Path(session, "session_latest").resolve()
+        source = latest / "logs" / f"job-driver-{job_id}.log"
+        run.node.update(session=str(latest))
     rest = PreambleFilter(job_id, command_line)
     known, output = run.node.record, OutputCopies(source, rest)
     update = run.node.update

@@ -172,7 +172,7 @@ class RunStatus:
             ],
             "outages": to_builtins(self.outages()),
             "job": job,
-            "verdict": None if state.verdict is None else state.verdict.to_dict(),
+            "verdict": to_builtins(state.verdict),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "curve": self.job_lines.curve(),
             "cost": self.cost(),

@@ -199,4 +199,4 @@ async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
     try:
         await until(look, times.WORKERS_STOP_FIRST, step=0.5)
     except TimedOutError as late:
-        say(f"the pods of {late.evidence} workers still run: this one is stopped now", "warning")
+        say(f"the pods of {late} workers still run: this one is stopped now", "warning")

@@ -75,7 +75,10 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
             say(f"removing a stale Ray ({len(stale)} processes)", "warning")
             _end(stale)
     running = frozenset[str]() if left is None else frozenset(left.running)
-    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(running)))
+    own = str(plan.ports.agent)
+    ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
+    taken = taken_ports([int(port) for port in ports if port.isdigit()])
+    facts = replace(plan.facts, taken_ports=taken)
     busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
     failed = [f for f in plan.failed() if f.check != PORTS]
     if not failed and plan.own_ray is not None:
@@ -259,7 +262,7 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         if is_foreign:
             raise PreflightError(
                 f"this node is not the head it is taken for ({address.how})",
-                why=f"{error.evidence} (it has: {', '.join(addresses) or 'none'})",
+                why=f"{error} (it has: {', '.join(addresses) or 'none'})",
                 remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
                 "set RAY_WORKER=1",
                 culprit="HEAD_POD_ID",
@@ -267,7 +270,7 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         checked = "DNS" if address.route_to else "HEAD_POD_ID and DNS"
         raise UnavailableError(
             f"this node's address could not be found as {address.how}",
-            why=error.evidence,
+            why=str(error),
             remedy=f"Check {checked}, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None

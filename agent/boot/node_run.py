@@ -278,7 +278,7 @@ class NodeRun:
         self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None
     ) -> E | Tick:
         """Return the next event, or a tick at the deadline; log the pending waits until then."""
-        if inbox.is_empty:  # else a queued event may end a wait
+        if not inbox.events:  # else a queued event may end a wait
             self._waits.update(waits(), self.now())
         return await inbox.take(self._waits.next_due(deadline, self.now())) or Tick()
 
@@ -366,7 +366,7 @@ async def kill_leftovers(whose: str, limit: float | None) -> str:
     try:
         await until(kill, limit, longest=0.5)
     except TimedOutError as late:
-        return late.evidence
+        return str(late)
     return ""
 
 

@@ -55,7 +55,7 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
     gpus, process = ",".join(map(str, share.gpus)), plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
     full = plan.environment(place.node_ip, place.head_ip)
-    env = environment.for_service(full, plan.settings)
+    env = environment.without_cluster_auth(full, plan.settings)
     child = await run.start(process.name, argv, env, process.log)
     try:
         with anyio.move_on_after(times.ALL_REDUCE + times.ALL_REDUCE_KILLED):
@@ -114,7 +114,7 @@ class Prober:
         if not url or spec is None:
             return Answer(SCORE, at, "this node's settings name no reward server")
         if isinstance(spec.ready, ScoringProbe):
-            token = self._plan.reward_token
+            token = self._plan.secret("AGENT_REWARD_TOKEN")
             evidence = await reward_answers(url, times.NODE_PROBE - 1, token)
         else:  # its request format is not known
             split = urlsplit(url)
@@ -138,7 +138,7 @@ class Prober:
         try:
             await until(check, times.RAYLET_REACHED)
         except TimedOutError as error:
-            return Answer(REACH, at, error.evidence)
+            return Answer(REACH, at, str(error))
         return Answer(REACH, at, "", best)
 
     async def _sample(self, at: str, place: Placeholders) -> Answer:
@@ -152,7 +152,8 @@ class Prober:
                 left, port = until - anyio.current_time(), self._plan.ports.agent
                 if left <= 0:
                     break
-                sample = await download_sample(ip, port, self._plan.token, self._run.run_id, left)
+                token = self._plan.secret()
+                sample = await download_sample(ip, port, token, self._run.run_id, left)
             if isinstance(sample, str):
                 return Answer(SAMPLE, at, sample)
             best, rate = max(best, sample, key=_rate), _rate(sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 import traceback
 from contextlib import suppress
@@ -22,7 +23,6 @@ from agent.checks import NAMES
 from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
-from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
 from agent.record.background import run_within
 from agent.record.events import Ended
@@ -280,8 +280,12 @@ def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
     # A restart by the platform is no request for a new run.
     retries = None if claim.restarts_containers else plan.settings.job_retries
     resumed = find_resumed_run(root, node)
+
+    def new_id() -> str:
+        return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
     chosen = choose_run(
-        root, claim.run_id, own, new_run_id, node=node, retries=retries, resumed=resumed
+        root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
     )
     if chosen.skipped:
         more = f" (and {len(chosen.skipped) - 1} more)" if len(chosen.skipped) > 1 else ""

@@ -105,7 +105,7 @@ class LocalWork:
         env = environment.for_children(plan.environ, plan.settings)
         if plan.topology.is_head:
             env = plan.environment(place.node_ip, place.head_ip)
-        env = environment.for_prepare(env, plan.settings)
+        env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
         say(f"{name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
         child = await run.start(name, step.argv(place), env, step.log, keep_group=True)
@@ -153,7 +153,7 @@ class LocalWork:
         if former is not None and former.running:
             await former.stop(plan.budget.services)
         full = plan.environment(place.node_ip, place.head_ip)
-        env = {**environment.for_service(full, plan.settings), **spec.environment(place)}
+        env = {**environment.without_cluster_auth(full, plan.settings), **spec.environment(place)}
         child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
         dead = ""
@@ -181,7 +181,8 @@ class LocalWork:
         self, spec: ServiceSpec, place: Placeholders, generation: int, cpu: Callable[[], float]
     ) -> str:
         """Send an event when a service is ready; return why it is dead once it stops answering."""
-        log, token = self._run.folder.file(spec.log), self._run.plan.reward_token
+        log = self._run.folder.file(spec.log)
+        token = self._run.plan.secret("AGENT_REWARD_TOKEN")
         probe = ReadinessProbe(spec.ready, place, log, token)
 
         async def probe_once(limit: float) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -141,10 +142,10 @@ class WorkerAgent:
         assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
         # Ray would send the token in clear to a head without an agent.
         has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
-        sends_token = plan.token is not None and plan.own_ray is not None and not has_tls
+        sends_token = plan.secret() is not None and plan.own_ray is not None and not has_tls
         self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
         self._link = HeadLink(
-            *(host, plan.ports.agent, plan.ports.gcs, plan.token),
+            *(host, plan.ports.agent, plan.ports.gcs, plan.secret()),
             lambda: make_hello(plan, self._reply, run.redactor.clean),
             *(self._report, self._inbox.put, self._on_reply),
             last_ip="" if run.surviving is None else run.surviving.record.head_ip,
@@ -293,7 +294,7 @@ class WorkerAgent:
         """Serve this node's probes and status on loopback and on its address."""
         topology = self._plan.topology
         site = server.AgentServer(
-            token=self._plan.token,
+            token=self._plan.secret(),
             ready=lambda: self._state.phase is not w.WorkerPhase.LEAVING,
             status=self._status,
             run_id=lambda: self._run.run_id,
@@ -380,7 +381,7 @@ class WorkerAgent:
                 for name, item in state.services.items()
             ],
             "last_error": state.ray_evidence,
-            "verdict": None if state.verdict is None else state.verdict.to_dict(),
+            "verdict": to_builtins(state.verdict),
         }
 
     async def _shut_down(self, leave: w.EndWorker) -> Outcome:

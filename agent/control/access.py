@@ -48,10 +48,7 @@ class PortAccess:
         """Return whether a request shows the token; True where there is none."""
         if self._token is None:
             return True
-        name = _cookie_name(request)
-        is_shown = self._shows(request, self._token) or self._is_cookie(
-            name, request.cookies.get(name, "")
-        )
+        is_shown = self._shows(request, self._token) or self._has_cookie(request)
         if is_shown:
             trust(request)
         return is_shown
@@ -122,8 +119,9 @@ class PortAccess:
             path="/",
         )
 
-    def _is_cookie(self, name: str, value: str) -> bool:
-        ends, _, signature = value.partition(".")
+    def _has_cookie(self, request: web.Request) -> bool:
+        name = _cookie_name(request)
+        ends, _, signature = request.cookies.get(name, "").partition(".")
         if not (ends.isascii() and ends.isdecimal() and len(ends) < 16):
             return False
         is_own = _equal_secrets(signature, self._cookie_signature(name, int(ends)))

@@ -103,8 +103,7 @@ class Connection(asyncio.Protocol):
     """One connection: aiohttp's protocol, with deadlines and counted."""
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
-        self._connections = connections
-        self._protocol = protocol
+        self._connections, self._protocol = connections, protocol
         self._is_admitted = False
         self._unsent = math.inf  # Bytes that its peer had not taken at the last deadline
         self._timer: asyncio.TimerHandle

@@ -91,14 +91,9 @@ class _Agent(Struct):
     said_goodbye: bool = False
     ip: str = ""
     sequence: int = 0  # The number of its last report; 0 where it does not number them
-    is_silent: bool = False  # True from `mark_silent` to its next report
+    is_silent: bool = False  # It did not answer either, until its next report
     wake: anyio.Event = field(default_factory=anyio.Event)
     reported: anyio.Event = field(default_factory=anyio.Event)
-
-    def must_report(self) -> bool:
-        """Return whether it must report and is not marked silent."""
-        may_be_silent = self.said_goodbye or bool(self.refusal) or self.waiting > 0
-        return not may_be_silent and not self.is_silent
 
 
 class Expected(Value):
@@ -132,7 +127,7 @@ class Reports:
         self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
         self._ranks = ranks or RankAssignment()
         self._most, self._is_needed, self._has_token = most, is_needed, has_token
-        self._run_decided = anyio.Event()
+        self.run_decided = anyio.Event()  # Replies to the agents that wait for the decision
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
@@ -252,35 +247,25 @@ class Reports:
         """Return the agents whose report is overdue and that are not marked silent."""
         latest = self._clock() - times.AGENT_SILENT
         agents = self._agents.items()
-        return [key for key, one in agents if one.last_report < latest and one.must_report()]
+        return [key for key, one in agents if one.last_report < latest and self.awaited(key)]
 
-    def address_of(self, key: str) -> str | None:
-        """Return the address of an agent that must report, else None."""
+    def awaited(self, key: str) -> _Agent | None:
+        """Return an agent that must report and is not marked silent, else None."""
         agent = self._agents.get(key)
-        return agent.ip or None if agent is not None and agent.must_report() else None
-
-    def mark_silent(self, key: str) -> bool:
-        """Mark an agent as silent; return False where it need not report or is marked already."""
-        agent = self._agents.get(key)
-        if agent is None or not agent.must_report():
-            return False
-        agent.is_silent = True
-        return True
+        if agent is None or agent.said_goodbye or agent.refusal or agent.waiting or agent.is_silent:
+            return None
+        return agent
 
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
         """Wait until the head has decided on the agent's run: another run's name makes it leave."""
         if not hello.run_id:
             return
-        if self._run_decided.is_set():
-            self._run_decided = anyio.Event()
-        decided = self._run_decided
+        if self.run_decided.is_set():
+            self.run_decided = anyio.Event()
+        decided = self.run_decided
         if self._on_recalled_run(hello, epoch):
             with anyio.move_on_after(times.RUN_DECIDED):
                 await decided.wait()
-
-    def run_decided(self) -> None:
-        """Reply to the agents that wait for this decision."""
-        self._run_decided.set()
 
     def _register(self, key: str, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""

@@ -90,11 +90,13 @@ def ask(
 
 
 def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
-    body, prover = b"", Prover(secret)
+    prover = Prover(secret)
     try:
         for _ in range(TRIES):
             with _sent(method, url, prover, limit) as (reply, signed):
-                body = _read_body(reply)
+                body = b""
+                while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK)):  # not inflated
+                    body += chunk
                 verdict = prover.check(signed, reply.status_code, reply.headers, body)
             if verdict is not ReplyProof.AGAIN:
                 break
@@ -105,14 +107,6 @@ def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
     if verdict in {ReplyProof.UNPROVEN, ReplyProof.AGAIN}:
         return HttpAnswer(0, evidence=_UNPROVEN)
     return HttpAnswer(reply.status_code, body)
-
-
-def _read_body(reply: requests.Response) -> bytes:
-    """Read a body, up to a little more than the limit."""
-    body = b""
-    while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
-        body += chunk
-    return body
 
 
 @contextmanager
@@ -602,8 +596,7 @@ class LineScreen:
 
     def __init__(self, lines: Callable[[Status], dict[str, str]], *, outages: bool = True) -> None:
         """Without `outages`, as in JSON, the last line is the newest status."""
-        self._lines = lines
-        self._outages = outages
+        self._lines, self._outages = lines, outages
         self._before: dict[str, str] = {}
         self._is_out = False
 

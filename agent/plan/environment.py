@@ -95,14 +95,13 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     return {**_without(secret, full, *texts), **own}
 
 
-def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return a service's environment: without W&B's key and the cluster's token."""
+def without_cluster_auth(
+    full: Mapping[str, str], settings: Settings, *, keeps_wandb: bool = False
+) -> dict[str, str]:
+    """Return a service's environment; a prepare step's has W&B's key."""
+    if keeps_wandb:
+        return _without(_CLUSTER_AUTH, full, settings.ray_auth_token)
     return _without((*_CLUSTER_AUTH, _WANDB), full, settings.wandb_api_key, settings.ray_auth_token)
-
-
-def for_prepare(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return a prepare step's environment: without the cluster's token."""
-    return _without(_CLUSTER_AUTH, full, settings.ray_auth_token)
 
 
 def _without(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,11 +56,6 @@ if TYPE_CHECKING:
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
 PREFLIGHT_RESULT = "preflight.json"
 GPUS = "{gpus}"  # placeholder for the GPUs of every node, known once all have joined
-
-
-def new_run_id() -> str:
-    """Return an id for a run without one from the platform."""
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
 
 def make_plan(  # noqa: PLR0913 - all inputs of a plan

@@ -172,12 +172,6 @@ class Plan(Value):
                 found += [("", spec.ready.url), ("", spec.ready.body or "")]
         return tuple(found)
 
-    def ray_and_service_ports(self, but: frozenset[str] = frozenset()) -> list[int]:
-        """Return the fixed ports, without the agent's and those of the listeners in `but`."""
-        own = str(self.ports.agent)
-        others = [x.port for x in self.listeners if x.port != own and x.who not in but]
-        return [int(port) for port in others if port.isdigit()]
-
     def failed(self) -> tuple[Finding, ...]:
         """Return the findings that refuse the run."""
         return tuple(f for f in self.findings if f.level is Level.FAIL)
@@ -194,15 +188,9 @@ class Plan(Value):
         found |= {spec.name: spec.log for spec in self.possible_services}
         return found | {step.name: step.log for step in self.steps}
 
-    @property
-    def token(self) -> str | None:
-        """Return the cluster's secret."""
-        return secret_texts(self.settings).get("RAY_AUTH_TOKEN")
-
-    @property
-    def reward_token(self) -> str | None:
-        """Return the reward server's secret."""
-        return secret_texts(self.settings).get("AGENT_REWARD_TOKEN")
+    def secret(self, variable: str = "RAY_AUTH_TOKEN") -> str | None:
+        """Return the secret of a variable; by default the cluster's."""
+        return secret_texts(self.settings).get(variable)
 
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:

@@ -343,7 +343,6 @@ def _waits(plan: Plan) -> str:
 def to_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON data; secrets are still to be masked."""
     topology, job = plan.topology, plan.job
-    gpus = plan.facts.gpus if plan.settings.num_gpus is None else plan.settings.num_gpus
     recipe = None if job is None else job.recipe
     made = None if recipe is None else recipe.expected_command
     waits = [{"what": w.what, "seconds": w.seconds, "variable": w.variable} for w in plan.waits]
@@ -355,7 +354,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "head": head_of(plan),
         "address": {"ip": plan.address.ip, "how": plan.address.how},
         "expected_workers": topology.expected_workers if topology.is_head else None,
-        "gpus": gpus,
+        "gpus": plan.facts.gpus if plan.settings.num_gpus is None else plan.settings.num_gpus,
         "job": None
         if job is None
         else {

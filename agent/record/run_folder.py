@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import field, to_builtins
+from msgspec import convert, field, to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -64,7 +64,7 @@ def outcome_text(
 ) -> str:
     """Return the content of outcome.json; `cost` is the dollars of all nodes where it is known."""
     data = {
-        **outcome.to_dict(),
+        **to_builtins(outcome),
         "attempts": [attempt.to_outcome() for attempt in attempts],
         "outages": to_builtins(outages),
         **({"bundle": bundle} if bundle else {}),
@@ -76,7 +76,7 @@ def outcome_text(
 def read_outcome(folder: Path) -> Outcome | None:
     """Read outcome.json; return None if there is none or it is invalid."""
     try:
-        return Outcome.from_dict(json.loads(read_small(folder / OUTCOME_FILE)))
+        return convert(json.loads(read_small(folder / OUTCOME_FILE)), Outcome)
     except (OSError, ValueError, RecursionError):
         return None
 

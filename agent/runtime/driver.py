@@ -464,9 +464,7 @@ class MemoryWatch:
     """Counts OOM kills since the agent's start."""
 
     def __init__(
-        self,
-        count: Callable[[], OomKills] = oom_kills,
-        clock: Callable[[], float] = time.monotonic,
+        self, count: Callable[[], OomKills] = oom_kills, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._count, self._clock = count, clock
         self.kills = count()

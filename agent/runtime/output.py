@@ -9,7 +9,6 @@ import time
 from contextlib import closing
 from copy import copy as copy_of
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from agent.base import times
@@ -19,6 +18,7 @@ from agent.record.log import disk_alarm, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 _CHUNK = 1 << 16
 _MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
@@ -75,11 +75,6 @@ class ByteSink(Protocol):
         """Finish: no more data follows."""
 
 
-def driver_log(sessions: str, job_id: str) -> Path:
-    """Return the file to which this machine's Ray writes the output of a job's driver."""
-    return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
-
-
 class OutputCopy(Background):
     """Copies the source to one sink, in a thread: a blocked sink stalls only its own copy."""
 
@@ -97,8 +92,7 @@ class OutputCopy(Background):
         super().__init__(name)
         self._filter, self._sink, self._warn = preamble, sink, warn
         self._skip, self._step = skip, step
-        self.source = source
-        self.on_passed = on_passed
+        self.source, self.on_passed = source, on_passed
         self._former: threading.Thread | None = None
 
     def start(self) -> bool:

@@ -371,17 +371,16 @@ def informative_lines(end: bytes, lines: int, longest: int) -> str:
 class AdoptedChild(Child):
     """A child of a killed agent: the parent reaps it, and its exit code is unknown."""
 
-    def __init__(self, pid: int, name: str, log: Callable[[], Path], *, keep_group: bool) -> None:
+    def __init__(self, pid: int, name: str, log: Callable[[], Path]) -> None:
         self._process = psutil.Process(pid)
-        super().__init__(pid, name, ChildLog(log, _open_pipe_of(pid)), keep_group=keep_group)
+        super().__init__(pid, name, ChildLog(log, _open_pipe_of(pid)), keep_group=False)
 
     def _check_end(self) -> None:
         """If it has ended, kill the rest of its session."""
         if descendants.is_alive(self._process):
             self._poll_later()
             return
-        if not self._keep_group:
-            descendants.kill_session(self.pid)
+        descendants.kill_session(self.pid)
         self._close(UNKNOWN_CODE)
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
@@ -394,5 +393,5 @@ def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Adopted
     """Adopt a process, if it still runs and has this start time."""
     with suppress(psutil.Error):
         if start_time(pid) == started:
-            return AdoptedChild(pid, name, log, keep_group=False)
+            return AdoptedChild(pid, name, log)
     return None

@@ -32,11 +32,7 @@ class NotYet(Value):
 
 
 class TimedOutError(Exception):
-    """The condition did not hold in time; has the last evidence."""
-
-    def __init__(self, evidence: str) -> None:
-        super().__init__(evidence)
-        self.evidence = evidence
+    """The condition did not hold in time; its text is the last evidence."""
 
 
 async def until(
@@ -88,30 +84,25 @@ class Inbox(Generic[E]):
 
     def __init__(self, clean: Callable[[E], E]) -> None:
         self._clean = clean
-        self._events: deque[E] = deque()
+        self.events: deque[E] = deque()
         self._some = anyio.Event()
 
     def put(self, event: E) -> None:
         """Add an event; never blocks."""
-        self._events.append(self._clean(event))
+        self.events.append(self._clean(event))
         self._some.set()
 
     def discard(self, *kinds: type) -> None:
         """Drop the queued events of these types."""
-        self._events = deque(event for event in self._events if not isinstance(event, kinds))
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the queue is empty."""
-        return not self._events
+        self.events = deque(event for event in self.events if not isinstance(event, kinds))
 
     async def take(self, limit: float | None) -> E | None:
         """Return the next event; None after `limit` seconds without one."""
         with anyio.move_on_after(limit):
-            while not self._events:
+            while not self.events:
                 self._some = anyio.Event()
                 await self._some.wait()
-        return self._events.popleft() if self._events else None
+        return self.events.popleft() if self.events else None
 
 
 class Failure(Value):

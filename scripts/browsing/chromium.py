@@ -104,7 +104,7 @@ class Tab:
             await until(holds, LIMIT, step=0.1)
         except TimedOutError as error:
             shown = await self.tell("document.body.innerText.slice(0, 2000)")
-            raise BrowserError(f"{script}: {error.evidence}; shown is: {shown}") from None
+            raise BrowserError(f"{script}: {error}; shown is: {shown}") from None
 
     async def picture(self, path: Path, *, whole: bool = True) -> None:
         """Save a screenshot."""
@@ -172,4 +172,4 @@ async def _port(file: Path, log: Path) -> int:
     try:
         return await until(told, LIMIT)
     except TimedOutError as error:
-        raise BrowserError(f"Chromium did not start: {error.evidence}") from None
+        raise BrowserError(f"Chromium did not start: {error}") from None

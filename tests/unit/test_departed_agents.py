@@ -131,7 +131,9 @@ def test_who_is_there_stays() -> None:
     fleet = anyio.run(trace)
     assert fleet.story.state.fleet.alive == {"10.9.9.9": "stays"}
     assert fleet.story.state.fleet.facts["agent1"].hostname == MACHINE.hostname
-    assert fleet.reports.address_of("agent1") == "10.9.9.9"
+    agent = fleet.reports.awaited("agent1")
+    assert agent is not None
+    assert agent.ip == "10.9.9.9"
 
 
 @pytest.mark.parametrize("expected", [0, 1, 5_000])

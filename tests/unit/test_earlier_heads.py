@@ -57,7 +57,7 @@ class Head:
                 keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
             await keeper.flush()
             reports.publish(epoch=keeper.epoch, attempt=self.story.state.attempt.number)
-            reports.run_decided()
+            reports.run_decided.set()
 
         first = await first_reply(keeper, keeper.next_attempt, 6379)
         expected = Expected(None, "", "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,7 @@ from agent.plan.environment import (
     chosen_for_display,
     for_bridge,
     for_node,
-    for_prepare,
-    for_service,
+    without_cluster_auth,
 )
 from agent.plan.ray_start import object_store
 from agent.settings.redact import MASK
@@ -120,8 +120,11 @@ ALL = {*OWN, *COPIES, "RAY_AUTH_TOKEN", "WANDB_API_KEY"}
     [
         (None, ALL),
         (for_bridge, {"RAY_AUTH_TOKEN"}),
-        (for_service, {*OWN}),
-        (for_prepare, {*OWN, "WANDB_API_KEY", "WANDB_COPY"}),
+        (without_cluster_auth, {*OWN}),
+        (
+            partial(without_cluster_auth, keeps_wandb=True),
+            {*OWN, "WANDB_API_KEY", "WANDB_COPY"},
+        ),
     ],
     ids=["ray and the job", "bridge", "service", "prepare step"],
 )
@@ -144,15 +147,15 @@ def test_the_bridge_asks_as_ray_wants_to_be_asked() -> None:
     bridge = for_bridge(full, settings)
     assert bridge["RAY_AUTH_MODE"] == "token"
     assert bridge["RAY_JOB_HEADERS"] == environ["RAY_JOB_HEADERS"]
-    assert "RAY_AUTH_MODE" not in for_service(full, settings)
-    assert "RAY_AUTH_MODE" not in for_prepare(full, settings)
+    assert "RAY_AUTH_MODE" not in without_cluster_auth(full, settings)
+    assert "RAY_AUTH_MODE" not in without_cluster_auth(full, settings, keeps_wandb=True)
     assert for_bridge(of({}), settings_of({}))["RAY_AUTH_MODE"] == "disabled"
 
 
 def test_a_short_secret_takes_nothing_else_along() -> None:
     """A one-letter key, which every value contains, removes no PATH from a child."""
     environ = {"WANDB_API_KEY": "b", "RAY_AUTH_TOKEN": "n", "PATH": "/bin", "COPY": "b"}
-    found = for_service(of(environ), settings_of(environ))
+    found = without_cluster_auth(of(environ), settings_of(environ))
     assert found["PATH"] == "/bin"
     assert not {"COPY", "WANDB_API_KEY", "RAY_AUTH_TOKEN"} & found.keys()
 

@@ -43,7 +43,7 @@ def check_nodes(path: str, launches: list[Launch]) -> None:
         assert plan.topology.platform.name == platform
         assert plan.topology.expected_workers == example.nodes - 1
         assert [finding for finding in plan.findings if finding.level is not Level.OK] == []
-        assert plan.token == TOKEN
+        assert plan.secret() == TOKEN
         assert plan.on_done == example.on_done
         assert plan.settings.stop_grace < example.grace
         assert plan.settings.job_retries == example.retries

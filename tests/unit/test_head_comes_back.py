@@ -193,7 +193,7 @@ def test_a_worker_with_a_run_is_answered_after_the_decision() -> None:
                     await anyio.lowlevel.checkpoint()
                 assert replies == []
                 reports.publish(run_id="old")
-                reports.run_decided()
+                reports.run_decided.set()
 
     anyio.run(trace)
     assert remembered == [("old", 1, 9)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.base.ends import Kind, Outcome
@@ -23,7 +24,7 @@ WORKER: dict[str, Any] = {
     "phase": "finding the head",
     "seconds": 3.5,
     "waits": [{"what": "the head", "evidence": EVIL, "seconds_left": 9.0}],
-    "verdict": Outcome(Kind.LOST, 75, EVIL).to_dict(),
+    "verdict": to_builtins(Outcome(Kind.LOST, 75, EVIL)),
 }
 
 

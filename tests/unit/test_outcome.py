@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import ValidationError
+from msgspec import ValidationError, convert, to_builtins
 
 from agent.base import ends
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code, stopped
@@ -30,7 +30,7 @@ OUTCOMES = st.builds(
 @given(OUTCOMES)
 def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
     """A worker reads the outcome that the head wrote."""
-    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+    assert convert(json.loads(json.dumps(to_builtins(outcome))), Outcome) == outcome
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
 def test_what_is_no_outcome(data: dict[str, object]) -> None:
     """Anything else is refused with an error that callers expect."""
     with pytest.raises(ValidationError):
-        Outcome.from_dict(data)
+        convert(data, Outcome)
 
 
 def test_kinds_are_the_contracts() -> None:

@@ -272,15 +272,16 @@ def test_who_is_overdue() -> None:
     assert counter.reports.overdue() == []
     counter.now += 16
     assert counter.reports.overdue() == ["agent1"]
-    assert counter.reports.mark_silent("agent1")
+    agent = counter.reports.awaited("agent1")
+    assert agent is not None
+    agent.is_silent = True
     assert counter.reports.overdue() == []
     counter.take(replace(WAITS, hold=0.0, hello=None))
     counter.now += 16
     assert counter.reports.overdue() == ["agent1"]
     counter.take(replace(WAITS, hold=0.0, hello=None, bye=BYE))
     counter.now += 16
-    assert (counter.reports.overdue(), counter.reports.address_of("agent1")) == ([], None)
-    assert not counter.reports.mark_silent("agent1")
+    assert (counter.reports.overdue(), counter.reports.awaited("agent1")) == ([], None)
 
 
 def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:

@@ -50,7 +50,7 @@ def test_it_times_out_with_the_last_evidence() -> None:
     with pytest.raises(TimedOutError) as caught:
         anyio.run(partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=heard.append))
     assert check.times > 1
-    assert caught.value.evidence == f"try {check.times}"
+    assert str(caught.value) == f"try {check.times}"
     assert heard == [f"try {n + 1}" for n in range(len(heard))]
     assert len(heard) >= check.times - 1
 

@@ -202,7 +202,7 @@ class HeadAgent(Agent):
                 await self._perform(action)
             self._publish()
             if isinstance(event, h.RunRemembered):
-                self.reports.run_decided()
+                self.reports.run_decided.set()
 
     def _publish(self) -> None:
         state = self.state
