@@ -141,7 +141,8 @@ class RunKeeper:
             before = before if replaces_agent else replace(before, ending=None)
         if before is not None and not job_survives and before.open_attempt is not None:
             killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
-            end = before.open_attempt.planned_end or killed
+            saved = before.open_attempt.snapshot  # with the end decided while the job was stopped
+            end = (saved.known.end if saved else None) or killed
             if replaces_agent and end is not None and not is_loss(end):
                 self._verdict = self._verdict or end
             lost = end or ends.HEAD_LOST.outcome()

@@ -40,16 +40,10 @@ class Bridge:
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
         self._start(self._watch_nodes)
-        work = {
-            "submit": self._run_job,
-            "follow": self._run_job,
-            "stop": self._stop_job,
-            "tasks": self._answer,
-            "actors": self._answer,
-        }
+        work = {"submit": self._run_job, "follow": self._run_job, "stop": self._stop_job}
         for line in sys.stdin:
             command = json.loads(line)
-            self._start(work[command["do"]], command)
+            self._start(work.get(command["do"], self._answer), command)
         self._stop.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -173,7 +167,7 @@ class Bridge:
                 copy = ResumableCopy(file)
 
                 def follow() -> bool:
-                    copy.restart()  # the stream may have dropped
+                    copy.position = 0  # the stream may have dropped
                     jobs.follow_output(job_id, copy.write)
                     return job_id in self._ended
 
@@ -247,16 +241,13 @@ class ResumableCopy:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._written = self._position = 0
-
-    def restart(self) -> None:
-        """Note that the stream starts from its beginning."""
-        self._position = 0
+        self._written = 0
+        self.position = 0  # of the next chunk in the stream; 0 once that starts again
 
     def write(self, text: str) -> None:
         """Write the new part of the stream's next chunk."""
-        new = text[max(0, self._written - self._position) :]
-        self._position += len(text)
+        new = text[max(0, self._written - self.position) :]
+        self.position += len(text)
         self._written += len(new)
         self._file.write(new)
         self._file.flush()

@@ -66,9 +66,8 @@ class RayLink:
                 if self._restarted:
                     self._restarted = False
                     continue
-                self._emit(
-                    h.HeadRaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
-                )
+                why = await self._child.end_sentence(code)
+                self._emit(h.HeadRaySilent(f"the ray bridge ended, {why}"))
                 await anyio.sleep(times.BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:

@@ -170,15 +170,11 @@ class Grade(NamedTuple):
 
 def grade(query: str, prompt: str | None, label: str | float | None) -> Grade:
     """Score one whole text, as a framework sends it, against its label."""
-    answer = extract_answer(answer_part(query, prompt))
+    # without the prompt, whose numbers do not count
+    answer = extract_answer(query.removeprefix(prompt or ""))
     gold = None if label is None else gold_answer(label)
     right = answer is not None and gold is not None and equal(answer, gold)
     return Grade(1.0 if right else 0.0, answer, gold)
-
-
-def answer_part(query: str, prompt: str | None) -> str:
-    """Remove the prompt from a text that starts with it, so that its numbers do not count."""
-    return query[len(prompt) :] if prompt and query.startswith(prompt) else query
 
 
 def extract_answer(text: str) -> str | None:

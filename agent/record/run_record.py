@@ -75,11 +75,6 @@ class AttemptRecord(Value):
     announced: bool | UnsetType = UNSET  # True if it was lost by announced losses of nodes alone
     snapshot: SavedSnapshot | UnsetType = UNSET
 
-    @property
-    def planned_end(self) -> Outcome | None:
-        """Return the outcome decided for the attempt while its job was being stopped."""
-        return self.snapshot.known.end if self.snapshot else None
-
     def resumed(self, now: float) -> AttemptSnapshot:
         """Return what is known of an attempt that was left open, on the clock of this run."""
         saved = self.snapshot

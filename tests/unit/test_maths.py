@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agent.bundled.maths import (
-    answer_part,
     equal,
     extract_answer,
     gold_answer,
@@ -210,8 +209,8 @@ def test_the_gold_answer_is_found(label: str | float, gold: str | None) -> None:
 
 def test_the_prompt_does_not_count() -> None:
     """Numbers of a known prompt do not count as the model's answer."""
-    assert answer_part("What is 3+4? No idea.", "What is 3+4?") == " No idea."
-    assert answer_part("No idea about 7.", "What is 3+4?") == "No idea about 7."
+    assert grade("What is 3+4? No idea.", "What is 3+4?", "4").answer is None
+    assert grade("No idea about 7.", "What is 3+4?", "4").answer == "7"
     assert grade("What is 3+4? No idea.", "What is 3+4?", "4").reward == 0.0
     assert grade("What is 3+4? No idea.", None, "4").reward == 1.0
 

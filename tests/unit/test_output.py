@@ -63,7 +63,7 @@ def test_a_stream_that_begins_anew_is_written_once(text: str, drops: list[tuple[
     file = io.StringIO()
     copy = ResumableCopy(file)
     for length, step in [*drops, (len(text), 3)]:
-        copy.restart()
+        copy.position = 0
         heard = text[:length]
         for at in range(0, len(heard), step):
             copy.write(heard[at : at + step])

@@ -307,7 +307,9 @@ def job_report(state: HeadState) -> JobReport | None:
     """Return the job's status from all shares; None while none failed and some run."""
     failed = state.shares.first_failed
     if failed is None or failed.end is None:
-        return JobReport("SUCCEEDED", driver_exit_code=0) if state.shares.all_succeeded else None
+        shares = state.shares.by_node.values()
+        succeeded = shares and all(share.end and share.end.code == 0 for share in shares)
+        return JobReport("SUCCEEDED", driver_exit_code=0) if succeeded else None
     rank, end = failed.end.local_rank, failed.end
     name = "torchrun itself" if rank is None else f"local rank {rank}"
     return JobReport("FAILED", end.words, end.code, place=f"{name} on {failed.node}")

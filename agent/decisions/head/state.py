@@ -13,25 +13,10 @@ from msgspec.structs import replace
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.checks.finding import Finding
-from agent.decisions.attempts import (
-    Attempt,
-    AttemptEvent,
-    AttemptSnapshot,
-    JobReport,
-    LostAttempt,
-    count_losses,
-)
+from agent.decisions import attempts, values
+from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
-from agent.decisions.values import (
-    HERE,
-    HeadAction,
-    HeadEvent,
-    Item,
-    Outage,
-    Preflight,
-    Probes,
-    Step,
-)
+from agent.decisions.values import HERE, HeadAction, HeadEvent, Item, Step
 from agent.node.facts import Facts
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import PrepareStep, ServiceSpec
@@ -129,12 +114,6 @@ class JobShares(Value):
         """Return the share that failed first."""
         failed = [share for share in self.by_node.values() if share.end and share.end.failed]
         return min(failed, key=lambda share: share.failed_at, default=None)
-
-    @property
-    def all_succeeded(self) -> bool:
-        """Return whether there are shares, and each ended with 0."""
-        ends = (share.end for share in self.by_node.values())
-        return bool(self.by_node) and all(end is not None and end.code == 0 for end in ends)
 
     @property
     def is_settled(self) -> bool:
@@ -279,7 +258,7 @@ class HeadState(Value):
     lost_services: frozenset[Key] = frozenset()  # services that ended and are not restarted yet
     abandoned_services: frozenset[Key] = frozenset()  # optional ones that failed for good
     blocked: frozenset[Key] = frozenset()  # services and own steps with a dependency not ready
-    outages: tuple[Outage, ...] = ()  # when services did not answer, the newest last
+    outages: tuple[values.Outage, ...] = ()  # when services did not answer, the newest last
     steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
     steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By agent id: the prepare steps that are ordered, queued or done there."""
@@ -299,8 +278,8 @@ class HeadState(Value):
     """What may still run the previous attempt: agent id, or name without one, and last contact."""
     own_leftovers: str | None = None  # what is left of the previous attempt here
     shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
-    probes: Probes = field(default_factory=Probes)  # the probes between nodes before the job
-    preflight: Preflight | None = None  # the all-reduce before the job, once it started
+    probes: values.Probes = field(default_factory=values.Probes)  # between nodes, before the job
+    preflight: values.Preflight | None = None  # the all-reduce before the job, once it started
     differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
     compared_workers: Mapping[str, str] | None = None  # in that one, address to name
     verdict: Outcome | None = None  # the end; early if the agent stops the job
@@ -322,12 +301,13 @@ class HeadState(Value):
     @property
     def another_follows(self) -> bool:
         """Return whether another attempt follows if the present one is lost."""
-        return count_losses((*self.lost_attempts, self.attempt.as_lost)) <= self.goal.retries
+        lost = (*self.lost_attempts, self.attempt.as_lost)
+        return attempts.count_losses(lost) <= self.goal.retries
 
     @property
     def last_attempt_number(self) -> int:
         """Return the highest number that an attempt of this run can have."""
-        left = self.goal.retries - count_losses(self.lost_attempts)
+        left = self.goal.retries - attempts.count_losses(self.lost_attempts)
         return self.attempt.number + max(0, left)
 
     def with_item(self, key: Key, item: Item) -> HeadState:

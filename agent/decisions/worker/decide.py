@@ -338,10 +338,8 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
             return _leave(state, event.verdict)
         belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
         if belongs and event.run_id not in ("", state.run_id):
-            head, theirs = state.goal.head, event.run_id
-            return _leave(
-                state, ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=state.run_id)
-            )
+            head, theirs, ours = state.goal.head, event.run_id, state.run_id
+            return _leave(state, ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=ours))
         if event.refusal:
             return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
     if state.taken_at is not None and now >= state.taken_at:
