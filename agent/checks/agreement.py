@@ -8,7 +8,7 @@ from agent.base import times
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level
 from agent.checks.network import selected_interfaces
-from agent.node.facts import DEBUGGER, INTERFACES, is_compared
+from agent.node.facts import COLLECTIVES, DEBUGGER, INTERFACES
 from agent.node.python_facts import CUDA, NCCL, TORCH
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def _compared(nodes: Nodes, *, brings_libraries: bool) -> Iterator[tuple[str, Va
         yield name, values, level, remedy
     values = [(node, facts.variables.get(DEBUGGER) or "0") for node, facts in nodes]
     yield DEBUGGER, values, Level.FAIL, f"Set the same {DEBUGGER} on all nodes"
-    names = {name for _, facts in nodes for name in facts.variables if is_compared(name)}
-    for name in sorted(names - {*INTERFACES}):
+    names = {name for _, facts in nodes for name in facts.variables} - {*INTERFACES}
+    for name in sorted(name for name in names if name.startswith(COLLECTIVES)):
         values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
         yield name, values, Level.WARN, f"Set the same {name} on all nodes"
     values = [(node, str(facts.gpus or "none")) for node, facts in nodes]

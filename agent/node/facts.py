@@ -322,7 +322,7 @@ PROXIES = (
 DEBUGGER = "DEBUG_RAY"
 CUDA = "CUDA_VISIBLE_DEVICES"
 _PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, CUDA, "WANDB_MODE")
-_COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")  # nodes that differ may wait forever
+COLLECTIVES = ("NCCL_", "TORCH_NCCL_", "GLOO_")  # nodes that differ may wait forever
 
 
 def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -330,17 +330,12 @@ def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
     Proxies, which may hold passwords, are only `set`.
     """
-    collective = sorted(name for name in environ if is_compared(name) and name not in _PLAIN)
+    collective = sorted(n for n in environ if n.startswith(COLLECTIVES) and n not in _PLAIN)
     return {
         **{name: environ[name] for name in _PLAIN if name in environ},
         **{name: environ[name][:200] for name in collective[:64]},
         **dict.fromkeys(sorted(name for name in PROXIES if environ.get(name)), "set"),
     }
-
-
-def is_compared(name: str) -> bool:
-    """Return whether a variable should be equal on all nodes, as it affects communication."""
-    return name.startswith(_COLLECTIVES)
 
 
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"

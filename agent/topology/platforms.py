@@ -249,13 +249,9 @@ def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> 
     return info_by_rank(environ, KUBEFLOW_TRAINER) if found else None
 
 
-PYTORCHJOB_BY_WORLD_SIZE = RankVariables(
-    name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR"
-)
+PYTORCHJOB = RankVariables(name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR")
 """Operators before 1.7, where WORLD_SIZE counts pods."""
-PYTORCHJOB_BY_PET = RankVariables(
-    name="pytorchjob", rank="PET_NODE_RANK", nodes="PET_NNODES", head="MASTER_ADDR"
-)
+PYTORCHJOB_BY_PET = replace(PYTORCHJOB, rank="PET_NODE_RANK", nodes="PET_NNODES")
 """Operators from 1.7 on, where WORLD_SIZE counts processes and PET_NNODES pods."""
 
 
@@ -267,7 +263,7 @@ def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> Platfor
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return None
     if {"MASTER_ADDR", "RANK", "WORLD_SIZE"} <= environ.keys():
-        return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB_BY_WORLD_SIZE)
+        return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB)
     endpoint = environ.get("PET_RDZV_ENDPOINT")
     if endpoint is not None and settings.head is None:
         given = f"PET_RDZV_ENDPOINT={endpoint} without a rank (an elastic PyTorchJob)"
@@ -339,10 +335,9 @@ def _sagemaker_hosts(text: str) -> list[str]:
     except ValueError:
         found = []
     hosts = sorted(parse_host(name, HOSTS) for name in found)
-    if not hosts:
-        raise platform_error(HOSTS, repr(text), 'a JSON list of hosts such as ["algo-1", "algo-2"]')
-    if len(set(hosts)) < len(hosts):
-        raise platform_error(HOSTS, repr(text), "every host once")
+    if not hosts or len(set(hosts)) < len(hosts):
+        expected = 'a JSON list of hosts such as ["algo-1", "algo-2"], every host once'
+        raise platform_error(HOSTS, repr(text), expected)
     return hosts
 
 
