@@ -23,17 +23,9 @@ from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
-from agent.record import node_record
+from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
-from agent.record.files import (
-    PART_SUFFIX,
-    FileLock,
-    access,
-    numbered_names,
-    read_small,
-    safe_name,
-    write_atomically,
-)
+from agent.record.files import access, read_small, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
 from agent.record.node_record import NodeRecord, own_record
 from agent.work import checkpoints
@@ -162,16 +154,16 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     path = checkpoints.resumes_from(held, framework) if framework else held.newest
     if not path:
         return None
-    place, files, is_whole = Path(folder) / path, [], False
+    place, found, is_whole = Path(folder) / path, [], False
     for one in sorted(place.rglob("*")):
         with suppress(OSError):  # it was removed meanwhile
             status = one.stat()
-            files.append((str(one), status.st_size, status.st_mtime_ns))
+            found.append((str(one), status.st_size, status.st_mtime_ns))
     if framework in checkpoints.LAST_FILES:
         with suppress(OSError, ValueError, RecursionError):
             json.loads(read_small(place / checkpoints.LAST_FILES[framework]))
             is_whole = True
-    return CheckpointFiles(path, tuple(files), is_whole)
+    return CheckpointFiles(path, tuple(found), is_whole)
 
 
 def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
@@ -215,7 +207,7 @@ class RunFolder:
         self._refused = ""  # the run whose folder could not be used; logged once
         self.own = own_record(node, run_id)  # the initial record; a NodeRecorder updates it later
         self.former: NodeRecord | None = None  # of the previous agent of this node in this run
-        self._lock: FileLock
+        self._lock: files.FileLock
         self.path = self._make(safe_name(run_id))
         if link:
             self.become_latest()
@@ -249,7 +241,7 @@ class RunFolder:
     def _make(self, run_id: str) -> Path:
         why = "all its numbers are taken"
         try:
-            paths = map((self._root / run_id).joinpath, numbered_names(safe_name(self._name)))
+            paths = map((self._root / run_id).joinpath, files.numbered_names(safe_name(self._name)))
             path = next(filter(self._claim, paths), None)
         except OSError as error:
             path, why = None, error_text(error)
@@ -270,7 +262,7 @@ class RunFolder:
         is_new = _make_folder(path)
         if path.is_symlink() or not path.is_dir():
             return False
-        lock = FileLock(path / _LOCK)
+        lock = files.FileLock(path / _LOCK)
         holder, read = lock.take(), NodeRecord.read(path / node_record.NODE_FILE)
         former = read if isinstance(read, NodeRecord) else None
         if not node_record.may_reuse(former, holder, self._name, self.own.place, is_new=is_new):
@@ -278,7 +270,7 @@ class RunFolder:
             return False
         self._lock, self.former = lock, former
         _set_aside(path / OUTCOME_FILE)  # of the previous agent
-        for part in path.glob(f".*{PART_SUFFIX}"):  # what that agent left incomplete
+        for part in path.glob(f".*{files.PART_SUFFIX}"):  # what that agent left incomplete
             with suppress(OSError):
                 part.unlink()
         self.own.write(path / node_record.NODE_FILE)  # a full disk is logged later
@@ -314,7 +306,7 @@ class RunFolder:
     def _move_into(self, target: Path, run_id: str) -> None:
         old = self.path
         access.make_folder(target)
-        names = numbered_names(safe_name(self._name))
+        names = files.numbered_names(safe_name(self._name))
         new = next((n for n in map(target.joinpath, names) if _renamed(old, n)), None)
         if new is None:
             raise FileExistsError(errno.EEXIST, "all its numbers are taken")

@@ -20,16 +20,8 @@ from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
-from agent.record.files import (
-    FileLock,
-    LockHolder,
-    NoRecord,
-    Record,
-    access,
-    numbered_names,
-    safe_name,
-    seconds_between,
-)
+from agent.record import files
+from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
 from agent.record.node_record import NODE_FILE, Moment, NodeRecord, is_agent_running, read_pid_space
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.redact import MASK, looks_secret
@@ -96,7 +88,7 @@ class AttemptRecord(Value):
     @property
     def tried(self) -> LostAttempt:
         """Return the attempt as the retry decisions count it."""
-        seconds = seconds_between(self.start, self.end or self.start)
+        seconds = files.seconds_between(self.start, self.end or self.start)
         announced = self.announced is True
         return LostAttempt(seconds, self.reason, self.checkpoint, announced=announced)
 
@@ -106,7 +98,7 @@ class AttemptRecord(Value):
         return {name: getattr(self, name) for name in names}
 
 
-class RunRecord(Record):
+class RunRecord(files.Record):
     """A run."""
 
     run_id: str
@@ -369,7 +361,7 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
     lock = FileLock(folder / RUN_LOCK)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        access.make_folder(folder)
+        files.access.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
         return lock, FoundRun(NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN)
@@ -415,7 +407,7 @@ class PastEnd(Value):
         return self.outcome.kind, self.outcome.exit_code, self.outcome.culprit
 
 
-class PastEnds(Record):
+class PastEnds(files.Record):
     """The ends of this node's agents, the newest last."""
 
     ends: tuple[PastEnd, ...] = ()
@@ -436,7 +428,7 @@ class PastEnds(Record):
         path = _file(root, node)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            access.make_folder(path.parent)
+            files.access.make_folder(path.parent)
         except OSError as error:
             return error
         return self.write(path)
@@ -471,8 +463,9 @@ def quick_restarts(ends: Sequence[PastEnd], longest: float) -> int:
     count, last = -1, ends[-1]
     for end in reversed(ends):
         same = (end.digest, end.cause) == (last.digest, last.cause)
-        is_quick = end is last or seconds_between(end.ended, last.began) <= times.RESTART_PAUSE
-        if not (same and is_quick and seconds_between(end.began, end.ended) <= longest):
+        pause = 0.0 if end is last else files.seconds_between(end.ended, last.began)
+        is_quick = pause <= times.RESTART_PAUSE
+        if not (same and is_quick and files.seconds_between(end.began, end.ended) <= longest):
             break
         count, last = count + 1, end
     return max(0, count)
