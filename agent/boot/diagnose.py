@@ -75,12 +75,9 @@ async def explain_end(
     is_vague = found is None or found.key in {"", ACTOR_WITHOUT_A_WORD}
     if actors and is_vague and elsewhere.link is not None:
         ids = [*dict.fromkeys(actors)][:_MOST_ACTORS]
-        logs += [
-            Log(
-                elsewhere.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}", one["text"]
-            )
-            for one in await elsewhere.link.dead_actors(ids, times.DEAD_ACTORS)
-        ]
+        for one in await elsewhere.link.dead_actors(ids, times.DEAD_ACTORS):
+            node, title = elsewhere.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}"
+            logs.append(Log(node, title, one["text"]))
         found = await in_thread(partial(weigh, logs), times.CAUSE_SEARCH) or found
     if found is None:
         return outcome
@@ -165,7 +162,6 @@ _MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
 """Most bytes of the agent's and the job's log, and of any other log in the run folder."""
 _MOST_LOGS = 64
 _DRIVERS = 3
-_EXTRA_TIME = times.BUNDLE_EXTRA
 
 
 async def make_bundle(
@@ -176,8 +172,8 @@ async def make_bundle(
 ) -> Outcome:
     """Write a bundle as `write_bundle` does, without blocking the event loop."""
     write = partial(write_bundle, run, outcome, attempts, workers)
-    limit = run.plan.budget.bundle + _EXTRA_TIME
-    made = await in_thread(write, limit + times.WAIT_READ)
+    limit = run.plan.budget.bundle + times.BUNDLE_EXTRA + times.WAIT_READ
+    made = await in_thread(write, limit)
     return write() if made is None else made  # no thread can be started
 
 
@@ -192,19 +188,17 @@ def write_bundle(
     `workers` are the parts about the workers. A thread writes it and is abandoned at the limit; a
     run gets one bundle.
     """
-    has_logs = outcome.phase != STARTING
-    if not outcome.is_failure or not has_logs or run.bundle is not None:
-        return outcome
+    if not outcome.is_failure or outcome.phase == STARTING or run.bundle is not None:
+        return outcome  # a start that failed has no logs
     bundle, budget = Bundle(run.folder.path, time.time()), run.plan.budget.bundle
     scope = "this node" if workers is None else "all nodes"
     hint = f"The logs of {scope} are in {bundle.path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
-    contents = (hinted, attempts, run.outages, bundle.path.name)
-    outcome_text = partial(run_folder.outcome_text, *contents)
+    about = (hinted, attempts, run.outages, bundle.path.name)
 
     def parts() -> Iterator[BundlePart]:  # the most important first
         node, folder, most = bundle_folder(run), run.folder.path, _MOST_OF_MAIN_LOG
-        yield BundlePart(run_folder.OUTCOME_FILE, outcome_text)
+        yield BundlePart(run_folder.OUTCOME_FILE, partial(run_folder.outcome_text, *about))
         yield BundlePart("plan.txt", partial(render, run.plan, run.redactor))
         facts = partial(_facts, run.plan.facts, run.redactor.clean)
         yield BundlePart(f"{node}/facts.json", facts)
@@ -212,10 +206,9 @@ def write_bundle(
         yield from workers or ()
         yield BundlePart(f"{node}/{events.EVENTS_FILE}", folder / events.EVENTS_FILE, most)
         yield BundlePart(f"{node}/{node_record.NODE_FILE}", folder / node_record.NODE_FILE)
-        name = run_record.RUN_FILE
-        yield BundlePart(name, folder.parent / name, most)
+        yield BundlePart(run_record.RUN_FILE, folder.parent / run_record.RUN_FILE, most)
 
-    until, limit = time.monotonic() + budget, budget + _EXTRA_TIME
+    until, limit = time.monotonic() + budget, budget + times.BUNDLE_EXTRA
     run_within(limit, lambda: bundle.make(parts(), run.redactor.clean, until))
     if bundle.give_up():
         run.bundle = bundle.path.name
@@ -327,9 +320,8 @@ def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | No
         "refused": worker.refused,
         "last error": worker.error,
         "runs": listed(f"{one.name} ({one.step.value}) {one.evidence}" for one in worker.items),
+        "share of the job": "" if worker.share is None else f"{worker.share.end}",
     }
-    if worker.share is not None:
-        lines["share of the job"] = f"{worker.share.end}"
     return "\n".join(f"{name}: {text}" for name, text in lines.items() if text) + "\n"
 
 

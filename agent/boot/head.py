@@ -254,7 +254,7 @@ class HeadAgent:
             case h.RestartRay():
                 await self._start_ray_again()
             case LogLine():
-                run.log(action)
+                say(action.sentence, action.level)
             case h.StartService(name, node, generation) if node == HERE:
                 start(self._work.serve, name, generation)
             case h.StartService(name, node, generation):
@@ -355,7 +355,7 @@ class HeadAgent:
             self._inbox.put(canceled if made is None else Refused(made))
             return
         for message in made.messages:
-            self._run.log(message)
+            say(message.sentence, message.level)
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
@@ -443,9 +443,8 @@ class HeadAgent:
         """Return where else the cause of a failed job may be."""
         workers = self._state.fleet.workers.values()
         link = None if isinstance(self._link, TorchrunLink) else self._link
-        return Elsewhere(
-            self._status.logs_of_nodes(), {one.ip: one.name for one in workers if one.ip}, link
-        )
+        names = {one.ip: one.name for one in workers if one.ip}
+        return Elsewhere(self._status.logs_of_nodes(), names, link)
 
     async def _shut_down(self, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""
@@ -461,15 +460,12 @@ class HeadAgent:
             say(f"all nodes of this run cost ${self._run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
         self._run.record_outcome(outcome)
         self._bridge_scope.cancel()
-        budget, started = self._plan.budget, self._started
+        plan, budget, sockets = self._plan, self._plan.budget, self._started.sockets
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
-                may_call = head_server.count_possible_callers(
-                    self._plan, started.sockets, self._state
-                )
-                tasks.start_soon(
-                    head_server.wait_for_goodbyes, self._reports, budget.final_replies, may_call
-                )
+                may_call = head_server.count_possible_callers(plan, sockets, self._state)
+                about = (self._reports, budget.final_replies, may_call)
+                tasks.start_soon(head_server.wait_for_goodbyes, *about)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
@@ -534,9 +530,8 @@ class SilenceWatch:
 
         async with self._limiter, anyio.create_task_group() as tasks:
             tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
-            tasks.start_soon(
-                probe, "ray", partial(port_answers, ip, self._ports.node_manager, limit)
-            )
+            ask_ray = partial(port_answers, ip, self._ports.node_manager, limit)
+            tasks.start_soon(probe, "ray", ask_ray)
         agent = self._reports.awaited(key)
         if found["agent"] and agent is not None:
             agent.is_silent = True

@@ -66,9 +66,8 @@ def start_job_output(
         latest = Path(session, "session_latest").resolve()
         source = latest / "logs" / f"job-driver-{job_id}.log"
         run.node.update(session=str(latest))
-    rest = PreambleFilter(job_id, command_line)
-    known, output = run.node.record, OutputCopies(source, rest)
-    update = run.node.update
+    known, update = run.node.record, run.node.update
+    output = OutputCopies(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
     output.to_file(run.folder.file("job.log"), known.copied, lambda count: update(copied=count))
     output.to_watcher(watcher)
@@ -105,15 +104,14 @@ async def send_newest_checkpoint(
     run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
 ) -> None:
     """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
-    job, held, path = run.plan.job, None, ""
+    job, held = run.plan.job, None
     if job is not None and job.checkpoints:
         read = partial(run_folder.read_checkpoints, job.checkpoints)
         held = await in_thread(read, times.CHECKPOINT_LISTING)
     if job is None or held is None:
         send(CheckpointSeen(attempt))
         return
-    if job.framework:
-        path = resumes_from(held, job.framework)
+    path = resumes_from(held, job.framework) if job.framework else ""
     found = f"{job.checkpoints}/{path}" if path else ""
     send(CheckpointSeen(attempt, step_of(held.newest), found))
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item
     from agent.plan.plan import Plan
-    from agent.record.explain import Span
 
 
 async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
@@ -82,10 +81,6 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
         say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
 
-def _spans(spans: Sequence[Span]) -> list[list[object]]:
-    return [[span.phase, round(span.start, 1)] for span in spans]
-
-
 _WITHOUT_AGENT: dict[str, object] = {
     "rank": None,
     "state": NodeState.JOINED.value,
@@ -109,8 +104,7 @@ class RunStatus:
         self._alive: Mapping[str, str] = {}
         self.job_lines = JobLines(run.redactor.clean)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
-        self.worker_stats: Mapping[str, WorkerStats] = {}
-        """Statistics from workers' reports, by agent."""
+        self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
@@ -153,7 +147,7 @@ class RunStatus:
             "phase": state.phase.value,
             "seconds": round(now, 1),
             "seconds_in_phase": round(now - state.phase_since, 1),
-            "phases": _spans(self.timeline.phases),
+            "phases": [[span.phase, round(span.start, 1)] for span in self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
             "nodes": [
@@ -189,6 +183,7 @@ class RunStatus:
     def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
         stats = self.worker_stats.get(worker.key)
         steps = {} if stats is None else stats.steps
+        spans = self.timeline.nodes.get(worker.key, ())
         return {
             "name": worker.name,
             "ip": worker.ip,
@@ -199,7 +194,7 @@ class RunStatus:
             "last_error": worker.refused or worker.error,
             "heard_seconds_ago": round(now - worker.last_report_at, 1),
             "joined": joined,
-            "phases": _spans(self.timeline.nodes.get(worker.key, ())),
+            "phases": [[span.phase, round(span.start, 1)] for span in spans],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
         }
 

@@ -98,45 +98,41 @@ def _ask(what: str, default: str, names: Sequence[str] = ()) -> str:
             return answer
 
 
-def _ask_number(what: str, default: int) -> int:
-    while True:
-        answer = _ask(what, str(default))
-        if answer.isdecimal():
-            return int(answer)
-
-
 def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFile]:
     """Complete the request, at a terminal by questions, and make the files."""
-    name = options.platform
-    if name is None:
-        if not may_ask:
-            raise _NotGivenError(f"which platform? One of {', '.join(PLATFORMS)}")
-        name = _ask("platform", "slurm", (*PLATFORMS,))
+
+    def choose(given: str | None, what: str, default: str, names: Sequence[str] = ()) -> str:
+        return given or (_ask(what, default, names) if may_ask else default)
+
+    def choose_number(given: int | None, what: str, default: int) -> int:
+        while given is None:
+            answer = choose(None, what, str(default))
+            given = int(answer) if answer.isdecimal() else None
+        return given
+
+    if options.platform is None and not may_ask:
+        raise _NotGivenError(f"which platform? One of {', '.join(PLATFORMS)}")
+    name = choose(options.platform, "platform", "slurm", (*PLATFORMS,))
     platform = PLATFORMS[name]
-    recipe = options.recipe
-    if recipe is None:
-        recipe = _ask("recipe", platform.recipe, (*presets(),)) if may_ask else platform.recipe
+    recipe = choose(options.recipe, "recipe", platform.recipe, (*presets(),))
     for flag in ("container", "kind"):
         given = getattr(options, flag)
         if given is not None and (flag != platform.flag or given not in platform.variants):
             variants = " or ".join(platform.variants)
             fits = f"--{platform.flag} {variants}" if platform.flag else "none"
             raise _NotGivenError(f"{name} has no --{flag} {given}; it takes {fits}")
-    variant = (getattr(options, platform.flag) if platform.flag else "") or platform.variants[0]
-    if platform.flag and may_ask and getattr(options, platform.flag) is None:
-        variant = _ask(platform.flag, variant, platform.variants)
-    nodes, gpus = options.nodes, options.gpus
-    if nodes is None:
-        nodes = _ask_number("nodes", platform.nodes) if may_ask else platform.nodes
-    if gpus is None:
-        gpus = platform.rehearsal_gpus if recipe == "rehearsal" else 8
-        gpus = _ask_number("GPUs of each node", gpus) if may_ask else gpus
+    flag, variant = platform.flag, platform.variants[0]
+    if flag:
+        variant = choose(getattr(options, flag), flag, variant, platform.variants)
+    nodes = choose_number(options.nodes, "nodes", platform.nodes)
+    usual = platform.rehearsal_gpus if recipe == "rehearsal" else 8
+    gpus = choose_number(options.gpus, "GPUs of each node", usual)
     if nodes < 1:
         raise _NotGivenError("--nodes 0: a run has a node at least")
     volume = options.volume or ""
     if name == "runpod" and not options.agent_url and not volume:
         what = "id of a network volume that has the one file as pod-agent"
-        volume = _ask(what, "none") if may_ask else "none"
+        volume = choose(None, what, "none")
         if volume == "none":
             raise _NotGivenError(
                 "runpod: where do pods find the one file? On a network volume (--volume ID), or"
@@ -146,10 +142,7 @@ def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFil
         raise _NotGivenError("--agent-url wants --sha256 DIGEST: it is in dist/SHA256SUMS")
     files = platform.render(
         Request(
-            recipe=recipe,
-            nodes=nodes,
-            gpus=gpus,
-            variant=variant,
+            *(recipe, nodes, gpus, variant),
             image=options.image or "",
             agent=options.agent,
             url=options.agent_url,

@@ -169,7 +169,6 @@ def _end(processes: list[psutil.Process]) -> None:
 
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
-_SPILLED = "ray_spilled_objects*"
 KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
 _MOST_REMOVED = 64
 _MOST_FILES = 10_000
@@ -201,7 +200,9 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
             return 0
         in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
         whole, spilled_only = choose_removals(changed, in_use, time.time())
-        spilled = [folder for name in spilled_only for folder in (path / name).glob(_SPILLED)]
+        spilled = [
+            folder for name in spilled_only for folder in (path / name).glob("ray_spilled_objects*")
+        ]
         for folder in (*spilled, *(path / name for name in whole)):
             shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
         return sum(not (path / name).exists() for name in whole)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
-    from agent.decisions.values import Item, LogLine, Wait
+    from agent.decisions.values import Item, Wait
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.record.run_folder import OutageRecord, RunFolder
@@ -195,6 +195,7 @@ class NodeRun:
         self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
+        self.stats, self._waits = NodeStats(redactor.clean), WaitLog(self.record, say)
         self.memory = MemoryWatch()
         self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
@@ -207,15 +208,6 @@ class NodeRun:
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
         return EventRecorder(where, self.redactor.clean, began, self.now)
-
-    @cached_property
-    def stats(self) -> NodeStats:
-        """Return this node's statistics."""
-        return NodeStats(self.redactor.clean)
-
-    @cached_property
-    def _waits(self) -> WaitLog:
-        return WaitLog(self.record, say)
 
     @property
     def finished_steps(self) -> tuple[str, ...]:
@@ -256,10 +248,6 @@ class NodeRun:
         self.folder.move_to_run(run_id)
         if self.folder.path != before:
             self.node.update(run_id=run_id)
-
-    def log(self, line: LogLine) -> None:
-        """Log a line of the decisions."""
-        say(line.sentence, line.level)
 
     async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
         """Log stalled disks and out-of-memory kills."""

@@ -6,7 +6,7 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -58,7 +58,7 @@ from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, split_python, torchrun_arguments, torchrun_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.node.facts import Facts, TorchPython
     from agent.node.upload import UploadSize
@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from agent.work.checkpoints import FolderContents
     from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
-
-T = TypeVar("T")
 
 
 def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
@@ -248,37 +246,33 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         "AGENT_TRAIN_DATA": settings.train_data,
         "AGENT_EVAL_DATA": settings.eval_data,
     }
-    missing = _in_time(
-        lambda: {name: one for name, one in inputs.items() if one and is_missing(one)}
+    missing = run_within(
+        times.STALLED_DISK,
+        lambda: {name: one for name, one in inputs.items() if one and is_missing(one)},
     )
     facts = replace(
         facts,
         framework=find_framework(known.framework, facts.job_python, starts_in),
-        data_columns=_in_time(lambda: columns_of(settings.train_data or "")),
+        data_columns=run_within(times.STALLED_DISK, lambda: columns_of(settings.train_data or "")),
         missing_inputs=missing or {},
     )
     folder = checkpoint_folder(settings, loaded.command)
-    mount = _in_time(lambda: (mount_of(folder),))
+    mount = run_within(times.STALLED_DISK, lambda: (mount_of(folder),))
     if mount is None:
         return facts
     facts = replace(facts, checkpoints=mount[0])
-    sizes = _in_time(lambda: (free_at(folder), weights_in(settings.model)))
+    sizes = run_within(times.STALLED_DISK, lambda: (free_at(folder), weights_in(settings.model)))
     if sizes is not None:
         facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts
 
 
-def _in_time(read: Callable[[], T]) -> T | None:
-    """Return what a disk has; None if it stalls."""
-    return run_within(times.STALLED_DISK, read)
-
-
 def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | None:
     """Return the shape of a model from its `config.json` here, else from its name."""
-    model = settings.model
+    model, revision = settings.model, settings.model_revision
     if not model:
         return None
-    config = _in_time(lambda: model_config(model, environ, settings.model_revision))
+    config = run_within(times.STALLED_DISK, lambda: model_config(model, environ, revision))
     return shape_of(model, config)
 
 
@@ -310,8 +304,7 @@ def plan_from_environment(
     temp, problems = temp_root(settings)
     if launcher(settings, None) == TORCHRUN:
         problems += torchrun_problems(settings, words, wants_job=wants_job)
-    is_first = parent.is_init
-    facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
+    facts = gather(names, ray, environ, program, is_first_process=parent.is_init, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
     upload: UploadSize | None = None
@@ -347,7 +340,7 @@ def plan_from_environment(
     known, held, kept = known_job(settings, words), None, None
     if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
         folder = checkpoint_folder(settings, words)
-        held = _in_time(lambda: read_checkpoints(folder))
+        held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
         kept = None if held is None else kept_settings(held, known.framework)
     basis = JobBasis(read_shape(settings, environ), kept=kept or {})
     plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
@@ -371,10 +364,8 @@ def _find_torchrun_programs(
     """Return the job's command if it names a program to find, and torch's Python."""
     command = loaded.command
     by_torchrun = launcher(loaded.settings, None) == TORCHRUN
-    if not by_torchrun and loaded.settings.preflight is None:
-        return command, None
     if not by_torchrun:  # the all-reduce before the job is Ray's Python's
-        return command, find_torch(environ, ray)
+        return command, None if loaded.settings.preflight is None else find_torch(environ, ray)
     arguments = command or ()
     is_program = bool(arguments) and command_fault(arguments) is None
     is_program = is_program and torchrun_arguments(arguments)[0] == "--no_python"

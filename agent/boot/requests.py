@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from agent.work.torchrun import ShareOrder
 
 
-_NO_OUTPUT = "its ranks ended without output"
-
-
 async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan, is_head = run.plan, run.plan.topology.is_head
@@ -73,14 +70,13 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
     ended_well = isinstance(result, dict) and not any(result.get("codes", [1]))
     if ended_well and not is_head:
         return Answer(ALL_REDUCE, "")
-    return Answer(ALL_REDUCE, "", await child.tail() or _NO_OUTPUT)
+    return Answer(ALL_REDUCE, "", await child.tail() or "its ranks ended without output")
 
 
 _TRIES = 3
 _AT_ONCE = 64
 _SAMPLES = 3
-_STEADY = 1.25
-"""A slow link is equally slow each time; samples that differ more show a busy machine."""
+_STEADY = 1.25  # a slow link is equally slow each time; samples that differ more: a busy machine
 
 
 class Prober:
@@ -170,8 +166,7 @@ def _rate(sample: tuple[int, float]) -> float:
 
 
 _TAIL_LINES = 20
-_MOST_OF_ALL = 64 << 10
-"""Most bytes of all logs in a goodbye, as JSON: a hello beside it may take as much."""
+_MOST_OF_ALL = 64 << 10  # bytes of logs in a goodbye as JSON: a hello beside it may take as much
 _OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 

@@ -154,8 +154,7 @@ class RunKeeper:
         Only `flush` changes it: the next agent must find on disk what workers follow, or its own
         former epoch would supersede it.
         """
-        self.used_hours = self.record.used / 3600
-        """The hours that earlier agents of the run have used."""
+        self.used_hours = self.record.used / 3600  # those of the run's earlier agents
         self._writer.start()
 
     def save_former_state(self) -> None:

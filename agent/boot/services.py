@@ -359,8 +359,7 @@ class TorchrunLink:
         self._run, self._tasks, self._place = run, tasks, place
         self._send, self._watcher = send, watcher
         self.share = LocalShare(run, tasks, lambda over: send(h.OwnShareOver(over)))
-        self._stops: list[Callable[[], object]] = []
-        """What stops each node's share of the last attempt."""
+        self._stops: list[Callable[[], object]] = []  # they stop the last attempt's shares
 
     async def run(self) -> None:
         """Run until canceled: the nodes' agents report their shares."""

@@ -20,17 +20,9 @@ from msgspec import to_builtins
 
 from agent import __version__
 from agent.base.text import NO_TERMINAL, Line, Terminal
-from agent.boot import init
+from agent.boot import init, recipe_verb
 from agent.boot.init import PLATFORMS
 from agent.boot.plan_input import examine_machine, plan_from_environment
-from agent.boot.recipe_verb import (
-    command_json,
-    command_text,
-    node_sizes,
-    recipe_command,
-    recipe_lines,
-    recipe_rows,
-)
 from agent.checks import misspelling_findings
 from agent.checks.finding import Level, passed_lines, problem_lines
 from agent.checks.machine import found_on
@@ -49,8 +41,7 @@ from agent.work.recipes.recipe import ModelShape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    Option = tuple[Sequence[str], dict[str, Any]]
-    """The names and the arguments of argparse's add_argument."""
+    Option = tuple[Sequence[str], dict[str, Any]]  # names and arguments of `add_argument`
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -457,16 +448,18 @@ def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     try:
-        nodes = node_sizes(options.nodes, options.gpus, options.cpus, options.gpu_memory)
+        nodes = recipe_verb.node_sizes(
+            options.nodes, options.gpus, options.cpus, options.gpu_memory
+        )
     except argparse.ArgumentTypeError as error:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)
         return 2
-    made, warning = recipe_command(
+    made, warning = recipe_verb.recipe_command(
         environ, options.name, nodes, options.framework_version, options.model_size
     )
     for text in (*filter(None, (warning,)), *made.warnings):
         print(f"pod-agent: {text}", file=sys.stderr)
-    text = command_json(made) if options.json else command_text(made)
+    text = recipe_verb.command_json(made) if options.json else recipe_verb.command_text(made)
     return _print(redactor_for(environ, None).clean(text))
 
 
@@ -477,9 +470,11 @@ def _print(text: str) -> int:
 
 def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.json:
-        return _print_json([*recipe_rows()], str)
+        return _print_json([*recipe_verb.recipe_rows()], str)
     terminal = _terminal(environ)
-    return _print(terminal.render(recipe_lines(grouped=terminal.width is not None), str))
+    return _print(
+        terminal.render(recipe_verb.recipe_lines(grouped=terminal.width is not None), str)
+    )
 
 
 def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:

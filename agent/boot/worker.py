@@ -197,7 +197,7 @@ class WorkerAgent:
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
             for line in worker.first_messages(self._state):
-                run.log(line)
+                say(line.sentence, line.level)
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(run, leave.outcome))
         outcome = await self._shut_down(leave)
@@ -231,7 +231,7 @@ class WorkerAgent:
         start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
         match action:
             case LogLine():
-                self._run.log(action)
+                say(action.sentence, action.level)
             case w.StartRay(head_ip):
                 await self._start_ray(head_ip)
             case w.StopRay():

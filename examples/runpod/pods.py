@@ -24,8 +24,7 @@ from urllib.request import Request, urlopen
 
 API = "https://api.runpod.io/v2"
 TEMPLATE = Path(__file__).with_name("template.json")
-ABOUT_TEMPLATES = ("category", "public", "serverless")
-"""What a template has and a pod has not."""
+ABOUT_TEMPLATES = ("category", "public", "serverless")  # what a template has and a pod has not
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.ends import STARTING, Kind, Outcome
 from agent.boot import diagnose
 from agent.boot.diagnose import make_bundle, write_bundle
@@ -276,7 +277,7 @@ def test_a_stalled_disk_does_not_delay_the_end(
 ) -> None:
     """The bundle is abandoned, and no file appears later."""
     said, stalls, over = heard(monkeypatch), threading.Event(), threading.Event()
-    monkeypatch.setattr(diagnose, "_EXTRA_TIME", 0.1)
+    monkeypatch.setattr(times, "BUNDLE_EXTRA", 0.1)
     run.plan = replace(run.plan, budget=replace(run.plan.budget, bundle=0.1))
 
     def stalled(_making: object) -> Iterator[BundlePart]:
