@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import convert, field, to_builtins
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from agent.base import times
@@ -131,7 +132,9 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     place, mark, fault, tracked = Path(folder), None, "", ""
     try:
         with suppress(FileNotFoundError):
-            mark = checkpoints.CheckpointOwner.read(read_small(place / checkpoints.CHECKPOINT_FILE))
+            mark = decode(
+                read_small(place / checkpoints.CHECKPOINT_FILE), type=checkpoints.CheckpointOwner
+            )
     except (OSError, ValueError, TypeError) as error:
         fault = error_text(error) if isinstance(error, OSError) else str(error)
     with suppress(OSError, ValueError):
@@ -172,7 +175,8 @@ def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error_text(error)
-    failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, mark.text(), public=True)
+    text = json.dumps(to_builtins(mark), indent=2) + "\n"
+    failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, text, public=True)
     return "" if failure is None else error_text(failure)
 
 

@@ -8,9 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import field
-from msgspec.structs import asdict
 
 from agent.base.value import Value
 
@@ -54,15 +52,6 @@ class CheckpointOwner(Value):
     tensor_parallel: int
     settings: Mapping[str, str] = field(default_factory=dict)
     """The settings on which the format of its checkpoints depends, by name."""
-
-    def text(self) -> str:
-        """Return the text of the file."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def read(cls, text: str) -> CheckpointOwner:
-        """Parse the file; raises ValueError for anything else."""
-        return msgspec.json.decode(text, type=cls)  # whose errors are ValueErrors
 
 
 class FolderContents(Value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import psutil
@@ -62,7 +63,9 @@ def test_the_default_folder() -> None:
 )
 def test_a_mark_is_read_as_it_was_written(mark: CheckpointOwner) -> None:
     """For any texts."""
-    assert CheckpointOwner.read(mark.text()) == mark
+    with TemporaryDirectory() as place:
+        assert not write_mark(place, mark)
+        assert read_checkpoints(place).owner == mark
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": "x"}', "null", "nonsense"])

@@ -85,9 +85,8 @@ class Program(Value):
                 parse(word)
             except ValueError:
                 wanted = "a whole number" if kind == "i" else "a number"
-                raise MisfitError(
-                    f"AGENT_JOB_ARGS: --{flag} takes {wanted}, not '{word}'"
-                ) from None
+                what = f"--{flag} takes {wanted}, not '{word}'"
+                raise MisfitError(f"AGENT_JOB_ARGS: {what}") from None
         return tuple(words)
 
 

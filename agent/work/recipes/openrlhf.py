@@ -217,7 +217,7 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     )
     given = arguments.changed((*MEMORY, *_ENGINE_MEMORY))
     sizing = sizing_for(asked, given, load)
-    if not _in_pairs(arguments):
+    if not any(map(arguments.given, _PAIRS)):
         return sizing
     groups = [_group_of(arguments, asked, model) for model in ("actor", "critic")[: load.trained]]
     smallest = min(groups, key=lambda group: group.total)
@@ -235,11 +235,6 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     return replace(own, tensor_parallel=sizing.tensor_parallel, why={**own.why, **engine})
 
 
-def _in_pairs(arguments: Arguments) -> bool:
-    """Return whether actor and reference have GPUs of their own, or critic and reward model."""
-    return any(arguments.given(pair) for pair in _PAIRS)
-
-
 def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups:
     """Return the GPUs of a model: the user's, else all."""
     found = groups_of(asked.gpu_nodes)
@@ -253,12 +248,7 @@ _STAGE = "ZeRO stage"
 def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
     """Return the layouts whose ZeRO stage existing checkpoints have."""
     kept = asked.basis.kept.get(_STAGE)
-    return tuple(one for one in layouts if kept in {None, stage_of(one)}) or layouts
-
-
-def stage_of(layout: Layout) -> str:
-    """Return a layout's ZeRO stage."""
-    return "2" if layout == ZERO2 else "3"
+    return tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
 
 
 def program(
@@ -405,7 +395,7 @@ def place(
     shape = f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
     if is_uneven:
         shape = f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
-    groups, in_pairs = _group_of(arguments, asked, "actor"), _in_pairs(arguments)
+    groups, in_pairs = _group_of(arguments, asked, "actor"), any(map(arguments.given, _PAIRS))
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
     spans = ""
     if any(count % tensor_parallel for count in counts):
@@ -445,7 +435,7 @@ def place(
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
     why = sizing.why.get("layout", "weights sharded over all GPUs")
-    arguments.add("ds.zero_stage", stage_of(sizing.layout), why=why)
+    arguments.add("ds.zero_stage", "2" if sizing.layout == ZERO2 else "3", why=why)
     if sizing.layout == ZERO3_OFFLOAD:
         arguments.add("ds.adam_offload", why=why)
     if sizing.within_nodes:
@@ -456,9 +446,8 @@ def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model
         if arguments.supports(switch):
             arguments.add(switch)
     if asked.wandb:
-        arguments.add(
-            "logger.wandb.key", _WANDB, why="any value turns W&B on; the key is WANDB_API_KEY"
-        )
+        why = "any value turns W&B on; the key is WANDB_API_KEY"
+        arguments.add("logger.wandb.key", _WANDB, why=why)
         arguments.add("logger.wandb.run_name", asked.named, why=NAMED_BY)
 
 

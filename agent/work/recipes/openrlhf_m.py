@@ -26,8 +26,6 @@ _ENV = {
     "NCCL_NSOCKS_PERTHREAD": "1",
 }
 """The settings of its guide for pods; the agent sets NCCL_SOCKET_IFNAME."""
-_NO_INFINIBAND = {"NCCL_IB_DISABLE": "1"}
-_BATCHES_PER_ROLLOUT = 4
 
 _SETTINGS = (
     ("algo.advantage.estimator", "group_norm", "GRPO"),
@@ -53,7 +51,7 @@ def make(asked: RecipeInput) -> Command:
     sizing = openrlhf.size_engines(arguments, asked, critic=False)
     groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
     batches = openrlhf.add_batches(
-        *(arguments, groups.total, 4), prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
+        *(arguments, groups.total, 4), prompts_by_rank=True, per_rollout=4
     )
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
@@ -74,5 +72,5 @@ def make(asked: RecipeInput) -> Command:
         )
     sizes = (f"{placement}; {batches[0]}", *batches[1:])
     made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
-    env = _ENV | ({} if asked.infiniband else _NO_INFINIBAND)
+    env = _ENV | ({} if asked.infiniband else {"NCCL_IB_DISABLE": "1"})
     return replace(made, env=env, notes=(*made.notes, *notes))

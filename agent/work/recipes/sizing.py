@@ -175,7 +175,19 @@ def sizing_of(load: Workload) -> Sizing:
     load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
     model = load.model
     if model is None or not load.nodes:
-        return _unsized(load)
+        layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
+        size, unknown = load.tensor_parallel or 1, "the model's size is not known"
+        engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
+        note = (
+            f"{unknown} (no config.json here, no size in its name), and nothing is "
+            f"sized for it; assumed: {layout.name}{engines}"
+        )
+        asked = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else unknown
+        return Sizing(
+            *(layout, size, load.share, 0, load.within is True),
+            why={"layout": unknown, "tensor_parallel": asked, "within_nodes": _KEPT},
+            notes=(note,) if load.nodes else (),
+        )
     notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
     if model.source != CONFIG:
         notes.append(f"sized for {model.billions} parameters, by {model.source}")
@@ -209,25 +221,6 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
             given=(*by_user, *given),
         )
     )
-
-
-def _unsized(load: Workload) -> Sizing:
-    """Return the defaults for a model of unknown size, or for nodes without GPUs."""
-    layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
-    size = load.tensor_parallel or 1
-    engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
-    unknown = "the model's size is not known"
-    why = {
-        "layout": unknown,
-        "tensor_parallel": "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else unknown,
-        "within_nodes": _KEPT,
-    }
-    note = (
-        f"{unknown} (no config.json here, no size in its name), and nothing is "
-        f"sized for it; assumed: {layout.name}{engines}"
-    )
-    notes = (note,) if load.nodes else ()
-    return Sizing(layout, size, load.share, within_nodes=load.within is True, why=why, notes=notes)
 
 
 class _Fit(Value):

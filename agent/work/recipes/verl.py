@@ -249,9 +249,7 @@ class Placement(Value):
         return [f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"]
 
 
-VERSIONS: tuple[Version, ...] = (
-    *((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1)),
-)
+VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
 ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
@@ -484,11 +482,8 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         unused = "verl requires some; without AGENT_EVAL_DATA it is never evaluated"
         yield "data.val_files", texts(asked.train_data), unused
         yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
-    yield (
-        _PROMPT,
-        _PROMPT_TOKENS,
-        "verl drops longer ones and prints how many rows remain; by default 512",
-    )
+    dropped = "verl drops longer ones and prints how many rows remain; by default 512"
+    yield _PROMPT, _PROMPT_TOKENS, dropped
     yield _ANSWER, _ANSWER_TOKENS, "a longer answer is cut, and scored wrong; the default is 512"
     if asked.version < (0, 7):
         yield "data.return_raw_chat", "True", "asynchronous rollouts and reward models read it"

@@ -34,12 +34,14 @@ def dstack(request: Request) -> list[StartFile]:
         *([fetch_command(request, target)] if request.url else []),
         f"exec sh {target} run",
     ]
+    # a scalar of YAML is plain unless it must be quoted
+    scalars = [json.dumps(one) if ": " in one or " #" in one else one for one in commands]
     text = fill(
         "dstack.yml",
         request,
         variables=yaml_mapping(job_variables(request, folders, restarted=True), 2),
         sent="" if request.url else request.agent or "pod-agent",
-        commands="\n".join(f"- {_scalar(command)}" for command in commands),
+        commands="\n".join(f"- {scalar}" for scalar in scalars),
     )
     steps = (f'dstack secret set ray_auth_token "{_RANDOM}"', f"dstack apply -f {name}")
     return [StartFile(name, text, (*_copied(request), *steps))]
@@ -48,11 +50,6 @@ def dstack(request: Request) -> list[StartFile]:
 def _copied(request: Request) -> tuple[str, ...]:
     """Return the step that puts the one file beside the start file, where it is sent along."""
     return () if request.url or request.agent else ("cp dist/pod-agent pod-agent",)
-
-
-def _scalar(command: str) -> str:
-    """Return a shell command as a plain scalar of YAML, or a quoted one where it must be."""
-    return json.dumps(command) if ": " in command or " #" in command else command
 
 
 def skypilot(request: Request) -> list[StartFile]:
