@@ -19,7 +19,14 @@ from agent.base.ends import STARTING, Kind
 from agent.base.text import listed
 from agent.boot.node_run import without_addresses
 from agent.decisions.attempts import FailureCause
-from agent.decisions.causes.find import ACTOR_WITHOUT_A_WORD, Again, Diagnosis, Log, Weight, weigh
+from agent.decisions.causes.find import (
+    ACTOR_WITHOUT_A_WORD,
+    Again,
+    Diagnosis,
+    Log,
+    Weight,
+    diagnose_logs,
+)
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.values import OrderKind, Step
@@ -70,7 +77,7 @@ async def explain_end(
         elsewhere = Elsewhere()
     own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
     logs = [*own, *elsewhere.logs]
-    found = await in_thread(partial(weigh, logs), times.CAUSE_SEARCH)
+    found = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
     actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
     is_vague = found is None or found.key in {"", ACTOR_WITHOUT_A_WORD}
     if actors and is_vague and elsewhere.link is not None:
@@ -78,7 +85,7 @@ async def explain_end(
         for one in await elsewhere.link.dead_actors(ids, times.DEAD_ACTORS):
             node, title = elsewhere.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}"
             logs.append(Log(node, title, one["text"]))
-        found = await in_thread(partial(weigh, logs), times.CAUSE_SEARCH) or found
+        found = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH) or found
     if found is None:
         return outcome
     found = replace(found, node=elsewhere.nodes.get(found.ip, "") or found.node)
@@ -94,7 +101,7 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
 
     def search() -> Diagnosis:
         text = (read_end(output, _TAIL) or b"").decode(errors="replace")
-        return weigh([Log("", output.name, text), *elsewhere.logs])
+        return diagnose_logs([Log("", output.name, text), *elsewhere.logs])
 
     found = await in_thread(search, times.CAUSE_SEARCH)
     if found is None or found.weight < Weight.CAUSE or found.after_loss or found.again is Again.YES:

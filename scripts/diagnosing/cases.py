@@ -12,10 +12,10 @@ from agent.decisions.causes.find import (
     Diagnosis,
     Log,
     Weight,
+    diagnose_logs,
     find_known_lines,
     plain_lines,
     table,
-    weigh,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def load(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def diagnosis(case: Mapping[str, Any]) -> Diagnosis:
     """Return the answer for a finished case."""
     logs = [Log(node, "job.log", "\n".join(lines)) for node, lines in case["logs"].items()]
-    return weigh(logs)
+    return diagnose_logs(logs)
 
 
 def live_answer(case: Mapping[str, Any]) -> Diagnosis:

@@ -21,12 +21,12 @@ from agent.decisions.causes.find import (
     Words,
     body_of,
     compiled,
+    diagnose_logs,
     find_known_lines,
     matches,
     plain_lines,
     rank_of,
     table,
-    weigh,
 )
 from causes.ordinary.lines import compose
 from diagnosing.__main__ import main
@@ -63,7 +63,7 @@ def log(text: str, node: str = "", name: str = "job.log") -> Log:
 
 def cause(*texts: str) -> Diagnosis:
     """Return the diagnosis of the logs of some nodes."""
-    return weigh([log(text, f"node-{number}") for number, text in enumerate(texts)])
+    return diagnose_logs([log(text, f"node-{number}") for number, text in enumerate(texts)])
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_ordinary_lines_have_no_cause() -> None:
     """Logs of successful runs match no row, at the end of a run and while it runs."""
     lines = compose(20_000)
     began = time.process_time()
-    found = weigh([log("\n".join(lines))])
+    found = diagnose_logs([log("\n".join(lines))])
     assert time.process_time() - began < 5  # some 0.5 s on an idle machine
     assert not found.is_known
     live = find_known_lines([line.encode() for line in lines])
@@ -301,8 +301,8 @@ def test_two_that_remain_possible_are_both_named() -> None:
 def test_no_log_no_diagnosis() -> None:
     """Without logs, or with empty ones, nothing is said."""
     for logs in ([], [log("")], [log("\n\n")]):
-        assert weigh(logs) == Diagnosis()
-        assert weigh(logs).remedy() == ""
+        assert diagnose_logs(logs) == Diagnosis()
+        assert diagnose_logs(logs).remedy() == ""
 
 
 # --- hostile input -------------------------------------------------------------------------------
@@ -343,16 +343,16 @@ def test_no_expression_backtracks_for_long(line: str) -> None:
 def test_hostile_logs_are_searched_in_passing() -> None:
     """Long lines, control characters and floods of look-alikes cost little."""
     began = time.process_time()
-    weigh([log("\n".join(HOSTILE * 5))])
+    diagnose_logs([log("\n".join(HOSTILE * 5))])
     find_known_lines([line.encode() for line in HOSTILE * 5])
-    weigh([log("OSError: Error data x does batch not " * 30 + "\n" + OOM)])
+    diagnose_logs([log("OSError: Error data x does batch not " * 30 + "\n" + OOM)])
     assert time.process_time() - began < 30
 
 
 @given(st.lists(st.text(max_size=200), max_size=8))
 def test_any_log_has_a_diagnosis(lines: list[str]) -> None:
     """Whatever a log holds, the search for its cause does not fail."""
-    found = weigh([log("\n".join(lines), "n")])
+    found = diagnose_logs([log("\n".join(lines), "n")])
     assert isinstance(found.remedy(), str)
     assert all("\n" not in line for line in plain_lines("\n".join(lines)))
 

@@ -13,7 +13,7 @@ from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head
-from agent.decisions.causes.find import find_known_lines, table, weigh
+from agent.decisions.causes.find import diagnose_logs, find_known_lines, table
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
 from agent.record import job_lines
@@ -279,5 +279,5 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
     shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
     state = replace(state, shares=JobShares(shares))
-    assert weigh(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
+    assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
     run.close()

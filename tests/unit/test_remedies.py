@@ -14,7 +14,7 @@ from agent.base.ends import Kind, Outcome
 from agent.boot import diagnose as explained_module
 from agent.boot.diagnose import Elsewhere, explain_end, find_cause
 from agent.boot.node_run import NodeRun
-from agent.decisions.causes.find import Diagnosis, Log, matches, table, weigh
+from agent.decisions.causes.find import Diagnosis, Log, diagnose_logs, matches, table
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.worlds import SECRET, plan_of
@@ -32,7 +32,7 @@ BEFORE = "INFO: step 3/40 mean reward 0.61\n"
 
 def explain(*logs: tuple[str, str]) -> Diagnosis:
     """Return what logs show; all of them may be Ray's own."""
-    return weigh([Log("", name, text, of_ray=True) for name, text in logs])
+    return diagnose_logs([Log("", name, text, of_ray=True) for name, text in logs])
 
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{k}-{n}" for n, (k, _) in enumerate(LINES)])

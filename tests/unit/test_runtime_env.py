@@ -259,7 +259,7 @@ def test_credentials_are_not_uploaded(
 
 
 def test_the_folder_of_a_runtime_env_is_measured_too(tmp_path: Path) -> None:
-    """It is named by the variable that it came from; what is on the net is not ours to weigh."""
+    """It is named by the variable that it came from; what is on the net is not measured."""
     sparse(tmp_path / "big", LIMIT + 1)
     with pytest.raises(SettingsError, match=r"^AGENT_RUNTIME_ENV: got .*100 MiB in 1 files"):
         read(AGENT_RUNTIME_ENV=json.dumps({"working_dir": str(tmp_path)}))

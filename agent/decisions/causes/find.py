@@ -406,7 +406,7 @@ class _Hit(NamedTuple):
     row: Cause | None = None
 
 
-def weigh(logs: Sequence[Log]) -> Diagnosis:
+def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     """Return the cause that explains most: a cause before a symptom, the first before the later."""
     rows = table()
     texts = [plain_lines(log.text) for log in logs]
