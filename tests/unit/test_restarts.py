@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +187,12 @@ def test_a_leader_worker_set_does_not_run_a_finished_job_again(
     assert (pod.jobs, pod.held) == (1, "")
 
 
-def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(tmp_path: Path) -> None:
+def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So their pods are held or stopped with the head's; on a pod that exits nothing changes."""
+    # no two agents start in one millisecond, by which their ends are distinguished
+    monkeypatch.setattr(time, "time", count(time.time()).__next__)
     for holds, is_verdict in ((True, True), (False, False)):
         root = tmp_path / str(holds)
         restarts = run.Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
