@@ -8,9 +8,11 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+import anyio
 import requests
 from urllib3.exceptions import HTTPError
 
@@ -34,6 +36,7 @@ from agent.record import run_folder
 from agent.record.background import run_within
 from agent.record.files import read_small
 from agent.record.run_record import RUN_FILE, RunRecord
+from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
@@ -446,11 +449,17 @@ def stop(environ: Mapping[str, str], log_root: Path) -> int:
         return _refused(head, answer, "a run is stopped")
     within = float(json.loads(answer.body)["within"]) + times.STOP_VERB_MARGIN
     _warn(f"run {head.status.get('run_id')} is being stopped")
-    gives_up = time.monotonic() + within
-    while ask(f"http://{head.where}/livez", limit=2.0).status:
-        if time.monotonic() >= gives_up:
-            return _warn(f"{head.where} still answers after {within:g} s")
-        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
+
+    async def gone() -> bool | NotYet:
+        answer = await anyio.to_thread.run_sync(
+            partial(ask, f"http://{head.where}/livez", limit=2.0)
+        )
+        return NotYet("it still answers") if answer.status else True
+
+    try:
+        anyio.run(until, gone, within)
+    except TimedOutError:
+        return _warn(f"{head.where} still answers after {within:g} s")
     return 0
 
 
