@@ -127,7 +127,8 @@ class Reports:
         self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
         self._ranks = ranks or RankAssignment()
         self._most, self._is_needed, self._has_token = most, is_needed, has_token
-        self.run_decided = anyio.Event()  # Replies to the agents that wait for the decision
+        self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
+        self.run_decided.set()
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
@@ -257,15 +258,16 @@ class Reports:
         return agent
 
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
-        """Wait until the head has decided on the agent's run: another run's name makes it leave."""
+        """Wait until the head has decided on the agent's run: another run's name makes it leave.
+
+        An agent that asks again waits too: the run may be recorded and not yet in the reply.
+        """
         if not hello.run_id:
             return
-        if self.run_decided.is_set():
+        if self._on_recalled_run(hello, epoch) and self.run_decided.is_set():
             self.run_decided = anyio.Event()
-        decided = self.run_decided
-        if self._on_recalled_run(hello, epoch):
-            with anyio.move_on_after(times.RUN_DECIDED):
-                await decided.wait()
+        with anyio.move_on_after(times.RUN_DECIDED):
+            await self.run_decided.wait()
 
     def _register(self, key: str, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""
