@@ -333,7 +333,8 @@ _NAMES = {
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
 _MAX_ARGUMENTS = 1000
-_SEARCH_EVERY = 10  # Every so many checks also search for helpers that were started since
+# Every so many checks also search for helpers that were started since; at first until all run
+_SEARCH_EVERY = 10
 
 
 class RayProcess(NamedTuple):
@@ -437,7 +438,8 @@ class RayHelpers:
     def stopped(self) -> str:
         """Return which helper is stopped; '' for none."""
         stats = {pid: read_stat(pid) for pid in self._known}
-        if self._checks % _SEARCH_EVERY == 0 or None in stats.values():
+        is_booting = self._checks < _SEARCH_EVERY and len(self._known) < len(_NAMES)
+        if is_booting or self._checks % _SEARCH_EVERY == 0 or None in stats.values():
             self._known = dict(_found_below(self._pid))
             stats = {pid: read_stat(pid) for pid in self._known}
         self._checks += 1
