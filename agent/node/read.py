@@ -521,8 +521,9 @@ import importlib.util, json, re
 from pathlib import Path
 spec = importlib.util.find_spec("torch")
 version = None
-if spec is not None and importlib.util.find_spec("torch.distributed") is not None:
-    file = Path(spec.origin or "").with_name("version.py")
+folder = Path(spec.origin).parent if spec is not None and spec.origin else Path("none")
+if (folder / "distributed" / "__init__.py").exists():
+    file = folder / "version.py"
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     match = re.search("^__version__ = ['\\"]([^'\\"]+)", text, re.MULTILINE)
     version = match[1] if match else "unknown"

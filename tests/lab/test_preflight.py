@@ -70,9 +70,9 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     broken = Path(cluster.pods[1].tmp) / "broken" / "torch"
-    broken.mkdir(parents=True)
+    (broken / "distributed").mkdir(parents=True)
     (broken / "__init__.py").write_text(BROKEN)
-    (broken / "distributed.py").touch()
+    (broken / "distributed" / "__init__.py").touch()
     ask = "import torch.version; print(torch.version.__version__)"
     version = subprocess.check_output([PYTHON, "-c", ask], text=True).strip()
     (broken / "version.py").write_text(f"__version__ = '{version}'\n")

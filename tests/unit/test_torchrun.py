@@ -239,6 +239,7 @@ def torch_in(folder: Path, version: str = "2.12.1") -> dict[str, str]:
     """Put something that looks like torch where Pythons find it."""
     package = folder / "torch"
     (package / "distributed").mkdir(parents=True)
+    (package / "distributed" / "__init__.py").touch()
     (package / "__init__.py").write_text("raise ImportError('imported, which takes seconds')\n")
     (package / "version.py").write_text(f"__version__ = '{version}'\n")
     return {**os.environ, "PYTHONPATH": str(folder), "PATH": str(folder)}
@@ -247,9 +248,6 @@ def torch_in(folder: Path, version: str = "2.12.1") -> dict[str, str]:
 def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
     """The Python that the command names is the job's, and torch is not imported to be found."""
     environ = torch_in(tmp_path)
-    package = tmp_path / "torch"
-    (package / "__init__.py").write_text("")
-    (package / "distributed" / "__init__.py").write_text("")
     found = read.find_torch(environ, sys.executable)
     assert found == TorchPython(sys.executable, "2.12.1")
 
@@ -264,8 +262,6 @@ def test_a_named_python_without_torch_is_reported(tmp_path: Path) -> None:
 def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
     """`torchrun` on PATH leads to its Python, even where `python` is missing."""
     environ = torch_in(tmp_path)
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "distributed" / "__init__.py").write_text("")
     script = tmp_path / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
