@@ -13,6 +13,7 @@ from agent.base.value import Value
 from agent.settings import model
 from agent.settings.model import Settings
 from agent.settings.rules import contradictions
+from agent.settings.values import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,7 +126,7 @@ def _collect(
 
 
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
-    """Add a problem for each misspelled AGENT_* name; return sentences on other unknown names."""
+    """Add a problem for each misspelled or reserved name; return sentences on other unknowns."""
     ours = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
     foreign, misspelled = [], []
     for name in sorted(environ.keys() - {*model.KNOWN_NAMES, *model.FOREIGN_NAMES}):
@@ -133,7 +134,9 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
         # other tools may use a name without the prefix, in any case
         near = partial(nearly_equal, name if is_prefixed else name.upper())
         meant = next(filter(near, model.KNOWN_NAMES if is_prefixed else ours), None)
-        if is_prefixed and meant is not None:
+        if name in model.RESERVED_NAMES:
+            problems.append(Problem(name, f"a variable that is {LATER}", "it unset"))
+        elif is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:
             related = _name_with_shared_words(name)

@@ -12,6 +12,7 @@ from agent.base.ports import inner_ports, port_conflicts
 from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import BY_NAME, NO_JOB, known_job, launcher, needs_reward_url, reward_model
 from agent.settings.model import FIELD_OF, secret_texts
+from agent.settings.values import LATER, reserved_placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
+        *_check_reserved(settings, command),
     ]
 
 
@@ -135,6 +137,22 @@ def _check_secrets(settings: Settings) -> Iterator[Problem]:
         if not token.isascii() or not token.isprintable() or " " in token:
             expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
             yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
+
+
+def _check_reserved(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    if settings.reward == "judge":
+        expected = "builtin, off, a URL or a shell command"
+        yield Problem("AGENT_REWARD", f"'judge', which is {LATER}", expected)
+    texts = {
+        "--": command or (),
+        "AGENT_JOB_ARGS": settings.job_args,
+        "AGENT_REWARD": (settings.reward or "",),
+        "AGENT_PREPARE": (settings.prepare or "",),
+        "AGENT_PREPARE_EACH": (settings.prepare_each or "",),
+    }
+    for name, words in texts.items():
+        for found in filter(None, map(reserved_placeholder, words)):
+            yield Problem(name, found, "{head_ip} or an address of yours")
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:

@@ -23,6 +23,9 @@ _Resources = dict[
     Annotated[str, msgspec.Meta(pattern=r"\S")], Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 ]
 
+LATER = "not in this version"
+"""Said of what is reserved for a later version: it is refused rather than ignored."""
+
 Choice = TypeVar("Choice", bound=str)
 
 
@@ -220,6 +223,15 @@ def resources(text: str) -> dict[str, float]:
             "AGENT_NUM_GPUS)"
         )
     return found
+
+
+_RESERVED_PLACEHOLDER = re.compile(r"(?<!\$)\{address:[^{}]*\}")
+
+
+def reserved_placeholder(text: str) -> str:
+    """Return the first `{address:NAME}` of a text, which a later version will fill in, or ''."""
+    found = _RESERVED_PLACEHOLDER.search(text)
+    return "" if found is None else f"{found[0]}, which is {LATER}"
 
 
 def shell_words(text: str) -> tuple[str, ...]:

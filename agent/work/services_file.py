@@ -14,7 +14,7 @@ from msgspec import Meta, ValidationError, convert
 
 from agent.base.errors import Problem
 from agent.base.text import parse_toml
-from agent.settings.values import duration
+from agent.settings.values import LATER, duration, reserved_placeholder
 from agent.work.services import (
     BY_COMMAND,
     NAMES_IN_AFTER,
@@ -53,6 +53,7 @@ _RESERVED_NAMES = frozenset(
     }
 )
 """Names of the agent's logs and waits."""
+_RESERVED_KEYS = ("gpus",)  # For a later version
 _WITHIN = 600.0
 _ANYWHERE = Placeholders("127.0.0.1", "127.0.0.1", "0", "/")
 _PLACES = {"head": ON_HEAD, "every": ON_EVERY, "workers": Where("workers")}
@@ -130,6 +131,7 @@ def _reward_command(value: object) -> str:
     return command
 
 
+_OWN_ADDRESS = "{head_ip}, {node_ip} or an address of yours"
 _A_COMMAND, _ONE_PROBE = "a shell command", "one of http, tcp and log"
 _SERVICE: Mapping[str, Read] = {
     "command": _a(_TEXT, _A_COMMAND),
@@ -230,7 +232,12 @@ class _Reader:
                 self.report(f"{prefix}{key}", "nothing", expected)
         for key, value in data.items():
             if key not in keys:
-                self.report(f"{prefix}{key}", "an unknown key", f"one of {', '.join(keys)}")
+                got = f"a key that is {LATER}" if key in _RESERVED_KEYS else "an unknown key"
+                self.report(f"{prefix}{key}", got, f"one of {', '.join(keys)}")
+                continue
+            later = reserved_placeholder(value) if isinstance(value, str) else ""
+            if later:
+                self.report(f"{prefix}{key}", later, _OWN_ADDRESS)
                 continue
             try:
                 found[key] = keys[key](value)
@@ -287,7 +294,10 @@ class _Reader:
         if "alive" in fields:
             fields["alive"] = LivenessCheck(**self.read(f"{label} alive.", fields["alive"], _ALIVE))
         for name, text in fields.get("env", {}).items():
-            if not isinstance(text, str) or "\0" in text or not name or "=" in name:
+            later = reserved_placeholder(text) if isinstance(text, str) else ""
+            if later:
+                self.report(f"{label} env.{name}", later, _OWN_ADDRESS)
+            elif not isinstance(text, str) or "\0" in text or not name or "=" in name:
                 expected = "a variable's name and its text, in quotes"
                 self.report(f"{label} env.{name}", repr(text), expected)
         if "env" in fields:

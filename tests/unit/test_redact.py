@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.base.value import Value
 from agent.settings.redact import MASK, Redactor, looks_secret, redactor_for
 from causes.ordinary.lines import compose
 from unit.worlds import SECRET, settings_of
@@ -48,6 +49,30 @@ def test_names_of_secrets(name: str) -> None:
     """A secret is detected by its variable's name, and its value is masked."""
     assert looks_secret(name)
     assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b"
+
+
+class Inner(Value):
+    """A value in another one."""
+
+    text: str
+
+
+class Outer(Value):
+    """A value with texts."""
+
+    text: str
+    number: int
+    inner: Inner
+
+
+def test_a_value_is_masked_with_those_in_it() -> None:
+    """Events and records are masked field by field."""
+    redactor = redactor_for({"HF_TOKEN": SECRET}, None)
+    said = f"a {SECRET} b"
+    clean = Outer("no secret", 1, Inner("none"))
+    found = redactor.clean_fields(Outer(said, 1, Inner(said)))
+    assert found == Outer(f"a {MASK} b", 1, Inner(f"a {MASK} b"))
+    assert redactor.clean_fields(clean) is clean
 
 
 @pytest.mark.parametrize("name", IS_NONE)

@@ -168,6 +168,10 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
             "ports",
             "an unknown key; expected one of command",
         ),
+        (service(COMMAND + READY + "gpus = 1"), "gpus", "a key that is not in this version"),
+        (service("command = 'a {address:b}'\n" + READY), "command", "{address:b}, which is not in"),
+        (service(COMMAND + "ready.http = 'http://{address:b}/'"), "ready.http", "not in this"),
+        (service(COMMAND + READY + "env = { A = '{address:b}' }"), "env.A", "not in this version"),
         (
             "[services.reward]\nwhere = 'every'",
             "[services.reward] where",

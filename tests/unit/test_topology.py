@@ -124,6 +124,16 @@ ROWS = {
         MACHINE,
         Is("dstack", "head", 0, 1, "10.0.0.1"),
     ),
+    "runpod head that waits, by hand": (
+        {"RUNPOD_POD_ID": A, "EXPECTED_WORKERS": "1", "RAY_WORKER": "0"},
+        POD,
+        Is("runpod", "head", None, 1, NAME_OF_A),
+    ),
+    "dstack on the head's pod, worker by hand": (
+        dstack(1, 2, RUNPOD_POD_ID=A, HEAD_POD_ID=A, RAY_WORKER="1", AGENT_HEAD="10.0.0.9"),
+        POD,
+        Is("dstack", "worker", 1, 1, "10.0.0.9"),
+    ),
     "dstack on runpod, head": (
         dstack(0, 2, RUNPOD_POD_ID=A),
         POD,
@@ -181,6 +191,11 @@ CONTRADICTIONS = {
         MACHINE,
         ["RAY_WORKER=0", "AGENT_HEAD=10.0.0.9", "10.0.0.5"],
     ),
+    "head's pod of rank 1": (
+        dstack(1, 2, RUNPOD_POD_ID=A, HEAD_POD_ID=A),
+        POD,
+        [f"HEAD_POD_ID={A} with RUNPOD_POD_ID={A}", "DSTACK_NODE_RANK=1"],
+    ),
     "dstack without a count": ({"DSTACK_NODE_RANK": "1"}, MACHINE, ["DSTACK_NODES_NUM"]),
     "dstack without a rank": ({"DSTACK_NODES_NUM": "2"}, MACHINE, ["DSTACK_NODE_RANK"]),
     "dstack without a master": (
@@ -210,6 +225,22 @@ def test_contradictions_show_both_sides(
     (problem,) = caught.value.problems
     assert [word for word in words if word not in problem.sentence()] == []
     assert problem.expected
+
+
+def test_a_node_knows_its_own_names() -> None:
+    """The names that others call it: requests to them are answered."""
+
+    def names(environ: dict[str, str], facts: Facts = MACHINE) -> tuple[tuple[str, ...], bool]:
+        platform = topology_of(environ, facts).platform
+        return platform.own_names, platform.single_node
+
+    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+    assert names(dstack(0, 2)) == (("10.0.0.1",), False)
+    assert names(dstack(1, 2)) == ((), False)
+    assert names(hosts) == (("algo-2",), False)
+    assert names({**hosts, "SM_HOSTS": '["algo-2"]'}) == ((), True)
+    assert names({"RUNPOD_POD_ID": A}, POD) == ((NAME_OF_A,), True)
+    assert names({"RUNPOD_POD_ID": A, "AGENT_HEAD": "172.17.0.2"}, POD) == ((NAME_OF_A,), False)
 
 
 def test_only_an_unproven_head_must_prove_itself() -> None:
