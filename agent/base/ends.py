@@ -204,7 +204,7 @@ NO_STATUS_FROM_RAY = _lost("Ray returned no status of the job for {seconds} s", 
 JOB_NOT_FOUND = _lost("timed out after the agent was killed, waiting for {what}{evidence}", "ray")
 """The agent that replaces a killed one does not find the running job."""
 NODE_LOST = _lost("{loss}, longer than AGENT_NODE_GRACE", "node")
-NODE_TAKEN = _lost("{nodes}: the platform takes it away", "node")
+NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SERVICE_NODE_LOST = _lost(
     "lost a needed node ({node}, which runs {service}), longer than AGENT_NODE_GRACE", "node"
@@ -226,7 +226,7 @@ OUT_OF_MEMORY = End(
     "Give the pods more memory, or the job less to hold: fewer workers, smaller batches",
     is_jobs_verdict=True,
 )
-ALL_REDUCE_ABORTED = _lost("{check}: the all-reduce was aborted: {nodes} was lost", "node")
+ALL_REDUCE_ABORTED = _lost("{check}: the all-reduce was aborted after the loss of {nodes}", "node")
 NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}")  # something that an earlier attempt had
 NODES_NO_LONGER_FIT = _lost(
     "{reason}", "{culprit}", "Run again once the lost nodes are back", _SUBMITTING

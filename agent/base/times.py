@@ -129,6 +129,7 @@ LONGEST_RETRY_PAUSE = 300.0  # More would only cost pods that wait.
 ATTEMPT_SHORT = 600.0  # An attempt lost sooner, without a new checkpoint, made no progress.
 RESTARTS_FORGOTTEN = 600.0  # A service's restarts count for so long: four a week are no crash loop.
 LONGEST_RESTART_PAUSE = 30.0  # Between two restarts of a service; it starts with none and doubles.
+FORK_AGAIN = 10.0  # A killed agent is started again within this, once there is room for a process.
 AGENT_CRASH_WINDOW = 600.0  # An agent that is killed four times within this is not started again.
 RAY_EXIT_NOTICED = 1.5  # `ray start` exits within a second of a Ray process, and logs more.
 OOM_RECENT = 60.0  # An end this soon after an OOM kill is attributed to it.

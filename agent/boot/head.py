@@ -348,8 +348,7 @@ class HeadAgent:
             await self._link.run()
 
     async def _submit(self, job_id: str) -> None:
-        home = service_address(self._state, REWARD) or self._placeholders.node_ip
-        made = await self._submission_task.make(self._make_submission, home)
+        made = await self._submission_task.make(self._make_submission, self._reward_ip)
         if not isinstance(made, Submission):
             canceled = h.SubmitWaits(job_id, "stopped before it was submitted", cancelled=True)
             self._inbox.put(canceled if made is None else Refused(made))
@@ -360,7 +359,9 @@ class HeadAgent:
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
         if isinstance(self._link, TorchrunLink):
-            self._output = await self._link.launch(state, self._reports, home, made.basis)
+            self._output = await self._link.launch(
+                state, self._reports, self._reward_ip, made.basis
+            )
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)
@@ -376,9 +377,13 @@ class HeadAgent:
                 return
         await self._link.submit(job_id, line, made.runtime_env, mirror, made.upload)
 
+    @property
+    def _reward_ip(self) -> str:
+        return service_address(self._state, REWARD) or self._placeholders.node_ip
+
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
-        made = await self._make_submission(self._placeholders.node_ip, is_followed=True)
+        made = await self._make_submission(self._reward_ip, is_followed=True)
         line = made.entrypoint.line if isinstance(made, Submission) else ""
         await self._link.follow(job_id, await self._start_output(job_id, line))
 

@@ -279,6 +279,7 @@ class LocalShare:
             with anyio.move_on_after(grace):
                 await child.wait()
                 return
+            grace = 0.0
         self._is_stopped = True
         await child.stop(grace, leader_ends_group=True)
 

@@ -177,11 +177,9 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     global former_agents, _code_pipe  # noqa: PLW0603 - as above
     parent = os.getpid()
     reading, writing = os.pipe()
-    try:
-        child = os.fork()
-    except OSError as error:  # not even a second process: pids.max
-        _say(f"no room for a process: {error.strerror}; raise pids.max")
-        os._exit(NO_PROCESS)
+    until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
+    while (child := _try_fork(is_last=time.monotonic() >= until)) is None:
+        time.sleep(0.1)
     if child:
         os.close(writing)
         os.set_blocking(reading, False)
@@ -197,6 +195,18 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
         os.kill(os.getpid(), signal.SIGTERM)
     former_agents = killed
     return None
+
+
+def _try_fork(*, is_last: bool) -> int | None:
+    """Fork; without room for a process return None, or end all after the last try."""
+    try:
+        return os.fork()
+    except OSError as error:  # not even a second process: pids.max
+        if not is_last:
+            return None
+        _say(f"no room for a process: {error.strerror}; raise pids.max")
+        _kill_leftovers()
+        os._exit(NO_PROCESS)
 
 
 def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:

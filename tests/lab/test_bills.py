@@ -70,7 +70,7 @@ def test_a_node_that_is_taken_away(cluster: Cluster) -> None:
     assert (f"step {saved}" in first, saved <= last) == (True, True)
     lost, done = cluster.outcome(0)["attempts"]
     assert (lost["exit_code"], done["exit_code"]) == (75, 0)
-    assert "the platform takes it away" in lost["reason"]
+    assert "the platform takes away " in lost["reason"]
 
 
 @pytest.mark.pods(1)

@@ -116,7 +116,7 @@ def test_a_pod_cut_off_during_an_all_reduce(cluster: Cluster) -> None:
     await_ranks(worker)
     cluster.pods[1].cut()
     assert ends([head, worker], 60) == [75, 75], head.tail()
-    assert f"was aborted: {cluster.pods[1].name} was lost" in last_line(head)
+    assert f"was aborted after the loss of {cluster.pods[1].name}" in last_line(head)
 
 
 @pytest.mark.pods(1)

@@ -69,6 +69,13 @@ def test_the_wait_for_a_node_that_never_comes_is_part_of_it() -> None:
     assert "StopJob" not in trace.kinds()
 
 
+def test_a_cluster_without_a_job_is_stopped_too() -> None:
+    """The warning names what ends."""
+    trace = Trace(replace(HOURS, has_job=False), PAIR)
+    trace.take(TICK, 6600)
+    assert "the cluster is stopped in 600 s: AGENT_MAX_HOURS allows 2 h" in trace.log
+
+
 def test_a_boot_that_begins_again_and_again_ends() -> None:
     """A Ray lost in each boot restarts all waits, but not the boot's own deadline."""
     trace = Trace(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])

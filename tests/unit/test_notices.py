@@ -90,7 +90,7 @@ def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
     trace.take(h.WorkerReplaced("agent2"), 20)
     trace.take(nodes(2), 21)
     assert trace.effects[-1] == h.SubmitJob("run-2")
-    assert "pod2: the platform takes it away" in trace.log
+    assert "the platform takes away pod2" in trace.log
 
 
 def test_a_node_that_does_not_come_back_ends_the_run() -> None:

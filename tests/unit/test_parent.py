@@ -29,9 +29,23 @@ lived = len(open("lives").read().splitlines())
 """
 
 
-def run(folder: Path, body: str, *, of_a_run: bool = True) -> subprocess.Popen[bytes]:
+NO_ROOM = """
+import os
+calls, fork = [], os.fork
+def full():
+    calls.append(1)
+    if 2 <= len(calls) <= {last}:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = full
+"""
+
+
+def run(
+    folder: Path, body: str, *, of_a_run: bool = True, begin: str = ""
+) -> subprocess.Popen[bytes]:
     """Start a program under a parent."""
-    text = BEGIN.format(of_a_run=of_a_run) + textwrap.dedent(body)
+    text = begin + BEGIN.format(of_a_run=of_a_run) + textwrap.dedent(body)
     with (folder / "said").open("w") as said:
         return subprocess.Popen(
             [sys.executable, "-c", text],
@@ -100,6 +114,27 @@ def test_it_gives_up_in_the_end(tmp_path: Path) -> None:
     assert len(lives(tmp_path)) == 4
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "sleep 987" not in found.stdout
+
+
+@pytest.mark.parametrize(("last", "code", "count"), [(4, 5, 2), (10**6, 69, 1)])
+def test_an_agent_is_started_again_once_there_is_room(
+    tmp_path: Path, last: int, code: int, count: int
+) -> None:
+    """The job may hold all of pids.max for a moment; without room, nothing of it is left."""
+    shorter = "from agent.base import times\ntimes.FORK_AGAIN = 1.0\n"
+    body = """
+    import subprocess
+    if lived > 1:
+        sys.exit(5)
+    subprocess.Popen(["sleep", "986"], start_new_session=True)
+    os.kill(os.getpid(), 9)
+    """
+    process = run(tmp_path, body, begin=shorter + NO_ROOM.format(last=last))
+    assert process.wait(20) == code, said(tmp_path)
+    assert len(lives(tmp_path)) == count
+    assert ("raise pids.max" in said(tmp_path)) == (code == 69)
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "sleep 986" not in found.stdout
 
 
 def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_node_that_goes_meanwhile() -> None:
     trace.take(TICK, 10.0 + LIMITS[planned.NODE])
     (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "node")
-    assert end.reason.endswith("the all-reduce was aborted: pod2 was lost")
+    assert end.reason.endswith("the all-reduce was aborted after the loss of pod2")
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,14 @@ def test_a_reward_server_on_a_worker() -> None:
     assert [*trace.state.probes.open_scores] == ["agent3"]
 
 
+def test_a_reward_server_on_the_only_worker() -> None:
+    """The head is asked for a score all the same."""
+    spec = replace(REWARD_SPEC, where=replace(ON_EVERY, kind="rank", rank=1))
+    trace = Trace(replace(goal(1), services=(spec,)), [(1.0, reported(2, rank=1))])
+    trace.take(reported(2, rank=1, items=(ItemReport(REWARD, Step.READY),)), 2.0)
+    assert scores(trace) == [(HERE, SCORE, "10.0.0.2")]
+
+
 # --- each other's Ray ----------------------------------------------------------------------------
 
 

@@ -332,7 +332,8 @@ def end_by_hours(state: HeadState, turn: Turn) -> Decision:
         nodes, left = goal.expected_workers + 1, max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
-        what = f"the job is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
+        stopped = "job" if goal.has_job else "cluster"
+        what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
         state, log = replace(state, hours_warned=True), (LogLine(what, "warning"),)
     if now < goal.ends_at:
         return state, log

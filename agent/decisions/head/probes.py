@@ -199,7 +199,7 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
         if one.key != home and one.key not in probes.score_asked
         if not (one.has_left or one.refused or one.service_only)
     ]
-    if is_first and new and home != v.HERE:  # if it runs here, its readiness was this probe
+    if is_first and home != v.HERE:  # if it runs here, its readiness was this probe
         new.insert(0, v.HERE)
     if not new:
         return state, ()
