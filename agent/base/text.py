@@ -92,6 +92,21 @@ def all_escaped(data: Any) -> Any:  # noqa: ANN401 - whatever JSON has
     return escaped(data) if isinstance(data, str) else data
 
 
+LAST_OUTPUT = "; last output: "
+"""In evidence: what follows was printed by a program."""
+
+
+def without_output(data: Any, name: str = "") -> Any:  # noqa: ANN401 - whatever JSON has
+    """Return a status without the ends of outputs, and without remedies, which quote logs."""
+    if isinstance(data, dict):
+        return {name: without_output(one, name) for name, one in data.items()}
+    if isinstance(data, list):
+        return [without_output(one) for one in data]
+    if not isinstance(data, str):
+        return data
+    return "" if name == "remedy" else data.partition(LAST_OUTPUT)[0]
+
+
 def plain(text: str) -> str:
     """Return a text with newlines as its only control characters."""
     return _DIRECTION_MARKS.sub("", without_controls(_LINE_ENDS.sub("\n", text)))

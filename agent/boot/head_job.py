@@ -20,6 +20,7 @@ from agent.decisions.head.probes import slowest_link
 from agent.decisions.head.state import CheckpointSeen, SaveOver
 from agent.decisions.values import LogLine
 from agent.node.read import cached_model, model_config
+from agent.plan.environment import without_proxy_to
 from agent.record import run_folder
 from agent.record.background import in_thread
 from agent.record.files import safe_name
@@ -216,17 +217,18 @@ class SubmissionMaker:
         state, job, ray = self._state, self._plan.job, self._plan.own_ray
         assert job is not None  # noqa: S101 - decided only where there is one
         argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
+        own_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
         if job.recipe is not None:
             sized = await self._size_recipe(job, job.recipe)
             if isinstance(sized, Outcome):
                 return sized
             command, messages = sized
             argv, set_already = command.argv, {} if ray is None else env
-            missing = {name: text for name, text in command.env.items() if name not in set_already}
+            own_env |= {name: text for name, text in command.env.items() if name not in set_already}
+        if own_env:
             given = runtime_env.get("env_vars")
-            if missing:
-                of_user = given if isinstance(given, dict) else {}
-                runtime_env = {**runtime_env, "env_vars": {**missing, **of_user}}
+            of_user = given if isinstance(given, dict) else {}
+            runtime_env = {**runtime_env, "env_vars": {**own_env, **of_user}}
         joined = JobPlaceholders(
             *sizes([node.gpus for node in state.nodes()]),
             head_ip=state.ray_head_ip or placeholders.head_ip,

@@ -256,6 +256,7 @@ class LocalShare:
         rank, size = str(share.rank), str(len(share.nodes))
         argv = plan.torchrun.command(fill(words, joined), rank, size, attempt_id, place.head_ip)
         full = {**own, **plan.environment(place.node_ip, place.head_ip)}
+        full |= environment.without_proxy_to(full, [share.reward_ip])
         env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")

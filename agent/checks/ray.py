@@ -86,11 +86,11 @@ def ray_token(node: CheckedNode) -> Result:
     if node.is_alone:
         return ok(f"{what} (one machine, private address)")
     dashboard = settings.dashboard_port or node.topology.platform.ports.dashboard
-    return warn(
-        what,
-        "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on 127.0.0.1 (reach "
-        f"it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
-    )
+    remedy = "Set the same RAY_AUTH_TOKEN on every node"
+    if settings.dashboard_host is None:
+        reach = f"ssh -L 8265:127.0.0.1:{dashboard} HEAD"
+        remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
+    return warn(what, remedy)
 
 
 SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by trying

@@ -53,12 +53,16 @@ class PortAccess:
             trust(request)
         return is_shown
 
-    def has_key(self, request: web.Request) -> bool:
-        """Return whether a caller on this node shows the control key."""
+    def is_local(self, request: web.Request) -> bool:
+        """Return whether the caller is on this node."""
         get_info = None if request.transport is None else request.transport.get_extra_info
         ends = [] if get_info is None else [get_info("peername"), get_info("sockname")]
-        is_local = bool(ends) and all(ends) and ends[0][0] == ends[1][0]
-        is_shown = is_local and self._key is not None and self._shows(request, self._key)
+        return bool(ends) and all(ends) and ends[0][0] == ends[1][0]
+
+    def has_key(self, request: web.Request) -> bool:
+        """Return whether a caller on this node shows the control key."""
+        key = self._key
+        is_shown = key is not None and self.is_local(request) and self._shows(request, key)
         if is_shown:
             trust(request)
         return is_shown

@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.base import times
+from agent.base.text import without_output
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
 from agent.control.protocol import (
@@ -275,9 +276,11 @@ class AgentServer:
         ok = self._ready()
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
-    async def _get_status(self, _request: web.Request) -> web.StreamResponse:
-        # without a secret the caller may be anyone
-        return web.json_response(self._full_status() if self._has_secret else self._status())
+    async def _get_status(self, request: web.Request) -> web.StreamResponse:
+        status = self._full_status() if self._has_secret else self._status()
+        if not self._has_secret and not self._access.is_local(request):  # it may be anyone
+            status = without_output(status)
+        return web.json_response(status)
 
     def _full_status(self) -> dict[str, object]:
         more = {} if self._control is None else self._control.private_status()

@@ -9,7 +9,7 @@ from agent.settings.model import TOKEN_MODE, secret_texts
 from agent.settings.redact import SHORTEST, secrets_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.node.facts import Facts
     from agent.settings.model import Settings
@@ -44,7 +44,7 @@ def for_node(
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if settings.wandb_api_key is None and not facts.wandb_login:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
-    unproxied = _proxy_exceptions(environ, node_ip, head_ip)
+    unproxied = without_proxy_to(environ, (*_LOCAL, node_ip, head_ip))
     everything = {**chosen, **for_children(environ, settings), **unproxied}
     return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
 
@@ -78,7 +78,9 @@ def for_given_ray(
     environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
 ) -> dict[str, str]:
     """Return the environment of processes beside a Ray that the platform started."""
-    found = for_children(environ, settings) | _proxy_exceptions(environ, node_ip, ray_host)
+    found = for_children(environ, settings) | without_proxy_to(
+        environ, (*_LOCAL, node_ip, ray_host)
+    )
     if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
         found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds by itself
     return found
@@ -128,6 +130,7 @@ def chosen_for_display(
     return {**added, **dropped, **dict.fromkeys(secrets, "********")}
 
 
+_LOCAL = ("localhost", "127.0.0.1")
 _OWN_RAY = {
     # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
@@ -139,11 +142,10 @@ _DEBUGGERS = {"1": ("RAY_DEBUG", "legacy"), "post-mortem": ("RAY_DEBUG_POST_MORT
 """The variable of each debugger, by DEBUG_RAY; Ray accepts only one of them."""
 
 
-def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) -> dict[str, str]:
-    """Return no_proxy for traffic between nodes: a proxy breaks gRPC and the dashboard."""
+def without_proxy_to(environ: Mapping[str, str], nodes: Iterable[str]) -> dict[str, str]:
+    """Return no_proxy with these nodes added: a proxy breaks gRPC, the dashboard and rewards."""
     if not any(environ.get(name) for name in PROXIES):
         return {}
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    own = ["localhost", "127.0.0.1", node_ip, head_ip]
-    entries = ",".join(dict.fromkeys([*filter(None, given.split(",")), *own]))
+    entries = ",".join(dict.fromkeys([*filter(None, given.split(",")), *nodes]))
     return {"no_proxy": entries, "NO_PROXY": entries}

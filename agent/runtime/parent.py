@@ -179,7 +179,7 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     reading, writing = os.pipe()
     until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
     while (child := _try_fork(is_last=time.monotonic() >= until)) is None:
-        time.sleep(0.1)
+        signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
     if child:
         os.close(writing)
         os.set_blocking(reading, False)

@@ -41,7 +41,7 @@ REWARD_REQUEST = {
 }
 _CHUNK = 1 << 20
 _REFUSED = "connection refused"
-_BUSY = ("no answer within", "it answered 503", "it answered 429")  # Perhaps it is only busy
+_BUSY = ("no answer ", "it answered 503", "it answered 429")  # Perhaps it is only busy
 _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
 
 

@@ -22,7 +22,7 @@ import psutil
 
 from agent.base import times
 from agent.base.ends import name_of_code, shell_code
-from agent.base.text import without_controls
+from agent.base.text import LAST_OUTPUT, without_controls
 from agent.node.limits import starting
 from agent.record.background import Writer, in_thread
 from agent.record.files import appending, read_end
@@ -267,7 +267,7 @@ class Child:
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with its exit code and the end of its log."""
         tail = await self.tail()
-        return f"exit code {name_of_code(code)}" + (f"; last output: {tail}" if tail else "")
+        return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
 
     async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""

@@ -199,5 +199,5 @@ def test_dstack_resubmits_an_interrupted_run(cluster: Cluster, disk: str, shared
     assert ends([head, worker]) == [7, 7], head.tail()
     goes_on = disk == "volume"
     assert head.stdout() == f"attempt {2 if goes_on else 1}\n"
-    assert ("run run-42 goes on" in head.stderr()) == goes_on
-    assert ("run run-42 begins: /tmp/logs holds no record of it" in head.stderr()) != goes_on
+    assert ("run run-42 continues" in head.stderr()) == goes_on
+    assert ("run run-42 begins: /tmp/logs has no record of it" in head.stderr()) != goes_on

@@ -24,7 +24,7 @@ SLURMD_TIMEOUT = 30
 """Seconds until Slurm marks a silent node as down; by default 300."""
 COUNTS = "sh -c 'until [ -e {go} ]; do i=$((i+1)); echo line $i; sleep 0.25; done; exit 7'"
 TWICE = "sh -c 'echo attempt $AGENT_ATTEMPT; [ \"$AGENT_ATTEMPT\" = 1 ] || exit 0; sleep 1000'"
-SOON = "--export=ALL,AGENT_NODE_GRACE=10s,AGENT_WAIT_WORKERS=60s"
+SOON = "--export=ALL,AGENT_JOB_RETRIES=3,AGENT_NODE_GRACE=10s,AGENT_WAIT_WORKERS=60s"
 
 
 @pytest.fixture

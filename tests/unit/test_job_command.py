@@ -94,6 +94,19 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_proxy_is_not_between_nodes(tmp_path: Path) -> None:
+    """The job reaches a reward server on any node without the user's proxy."""
+    environ = {"RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path / "c")}
+    of = plan_of(environ, command=["train"])
+    own = {"http_proxy": "http://proxy:3128", "no_proxy": "10.0.0.1,.lan"}
+    submitted, without = made(of, env=own), made(of)
+    assert isinstance(submitted, Submission)
+    assert isinstance(without, Submission)
+    variables = submitted.runtime_env["env_vars"]
+    assert variables == dict.fromkeys(("no_proxy", "NO_PROXY"), "10.0.0.1,.lan,10.0.0.2")
+    assert "env_vars" not in without.runtime_env
+
+
 def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
     """Not for the expected nodes; the log has the calculation, the folder its owner file."""
     of = plan(tmp_path / "c", AGENT_NUM_GPUS="1", AGENT_REWARD="builtin")

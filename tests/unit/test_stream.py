@@ -158,6 +158,26 @@ def test_log_text_needs_the_token() -> None:
             assert ("warnings" in json.loads(connection.getresponse().read())) is expected
 
 
+def test_other_hosts_get_no_output_of_programs() -> None:
+    """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
+    evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
+    seen = []
+    for source in ("127.0.0.1", "127.0.0.9"):
+        with (
+            a_head() as head,
+            contextlib.closing(
+                http.client.HTTPConnection(
+                    "127.0.0.1", head.port, timeout=SECONDS, source_address=(source, 0)
+                )
+            ) as connection,
+        ):
+            head.status |= {"services": [{"detail": evidence}], "verdict": {"remedy": remedy}}
+            connection.request("GET", "/status")
+            status = json.loads(connection.getresponse().read())
+            seen.append((status["services"][0]["detail"], status["verdict"]["remedy"]))
+    assert seen == [(evidence, remedy), ("exit code 1", "")]
+
+
 def test_readers_are_limited() -> None:
     """All share one read of the status; one more is refused until another leaves."""
     with a_head() as head, contextlib.ExitStack() as readers:
