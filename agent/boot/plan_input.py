@@ -45,7 +45,7 @@ from agent.record.run_folder import read_checkpoints
 from agent.runtime import parent
 from agent.runtime.network import lookup_briefly
 from agent.settings import load
-from agent.settings.jobs import TORCHRUN, known_job, launcher
+from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
 from agent.settings.rules import TEMP_DIR, flags_of
@@ -237,7 +237,7 @@ def _working_dir(
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     """Add the facts that the chosen recipe needs: framework, checkpoint disk, model size."""
     settings = loaded.settings
-    known = known_job(settings, loaded.command)
+    known = recipe_info(settings, loaded.command)
     if known is None or not known.framework or topology.is_idle:
         return facts
     starts_in = settings.working_dir or "."
@@ -337,7 +337,7 @@ def plan_from_environment(
         model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    known, held, kept = known_job(settings, words), None, None
+    known, held, kept = recipe_info(settings, words), None, None
     if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
         folder = checkpoint_folder(settings, words)
         held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))

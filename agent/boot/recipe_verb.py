@@ -14,7 +14,7 @@ from agent.boot.plan_input import read_shape
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
-from agent.settings.jobs import BY_NAME, JOBS
+from agent.settings.jobs import BY_NAME, RECIPES
 from agent.work.job import command_of, recipe_input, version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
@@ -32,7 +32,7 @@ from agent.work.recipes.recipe import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.settings.jobs import KnownJob
+    from agent.settings.jobs import RecipeInfo
     from agent.work.recipes.recipe import Version
 
 _PYTHON = "python3"  # first word of the printed command, valid on any machine
@@ -53,7 +53,7 @@ def command_text(made: Command) -> str:
 
 def recipe_rows() -> Iterator[dict[str, Any]]:
     """Yield what each recipe is: name, framework, versions, needs, reward server, launcher."""
-    for known in JOBS:
+    for known in RECIPES:
         recipe = recipe_of(known)
         yield {
             "name": known.name,
@@ -125,7 +125,7 @@ def node_sizes(
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
 
 
-def _version(known: KnownJob, text: str | None, path: str | None) -> tuple[Version, str]:
+def _version(known: RecipeInfo, text: str | None, path: str | None) -> tuple[Version, str]:
     """Choose the given version, or else the installed one; return it and a warning or ''."""
     versions = recipe_of(known).VERSIONS
     if not versions:

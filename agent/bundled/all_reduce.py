@@ -30,7 +30,7 @@ _LONGEST_ERROR = 300
 _EXIT_SECONDS = 5.0  # seconds for ranks to exit after the measurement
 _AFTER_A_FAILURE = 3.0
 _POLL_SECONDS = 0.1
-_BEGAN = time.monotonic()  # seconds for the import of torch, which counts towards the limit
+_BEGAN = time.monotonic()  # the start: the import of torch counts towards the limit
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -117,7 +117,7 @@ def start_ranks(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
 def ended_in_time(
     ranks: Sequence[subprocess.Popen[bytes]], seconds: float, is_over: Callable[[], bool]
 ) -> bool:
-    """Wait until all is over; after a failure the other ranks get some time to report a reason."""
+    """Wait until `is_over`; after a rank failed, the others get some time to report a reason."""
     until = _BEGAN + seconds
     while not is_over():
         if any(rank.poll() for rank in ranks):
@@ -129,7 +129,7 @@ def ended_in_time(
 
 
 def codes_of(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Give the ranks time to exit, then end them; return their codes."""
+    """Give the ranks time to exit, then kill them; return their codes."""
     until = time.monotonic() + seconds
     for rank in ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):

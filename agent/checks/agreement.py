@@ -111,12 +111,12 @@ def _clocks(nodes: Nodes) -> Iterator[Finding]:
 
 
 def _groups(values: Values) -> list[tuple[str, list[str]]]:
-    """Return each value with its nodes, the rarest first and the head's last among equals."""
+    """Return each value with its nodes, the rarest first and the first node's last among equals."""
     found: dict[str, list[str]] = {}
     for name, value in values:
         found.setdefault(value, []).append(name)
-    head = values[0][1] if values else ""
-    return sorted(found.items(), key=lambda group: (len(group[1]), group[0] == head, group[0]))
+    first = values[0][1] if values else ""
+    return sorted(found.items(), key=lambda group: (len(group[1]), group[0] == first, group[0]))
 
 
 def _differences(groups: list[tuple[str, list[str]]]) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.settings.jobs import KnownJob
+    from agent.settings.jobs import RecipeInfo
     from agent.settings.model import Settings
 
 
@@ -26,7 +26,7 @@ _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
 
 
-def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
+def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, model and data, and the disk of its checkpoints."""
     results = [(FRAMEWORK, _framework(known, node)), (REVISION, _revision(known, node))]
     if known.needs:
@@ -35,7 +35,7 @@ def recipe_findings(known: KnownJob, node: CheckedNode, folder: str) -> tuple[Fi
     return tuple(Finding(name, *result) for name, result in results if result is not None)
 
 
-def _framework(known: KnownJob, node: CheckedNode) -> Result | None:
+def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
     """Without its framework a job fails only after the boot; another version may fail later."""
     found = node.facts.framework
     if not known.framework or found is None or not node.topology.is_head:
@@ -54,7 +54,7 @@ def _framework(known: KnownJob, node: CheckedNode) -> Result | None:
     return ok(f"{name} in {found.folder}")
 
 
-def _missing(known: KnownJob, node: CheckedNode) -> Result:
+def _missing(known: RecipeInfo, node: CheckedNode) -> Result:
     """Report a missing framework: a failure unless the run may still install it."""
     what = f"{known.framework} is not installed for {node.facts.job_python}"
     versions = recipe_of(known).VERSIONS
@@ -66,7 +66,7 @@ def _missing(known: KnownJob, node: CheckedNode) -> Result:
     return fail(what, f"Install it there{which}, or start the agent in its checkout")
 
 
-def _revision(known: KnownJob, node: CheckedNode) -> Result | None:
+def _revision(known: RecipeInfo, node: CheckedNode) -> Result | None:
     """A pinned model that is not fetched here is the newest one, if the framework fetches it."""
     facts, settings = node.facts, node.settings
     if settings.model_revision is None or not known.framework:

@@ -20,7 +20,7 @@ from agent.plan import plan
 from agent.plan.plan import Listener, Plan, PlannedProcess
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits, stop_budget
-from agent.settings.jobs import TORCHRUN, known_job, launcher
+from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.rules import TEMP_DIR, port_problems, reward_port
 from agent.topology.platforms import GivenRay
 from agent.work.checkpoints import folder_of
@@ -138,7 +138,7 @@ def _planned_recipe(
 ) -> RecipeJob | None:
     """Plan the recipe, on every node for its variables; raises SettingsError if no nodes fit it."""
     settings, topology, facts = node.settings, node.topology, node.facts
-    known = known_job(settings, command)
+    known = recipe_info(settings, command)
     if known is None or topology.is_idle:
         return None
     try:
@@ -177,7 +177,7 @@ def _planned_job(
 
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
     """Return the absolute folder for the job's checkpoints, or '' without a job."""
-    known = known_job(settings, command)
+    known = recipe_info(settings, command)
     if command is None and known is None:
         return ""
     name = COMMAND if known is None else known.name

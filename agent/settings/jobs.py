@@ -15,15 +15,17 @@ DEFAULT = "rehearsal"
 TORCHRUN = "torchrun"
 
 _REWARD_MODEL_FLAGS = ("--reward.model_name_or_path", "--reward_pretrain")
+"""Flags by which AGENT_JOB_ARGS names a reward model."""
 _OTHER_REWARD_FLAGS = (
     *("--reward.remote_url", "--remote_rm_url", "--train.agent_func_path", "--agent_func_path"),
+    "--reward-url",
 )
-"""OpenRLHF's flags by which AGENT_JOB_ARGS names the source of rewards."""
+"""Flags by which AGENT_JOB_ARGS names another source of rewards: a server or a program."""
 
 DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # of the bundled reward server
 
 
-class KnownJob(Value):
+class RecipeInfo(Value):
     """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str
@@ -35,35 +37,44 @@ class KnownJob(Value):
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # what its reward client reads
     sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
     loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
-    notice_signal: str = ""  # the signal on which its program saves and goes on, if it was seen to
+    notice_signal: str = ""  # the signal on which its program saves and continues; '' if untested
 
 
-JOBS = (
-    KnownJob(DEFAULT, reward="needed", needs=(), sends_token=True),
-    KnownJob(*("verl-grpo", "verl", "verl", "possible"), sends_token=True, loads_reward_model=True),
-    KnownJob(*("verl-ppo", "verl", "verl", "possible"), sends_token=True, loads_reward_model=True),
-    KnownJob("openrlhf-grpo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
-    KnownJob("openrlhf-ppo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
-    KnownJob(
-        *("openrlhf-m-grpo", "openrlhf_m", "openrlhf-m", "needed"),
+RECIPES = (  # name, module, framework
+    RecipeInfo(DEFAULT, reward="needed", needs=(), sends_token=True),
+    RecipeInfo(
+        "verl-grpo", "verl", "verl", reward="possible", sends_token=True, loads_reward_model=True
+    ),
+    RecipeInfo(
+        "verl-ppo", "verl", "verl", reward="possible", sends_token=True, loads_reward_model=True
+    ),
+    RecipeInfo("openrlhf-grpo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
+    RecipeInfo("openrlhf-ppo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
+    RecipeInfo(
+        *("openrlhf-m-grpo", "openrlhf_m", "openrlhf-m"),
+        reward="needed",
         dialect="openrlhf-m",
         loads_reward_model=True,
     ),
-    KnownJob("search-r1-ppo", "search_r1", "search-r1"),
-    KnownJob("search-r1-grpo", "search_r1", "search-r1"),
-    KnownJob("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    KnownJob(
-        *("trl-grpo", "trl", "trl", "needed", "torchrun"), sends_token=True, notice_signal="SIGUSR1"
+    RecipeInfo("search-r1-ppo", "search_r1", "search-r1"),
+    RecipeInfo("search-r1-grpo", "search_r1", "search-r1"),
+    RecipeInfo("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
+    RecipeInfo("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
+    RecipeInfo("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
+    RecipeInfo(
+        *("trl-grpo", "trl", "trl"),
+        reward="needed",
+        launcher="torchrun",
+        sends_token=True,
+        notice_signal="SIGUSR1",
     ),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 
-BY_NAME = {job.name: job for job in JOBS}
+BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 
-def known_job(settings: Settings, command: tuple[str, ...] | None) -> KnownJob | None:
+def recipe_info(settings: Settings, command: tuple[str, ...] | None) -> RecipeInfo | None:
     """Return the chosen recipe; None for a command after `--`, or for no job."""
     return None if command is not None else BY_NAME.get(settings.job or DEFAULT)
 
@@ -77,11 +88,13 @@ def reward_model(settings: Settings) -> str:
 
 def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
     """Return whether the job needs the reward server's URL."""
-    if command is not None:
-        return any("{reward_url}" in word for word in command)
-    job = known_job(settings, command)
-    has_own = bool(reward_model(settings)) or _has_flag(settings, _OTHER_REWARD_FLAGS)
-    return job is not None and job.reward == "needed" and not has_own
+    words = settings.job_args if command is None else command
+    names_it = any("{reward_url}" in word for word in words)
+    job = recipe_info(settings, command)
+    if job is None:
+        return names_it
+    names_other = _has_flag(settings, _OTHER_REWARD_FLAGS) and not names_it
+    return job.reward == "needed" and not (reward_model(settings) or names_other)
 
 
 def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:
@@ -98,5 +111,5 @@ def notice_signal(settings: Settings) -> int:
 
 def launcher(settings: Settings, command: tuple[str, ...] | None) -> Literal["ray", "torchrun"]:
     """Return what starts the job's processes: AGENT_LAUNCHER, else the recipe's, else Ray."""
-    job = known_job(settings, command)
+    job = recipe_info(settings, command)
     return settings.launcher or ("ray" if job is None else job.launcher)

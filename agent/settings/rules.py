@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 from agent.base.errors import Problem
 from agent.base.ports import inner_ports, port_conflicts
 from agent.base.text import is_public, nearly_equal
-from agent.settings.jobs import BY_NAME, NO_JOB, known_job, launcher, needs_reward_url, reward_model
+from agent.settings.jobs import (
+    BY_NAME,
+    NO_JOB,
+    launcher,
+    needs_reward_url,
+    recipe_info,
+    reward_model,
+)
 from agent.settings.model import FIELD_OF, secret_texts
 from agent.settings.values import LATER, reserved_placeholder
 
@@ -88,7 +95,7 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     if revision is not None and (settings.model is None or not is_hub_id(settings.model)):
         got = f"{revision} of {settings.model or 'no model'}"
         yield Problem("AGENT_MODEL_REVISION", got, "a model on the hub in AGENT_MODEL, or unset")
-    known = known_job(settings, command)
+    known = recipe_info(settings, command)
     if known is None:
         return
     for name in ("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA"):
@@ -103,7 +110,7 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
 
 
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    reward, job, named_by = settings.reward, known_job(settings, command), reward_model(settings)
+    reward, job, named_by = settings.reward, recipe_info(settings, command), reward_model(settings)
     if reward == "off" and needs_reward_url(settings, command):
         who = "a command with {reward_url}" if job is None else job.name
         model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""

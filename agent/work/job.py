@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.base.errors import Problem, SettingsError
 from agent.base.value import Value
 from agent.node.upload import UploadSize
-from agent.settings.jobs import KnownJob
+from agent.settings.jobs import RecipeInfo
 from agent.settings.rules import reward_choice
 from agent.work.checkpoints import CheckpointOwner
 from agent.work.recipes import recipe_of
@@ -173,7 +173,7 @@ _SHAPES = tuple(
 class RecipeJob(Value):
     """The input of a recipe, and its command for the expected nodes."""
 
-    known: KnownJob
+    known: RecipeInfo
     input: RecipeInput  # For the expected nodes
     expected_command: Command | None
     """The command for the expected nodes; None if it does not fit them."""
@@ -187,7 +187,7 @@ class RecipeJob(Value):
         return command_of(self.known, given)
 
 
-def command_of(known: KnownJob, given: RecipeInput) -> Command:
+def command_of(known: RecipeInfo, given: RecipeInput) -> Command:
     """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
     made = recipe_of(known).make(given)
     if not given.wandb or not known.framework:
@@ -209,7 +209,7 @@ def checkpoint_owner(
     return CheckpointOwner(*about, settings)
 
 
-def version_of(known: KnownJob, framework: Framework | None) -> tuple[Version, str]:
+def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version, str]:
     """Return the known version that matches the installed one, else the newest, and a warning.
 
     Raises UnknownVersionError if the installed one matches none.
@@ -227,7 +227,7 @@ def version_of(known: KnownJob, framework: Framework | None) -> tuple[Version, s
 
 
 def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
-    known: KnownJob,
+    known: RecipeInfo,
     settings: Settings,
     version: Version,
     checkpoints: str,
@@ -256,7 +256,7 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
     )
 
 
-def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
+def plan_recipe(known: RecipeInfo, given: RecipeInput) -> RecipeJob:
     """Plan a recipe for the expected nodes; raises SettingsError if it fits no cluster.
 
     If it fits only another cluster it is not refused yet, since other nodes may join.

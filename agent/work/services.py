@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
-from agent.settings.jobs import DEFAULT_DIALECT, known_job
+from agent.settings.jobs import DEFAULT_DIALECT, recipe_info
 from agent.settings.rules import is_hub_id, is_url, reward_choice
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def reward_service(settings: Settings, command: tuple[str, ...] | None) -> Servi
         return external
     if reward == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
-        job = known_job(settings, command)
+        job = recipe_info(settings, command)
         if job is not None and job.dialect != DEFAULT_DIALECT:
             flags += ["--dialect", job.dialect]
         argv = tuple(own_command(sys.executable, "reward-server", *flags))

@@ -3,12 +3,12 @@
 
     RUNPOD_API_KEY=… python3 pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 --center EU-RO-1
 
-Image, job and the number of workers stand on the first lines of template.json. A pod's
+Image, job and the number of workers are in the first lines of template.json. A pod's
 id exists only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id.
-If a pod cannot be had, those made so far are terminated: an incomplete cluster only bills.
+If a pod cannot be created, the others are terminated: an incomplete cluster only bills.
 
-At its end a pod is held, with all else stopped, since RunPod starts a container again whose command
-ends. Held pods bill: stop or terminate them when you have what you need.
+After the run each pod is held with its processes stopped: RunPod restarts a container whose command
+exits. Held pods bill: stop or terminate them when you have what you need.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -24,7 +26,7 @@ from urllib.request import Request, urlopen
 
 API = "https://api.runpod.io/v2"
 TEMPLATE = Path(__file__).with_name("template.json")
-ABOUT_TEMPLATES = ("category", "public", "serverless")  # what a template has and a pod has not
+TEMPLATE_ONLY = ("category", "public", "serverless")  # what a template has and a pod has not
 
 
 def main() -> int:
@@ -39,16 +41,17 @@ def main() -> int:
     if not os.environ.get("RUNPOD_API_KEY"):
         parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
     template = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    names = ["head", *(f"worker-{n + 1}" for n in range(int(template["env"]["EXPECTED_WORKERS"])))]
     made: list[str] = []
     try:
-        for number in range(1 + int(template["env"]["EXPECTED_WORKERS"])):
-            name = f"worker-{number}" if number else "head"
+        for name in names:
             body = pod(template, name, made[0] if made else None, options)
             made.append(call("POST", "pods", body)["id"])
             print(f"{name} is pod {made[-1]}")
-    except (HTTPError, URLError, KeyboardInterrupt) as error:
-        why = error.read().decode(errors="replace") if isinstance(error, HTTPError) else error
-        print(f"not complete: {why}", file=sys.stderr)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the pods made so far bill
+        print(f"not complete: {reason(error)}", file=sys.stderr)
+        if not isinstance(error, URLError) or getattr(error, "code", 0) >= 500:
+            print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
         for pod_id in made:
             terminate(pod_id)
         return 1
@@ -59,8 +62,8 @@ def main() -> int:
 def pod(
     template: dict[str, Any], name: str, head: str | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the request for one pod; only a worker is told of a head."""
-    settings = {key: value for key, value in template.items() if key not in ABOUT_TEMPLATES}
+    """Return the request for one pod; a worker's request has HEAD_POD_ID."""
+    settings = {key: value for key, value in template.items() if key not in TEMPLATE_ONLY}
     env = settings["env"] if head is None else {**settings["env"], "HEAD_POD_ID": head}
     return {
         **settings,
@@ -73,12 +76,22 @@ def pod(
 
 
 def terminate(pod_id: str) -> None:
-    """Take a pod back; where that fails, say so and go on with the next."""
+    """Terminate a pod; on failure print its id, so that the others are still terminated."""
     try:
         call("DELETE", f"pods/{pod_id}")
         print(f"pod {pod_id} is terminated", file=sys.stderr)
-    except (HTTPError, URLError) as error:
-        print(f"pod {pod_id} still bills, terminate it by hand: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - same
+        why = reason(error)
+        print(f"pod {pod_id} may still bill, terminate it by hand: {why}", file=sys.stderr)
+
+
+def reason(error: BaseException) -> str:
+    """Return why a request failed, by RunPod's own text where there is one."""
+    text = ""
+    if isinstance(error, HTTPError):
+        with suppress(OSError, HTTPException):
+            text = error.read().decode(errors="replace")
+    return text or repr(error)
 
 
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -88,8 +101,8 @@ def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str
         "Content-Type": "application/json",
     }
     data = None if body is None else json.dumps(body).encode()
-    request = Request(f"{API}/{path}", data, headers, method=method)  # noqa: S310 - as above
-    with urlopen(request, timeout=60) as reply:  # noqa: S310 - likewise
+    request = Request(f"{API}/{path}", data, headers, method=method)  # noqa: S310 - API is an https URL
+    with urlopen(request, timeout=60) as reply:  # noqa: S310 - same
         found: dict[str, Any] = json.loads(reply.read() or b"{}")
         return found
 

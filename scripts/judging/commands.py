@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.settings.jobs import JOBS
+from agent.settings.jobs import RECIPES
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from judging.clusters import CLUSTERS, Nodes
@@ -14,7 +14,7 @@ from judging.faults import Case
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.settings.jobs import KnownJob
+    from agent.settings.jobs import RecipeInfo
     from agent.work.recipes.recipe import Recipe, Version
 
 KNOWN_LATER = {
@@ -37,9 +37,9 @@ class Made:
     misfit: str = ""
 
 
-def recipes_of(framework: str) -> tuple[KnownJob, ...]:
+def recipes_of(framework: str) -> tuple[RecipeInfo, ...]:
     """List a framework's recipes."""
-    return tuple(job for job in JOBS if job.framework == framework)
+    return tuple(job for job in RECIPES if job.framework == framework)
 
 
 def made(framework: str, version: Version) -> Iterator[Made]:
@@ -51,7 +51,7 @@ def made(framework: str, version: Version) -> Iterator[Made]:
                 yield make(recipe, asked, nodes, how)
 
 
-def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
+def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
     """Yield the smallest and the largest set of inputs."""
     for how, full in (("bare", False), ("full", True)):
         yield (

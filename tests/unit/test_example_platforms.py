@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -218,6 +221,70 @@ def test_pods_that_cannot_all_be_had_are_none(
     assert script.main() == 1
     assert asked == [("POST", "pods"), ("POST", "pods"), ("DELETE", "pods/pod0")]
     assert "no such GPU left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reply", "said", "unclear"),
+    [
+        ((500, b"try later"), "try later", True),
+        ((200, b"<html>"), "JSONDecodeError", True),
+        ((200, b"{}"), "KeyError('id')", True),
+        ((0, b""), "RemoteDisconnected", True),  # the connection ends without a reply
+        ((422, b"no such GPU"), "no such GPU", False),
+    ],
+)
+def test_every_pod_is_terminated_after_a_broken_reply(  # noqa: PLR0913 - a table's row
+    reply: tuple[int, bytes],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    unclear: bool,
+) -> None:
+    """The third pod fails, and so does the end of the first: the second is terminated too."""
+    replies = {
+        "POST": [(200, b'{"id": "a"}'), (200, b'{"id": "b"}'), reply],
+        "DELETE": [(0, b""), (204, b"")],
+    }
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append(f"{self.command} {self.path}")
+            code, body = replies[self.command].pop(0)
+            if code:
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_DELETE = _answer  # noqa: N815 - the names of http.server
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    script = make_pods()
+    template = json.loads((EXAMPLES / "runpod/template.json").read_text(encoding="utf-8"))
+    template["env"]["EXPECTED_WORKERS"] = "2"
+    (tmp_path / "template.json").write_text(json.dumps(template), encoding="utf-8")
+    monkeypatch.setattr(script, "TEMPLATE", tmp_path / "template.json")
+    monkeypatch.setenv("RUNPOD_API_KEY", "key")
+    monkeypatch.setattr(sys, "argv", ["pods.py", "--gpu", "G", "--gpus", "2", "--center", "C"])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        monkeypatch.setattr(script, "API", f"http://127.0.0.1:{server.server_address[1]}")
+        try:
+            assert script.main() == 1
+        finally:
+            server.shutdown()
+    assert asked == ["POST /pods"] * 3 + ["DELETE /pods/a", "DELETE /pods/b"]
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert ("whether a pod worker-2 was made" in printed) == unclear
+    assert "pod a may still bill" in printed
+    assert "pod b is terminated" in printed
 
 
 # --- Search-R1's retriever -----------------------------------------------------------------------

@@ -15,13 +15,13 @@ from agent.base.errors import AgentError
 from agent.boot.recipe_verb import node_sizes, recipe_command
 from agent.boot.verbs import whole_numbers
 from agent.bundled import trl_grpo
-from agent.settings.jobs import JOBS
+from agent.settings.jobs import RECIPES
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import Command
 
 FOLDER = Path(__file__).parent / "framework_defaults"
-RECIPES = [job.name for job in JOBS if job.framework]
+NAMES = [job.name for job in RECIPES if job.framework]
 ENVIRON = {
     "AGENT_MODEL": "Qwen/Qwen2.5-7B-Instruct",
     "AGENT_TRAIN_DATA": "/data/train.parquet",
@@ -123,11 +123,11 @@ def is_equal(recipe: dict[str, Any], setting: dict[str, Any]) -> bool:
 
 def test_every_recipe_has_a_file() -> None:
     """Each recipe with a framework is compared with that framework's scripts."""
-    assert RECIPES
-    assert [name for name in RECIPES if not (FOLDER / f"{name}.toml").is_file()] == []
+    assert NAMES
+    assert [name for name in NAMES if not (FOLDER / f"{name}.toml").is_file()] == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_sources(name: str) -> None:
     """A source is a file at a commit or in a package; rows refer to sources of the same file."""
     recipe = load(name)
@@ -150,7 +150,7 @@ def test_sources(name: str) -> None:
             assert set(one["in"]) <= set(ids), setting["name"]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_differences_have_reasons(name: str) -> None:
     """A setting that differs from a script has a reason."""
     recipe = load(name)
@@ -162,7 +162,7 @@ def test_differences_have_reasons(name: str) -> None:
     assert unexplained == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_our_values_are_those_of_the_recipe(name: str) -> None:
     """`ours` is what the recipe's command sets, in each release and shape that the row names."""
     recipe = load(name)
@@ -179,7 +179,7 @@ def test_our_values_are_those_of_the_recipe(name: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_are_named_once(name: str) -> None:
     """No setting has two rows for the same release."""
     recipe = load(name)

@@ -15,7 +15,7 @@ import yaml
 
 from agent.boot.init import PLATFORMS
 from agent.settings import load
-from agent.settings.jobs import BY_NAME, JOBS
+from agent.settings.jobs import BY_NAME, RECIPES
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import NodeSize, RecipeInput
 from agent.work.start_files.request import (
@@ -65,10 +65,10 @@ def test_the_examples_are_its_output(tmp_path: Path) -> None:
 
 def test_every_recipe_has_its_settings() -> None:
     """A new recipe needs a row here too."""
-    assert list(presets()) == [job.name for job in JOBS]
+    assert list(presets()) == [job.name for job in RECIPES]
 
 
-@pytest.mark.parametrize("recipe", [job.name for job in JOBS if job.name != "rehearsal"])
+@pytest.mark.parametrize("recipe", [job.name for job in RECIPES if job.name != "rehearsal"])
 def test_the_settings_of_a_recipe_are_a_job(recipe: str) -> None:
     """They are valid, and make a command on two nodes of eight GPUs."""
     request = Request(recipe=recipe, nodes=2, gpus=8)

@@ -10,7 +10,7 @@ import pytest
 
 from agent.settings.jobs import BY_NAME
 from unit.sources import ROOT
-from unit.test_framework_defaults import RECIPES, UNSET, default_of, load, releases_of
+from unit.test_framework_defaults import NAMES, UNSET, default_of, load, releases_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,7 +172,7 @@ def seed_section(seed: dict[str, Any]) -> Iterator[str]:
         yield from (f"| {code(key)} | {cell(why)} |" for key, why in differs.items())
 
 
-PAGES = {f"recipes/{name}.md": name for name in RECIPES}
+PAGES = {f"recipes/{name}.md": name for name in NAMES}
 
 
 def check(path: Path, wanted: str) -> None:
@@ -194,7 +194,7 @@ def test_the_settings_of_a_recipe(page: str) -> None:
 def test_no_page_is_left_over() -> None:
     """Each page belongs to a recipe."""
     found = {path.name for path in (ROOT / "docs" / "recipes").glob("*.md")}
-    assert {f"{name}.md" for name in RECIPES} <= found
+    assert {f"{name}.md" for name in NAMES} <= found
 
 
 def test_migrate() -> None:

@@ -19,7 +19,7 @@ from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
 from unit.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
-    from agent.settings.jobs import KnownJob
+    from agent.settings.jobs import RecipeInfo
 
 __all__ = ["toy"]
 
@@ -209,7 +209,7 @@ def test_an_optional_reward_server(environ: dict[str, str], *, has_url: bool) ->
     assert bool(plan.all_services) == has_url
 
 
-def test_an_unused_reward_server(toy: KnownJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_reward_server(toy: RecipeInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, with a note that the recipe does not use it."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, replace(toy, reward="unused"))
     plan = plan_of({**HEAD, **NEEDED, "AGENT_REWARD": "builtin"}, WITH)

@@ -22,7 +22,7 @@ from agent.boot.recipe_verb import (
     recipe_lines,
 )
 from agent.boot.verbs import whole_number, whole_numbers
-from agent.settings.jobs import JOBS, KnownJob
+from agent.settings.jobs import RECIPES, RecipeInfo
 from agent.work.recipes.recipe import Command, NodeSize
 from unit.toy_recipe import NAME, NEEDED, toy
 
@@ -150,8 +150,8 @@ def test_a_recipe_for_torchrun_is_marked() -> None:
     assert "# after -- it wants AGENT_LAUNCHER=torchrun" in command_text(command).splitlines()
 
 
-@pytest.mark.parametrize("known", JOBS, ids=lambda known: known.name)
-def test_what_is_not_set_stays_a_placeholder(known: KnownJob) -> None:
+@pytest.mark.parametrize("known", RECIPES, ids=lambda known: known.name)
+def test_what_is_not_set_stays_a_placeholder(known: RecipeInfo) -> None:
     """Every recipe can be shown without a model and data."""
     made, _ = recipe_command({"PATH": "/usr/bin:/bin"}, known.name, parsed("2", "8"), None)
     shown = " ".join(made.argv)
@@ -162,10 +162,10 @@ def test_what_is_not_set_stays_a_placeholder(known: KnownJob) -> None:
 
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
-    assert [line.label.strip() for line in recipe_lines()] == [job.name for job in JOBS]
+    assert [line.label.strip() for line in recipe_lines()] == [job.name for job in RECIPES]
     lines = list(recipe_lines(grouped=True))
     grouped = [line.label.strip() for line in lines]
-    assert [label for label in grouped if not label.endswith(":")] == [job.name for job in JOBS]
+    assert [label for label in grouped if not label.endswith(":")] == [job.name for job in RECIPES]
     assert grouped.count("verl:") == 1
     assert all(len(row) <= 80 for row in Terminal(80).render(lines, str).splitlines())
 

@@ -300,6 +300,7 @@ def test_what_goes_together(environ: dict[str, str], command: list[str] | None) 
 
 RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "org/data"}
 PPO = {**RECIPE, "AGENT_JOB": "openrlhf-ppo"}
+TRL = {"AGENT_JOB": "trl-grpo"}
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "0dd" * 13 + "0"])
@@ -318,6 +319,10 @@ def test_a_revision_of_a_model(revision: str) -> None:
         ({"AGENT_JOB_ARGS": "--reward.model_name_or_path=org/rm", "AGENT_REWARD": "off"}, "off"),
         ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s"}, "off"),
         ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s", "AGENT_REWARD": "true"}, "true"),
+        ({"AGENT_JOB_ARGS": "--reward.remote_url {reward_url}"}, "builtin"),
+        ({**TRL, "AGENT_JOB_ARGS": "--reward-url=http://h/s"}, "off"),
+        ({**TRL, "AGENT_JOB_ARGS": "--reward-url http://h/s", "AGENT_REWARD": "off"}, "off"),
+        ({**TRL, "AGENT_JOB_ARGS": "--reward-url={reward_url}"}, "builtin"),
     ],
 )
 def test_a_named_reward_model_replaces_the_default_server(

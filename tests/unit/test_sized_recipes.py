@@ -11,7 +11,7 @@ from agent.base.errors import PreflightError
 from agent.boot.recipe_verb import node_sizes, recipe_command
 from agent.boot.verbs import model_size
 from agent.cli import main
-from agent.settings.jobs import JOBS
+from agent.settings.jobs import RECIPES
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import JobBasis, RecipeInput
 from unit.test_framework_defaults import parsed
@@ -176,10 +176,10 @@ def test_the_command_line(
         assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("name", [job.name for job in JOBS if job.framework in SIZED])
+@pytest.mark.parametrize("name", [job.name for job in RECIPES if job.framework in SIZED])
 def test_an_unknown_model_is_named(name: str) -> None:
     """Without a size the recipe keeps its defaults, and says what it assumed."""
-    known = next(job for job in JOBS if job.name == name)
+    known = next(job for job in RECIPES if job.name == name)
     recipe = recipe_of(known)
     given: dict[str, Any] = {"scores": True, "checkpoints": "/c", "basis": JobBasis()}
     sizes = node_sizes(1, [8], None, 80)
@@ -203,7 +203,7 @@ def test_an_unknown_model_is_named(name: str) -> None:
 )
 def test_slow_networks(recipe: str, settings: dict[str, str | None]) -> None:
     """Weights are gathered within nodes where the measured network is slow."""
-    known = next(job for job in JOBS if job.name == recipe)
+    known = next(job for job in RECIPES if job.name == recipe)
     given: dict[str, Any] = {"scores": True, "checkpoints": "/c"}
     sizes = node_sizes(2, [8], None, 80)
     make, version = recipe_of(known).make, recipe_of(known).VERSIONS[-1]
@@ -236,7 +236,7 @@ def test_the_format_of_checkpoints_stays(
     recipe: str, kept: dict[str, str], settings: dict[str, str]
 ) -> None:
     """A run that resumes keeps the ZeRO stage, the strategy and the partition."""
-    known = next(job for job in JOBS if job.name == recipe)
+    known = next(job for job in RECIPES if job.name == recipe)
     make, version = recipe_of(known).make, recipe_of(known).VERSIONS[-1]
     sizes = node_sizes(2, [8], None, 80)
     basis = JobBasis(model_size("7B"), 1e10, kept)

@@ -105,6 +105,7 @@ def test_the_recipe_has_its_programs_flags() -> None:
         (asked((0,), "--per-device-train-batch-size", "4"), "no whole groups of 8"),
         (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4 and 6"),
         (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
+        (asked((8,), "--beta", "{attempt}"), "--beta takes a number, not '{attempt}'"),
     ],
 )
 def test_refusals(what: RecipeInput, said: str) -> None:
@@ -112,6 +113,16 @@ def test_refusals(what: RecipeInput, said: str) -> None:
     with pytest.raises(MisfitError) as misfit:
         trl.make(what)
     assert said in str(misfit.value)
+
+
+@pytest.mark.parametrize(
+    "args", [("--vllm-tensor-parallel-size", "0"), ("--no-vllm-tensor-parallel-size",), ("--cpu",)]
+)
+def test_engines_that_the_user_turns_off(args: tuple[str, ...]) -> None:
+    """AGENT_TENSOR_PARALLEL neither starts vLLM nor refuses the nodes."""
+    for nodes in ((8, 8), (4, 6)):
+        command = trl.make(asked(nodes, *args, tensor_parallel=4))
+        assert not trl_grpo.parser().parse_args(command.argv[2:]).vllm_tensor_parallel_size
 
 
 @given(

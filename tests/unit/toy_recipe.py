@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.settings import jobs
-from agent.settings.jobs import KnownJob
+from agent.settings.jobs import RecipeInfo
 from agent.work import recipes
 from agent.work.recipes.recipe import Command, MisfitError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
 
 NAME = "toy-grpo"
-KNOWN = KnownJob(NAME, "toy", "verl", "possible")
+KNOWN = RecipeInfo(NAME, "toy", "verl", "possible")
 NEEDED = {"AGENT_JOB": NAME, "AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/train.parquet"}
 
 VERSIONS: tuple[Version, ...] = ((0, 8, 0), (0, 9, 0), (0, 9, 1))
@@ -41,7 +41,7 @@ def make(asked: RecipeInput) -> Command:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> KnownJob:
+def toy(monkeypatch: pytest.MonkeyPatch) -> RecipeInfo:
     """Add the toy to the recipes."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, KNOWN)
     monkeypatch.setitem(sys.modules, f"{recipes.__name__}.toy", sys.modules[__name__])

@@ -9,7 +9,7 @@ from agent.base.text import own_command
 from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
-    from agent.settings.jobs import KnownJob
+    from agent.settings.jobs import RecipeInfo
     from agent.work.recipes.recipe import Recipe, RecipeInput, Version
 
 
@@ -26,7 +26,7 @@ class Rehearsal:
         return Command((*own_command(asked.python, "rehearsal", *own), *asked.args), {}, {})
 
 
-def recipe_of(known: KnownJob) -> Recipe:
+def recipe_of(known: RecipeInfo) -> Recipe:
     """Return a recipe; the module of a framework's recipe is imported by its name."""
     if not known.module:
         return Rehearsal()

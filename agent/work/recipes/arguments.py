@@ -179,6 +179,15 @@ class Arguments:
             raise MisfitError(f"AGENT_JOB_ARGS: {self.flag_text(flag)} must be at least 1")
         return number
 
+    def number(self, flag: str) -> float:
+        """Return the number of a flag, which need not be whole; 0 without the flag."""
+        word = self.word(flag) or "0"
+        if _PLACEHOLDER.fullmatch(word):
+            raise MisfitError(
+                f"AGENT_JOB_ARGS: {self.flag_text(flag)} takes a number, not '{word}'"
+            )
+        return float(word)
+
     def flag_text(self, flag: str) -> str:
         """Return the flag with its dashes, as this version spells it."""
         return f"--{self._program.spelling_of(flag)}"

@@ -108,14 +108,17 @@ def make(asked: RecipeInput) -> Command:
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
-    """Size the model and vLLM, which share all GPUs; most prompts are short beside the answers."""
+    """Size the model and vLLM, which share all GPUs.
+
+    Prompts are not counted: they are usually much shorter than the answers.
+    """
     answers = arguments.count("per-device-train-batch-size")
     load = Workload(
         nodes=asked.gpu_nodes,
         layouts=TRL if world > 1 else (TRL_RESIDENT,),
         tokens=answers * arguments.count("max-completion-length", _COMPLETION),
         samples=answers,
-        frozen=1 if float(arguments.word("beta") or 0) else 0,
+        frozen=1 if arguments.number("beta") else 0,
         share=_SHARE,
         tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
     )
@@ -154,7 +157,12 @@ def _batch(arguments: Arguments, world: int) -> str:
 def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing | None) -> None:
     """Have vLLM generate on the training GPUs."""
     size = sizing.tensor_parallel if sizing is not None else asked.tensor_parallel or 1
-    if size == 1 and sizing is None:
+    if arguments.given("cpu") or (size == 1 and sizing is None):
+        return
+    why = "AGENT_TENSOR_PARALLEL" if sizing is None else sizing.why["tensor_parallel"]
+    sleeps = "vLLM generates, and sleeps while the model trains"
+    arguments.add("vllm-tensor-parallel-size", size, why=f"{sleeps}; {why}")
+    if not arguments.whole("vllm-tensor-parallel-size"):  # turned off by the user
         return
     counts = sorted({node.gpus for node in asked.nodes})
     if any(count == 0 or count % size for count in counts):
@@ -162,9 +170,6 @@ def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing | None) ->
             f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
             "set AGENT_TENSOR_PARALLEL to a number that divides them"
         )
-    why = "AGENT_TENSOR_PARALLEL" if sizing is None else sizing.why["tensor_parallel"]
-    sleeps = "vLLM generates, and sleeps while the model trains"
-    arguments.add("vllm-tensor-parallel-size", size, why=f"{sleeps}; {why}")
     if sizing is not None and sizing.share != _SHARE:
         why = sizing.why["share"]
         arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why)
