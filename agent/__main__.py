@@ -50,7 +50,7 @@ def main() -> int:
     if verb in RUNS:
         load("runtime.parent:install_handlers")()
     if verb in RUNS or os.getpid() == 1:
-        code = load("runtime.parent:become_parent")(of_a_run=verb in RUNS)
+        code = load("runtime.parent:become_parent")(restarts_agent=verb in RUNS)
         if code is not None:
             return int(code)
     # Imports create no garbage, but collecting after every 700 objects takes a tenth of the start.

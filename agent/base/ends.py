@@ -123,7 +123,7 @@ IDLE_WORKER = End(
 # --- 143, 130, and 0 with AGENT_JOB=none: asked to stop -----------------------------------------
 
 STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", "{signal}")
-STOPPED_BY_HEAD = End(None, Kind.STOPPED, "the head {head} had this node stop", "head")
+STOPPED_BY_HEAD = End(None, Kind.STOPPED, "stopped by the head {head}", "head")
 
 MAX_HOURS = End(
     78,
@@ -258,7 +258,7 @@ SUPERSEDED = _lost(
     "Nothing, if that one was meant; else give only one node the head's name",
     is_superseded=True,
 )
-HEAD_LOST = _lost("its head was lost")  # the end of an attempt in run.json whose head left no other
+HEAD_LOST = _lost("its head was lost")  # for an attempt in run.json whose head recorded no end
 HEAD_SILENT = _lost("the head {head} has been silent for {seconds} s ({evidence})", "head")
 HEAD_NOT_BACK = _lost("waited too long for {what}: {evidence}", "head")
 OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "head")
@@ -266,7 +266,7 @@ OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "he
 # --- 70: a bug in the agent ---------------------------------------------------------------------
 
 BUG = End(70, Kind.BUG, "a bug in the agent: {error}", remedy="Please report it with agent.log")
-AGENT_KILLED = End(70, Kind.BUG, "the agent was ended by {signal} {count} times: giving up")
+AGENT_KILLED = End(70, Kind.BUG, "the agent was killed by {signal} {count} times: giving up")
 """Printed by the parent, as `NO_PROCESS`."""
 
 ENDS = {name: row for name, row in globals().items() if isinstance(row, End)}  # by name

@@ -13,7 +13,7 @@ REPLY_HELD = 10.0
 """The head delays its reply to a report for so long while nothing has changed. A worker reports
 again at once after a reply, so this is also the longest time between two reports.
 """
-PEER_DEAD = 3.0  # TCP keepalive closes the connection of a held report: a lost pod does not.
+PEER_DEAD = 3.0  # TCP keepalive closes a held connection after this: a lost pod sends no FIN.
 RECONNECT = 0.5  # A worker also closes its connection to report at once: it is back within this.
 PROBE_OF_SILENT = 2.2
 """A worker whose connection closed is probed for so long, then logged as silent: with `RECONNECT`
@@ -29,7 +29,7 @@ GCS_REPORTS_LOSS = 75.0
 """GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60). Waited
 for on a given Ray, whose nodes may be unreachable for the agent.
 """
-# AGENT_NODE_GRACE (60s): from then on a needed node that is still lost ends the attempt.
+# AGENT_NODE_GRACE (60s): a needed node lost for longer ends the attempt.
 FENCE_SHARE = 0.8
 """Share of AGENT_NODE_GRACE after which an unreachable worker stops its own part of an attempt:
 after all of it, the head may begin the next one.
@@ -38,7 +38,7 @@ FENCE_LATEST_SHARE = 0.95  # Since the last contact, for a worker that notices t
 FENCE_LEAST = 3.0  # The least time that a head has to answer again before the fence.
 PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
 QUEUE_HOLDER_SILENT = 60.0  # A silent worker loses its place in the queue of a step.
-RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it (see contract).
+RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 
 # --- A silent head, on a worker -------------------------------------------------------------------
@@ -229,7 +229,7 @@ RAY_HELPERS_POLL = 1.0  # Between two checks of Ray's dashboard and agents.
 # --- the order ----------------------------------------------------------------------------------
 
 RULES = {
-    "RECONNECT + PROBE_OF_SILENT < 3": "a lost worker is named within 3 s",
+    "RECONNECT + PROBE_OF_SILENT < 3": "a worker whose connection closed is named within 3 s",
     "PROBE_OF_SILENT < PROBE_INTERVAL": "one probe of a worker at a time",
     "REPLY_HELD < AGENT_SILENT": "a delayed reply is no silence",
     "REPLY_HELD < SILENT_WITHOUT_RAY": "a delayed reply is no silence",

@@ -42,7 +42,7 @@ from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, 
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.background import in_thread
-from agent.record.events import AttemptOver, ByeHeard
+from agent.record.events import AttemptOver, GoodbyeReceived
 from agent.record.log import say
 from agent.record.run_folder import make_key, write_secret
 from agent.runtime import driver
@@ -109,7 +109,7 @@ class HeadAgent:
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
         if self._plan.torchrun is not None:
-            why = "torchrun, which would have to hand it on, would end by it"
+            why = "torchrun does not forward it, and would exit"
             say(driver.not_passed_on(signum, why))
         elif self._plan.own_ray is None:
             say(driver.not_passed_on(signum, "the job runs on a Ray that others have started"))
@@ -129,8 +129,8 @@ class HeadAgent:
         most, token = agent_limit(plan.topology.expected_workers), plan.secret()
         self._reports = reports = Reports(
             *(first, head_server.make_expected(plan, keeper), put, run.now),
-            # The decisions get a worker's leaving with its report.
-            on_bye=lambda name, bye: run.record(ByeHeard(name, bye.cause, bye.log)),
+            # Recorded only: the decisions get it as WorkerReported.
+            on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
             ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
             on_recalled_run=partial(keeper.recall, put),
             has_token=token is not None,
@@ -139,7 +139,7 @@ class HeadAgent:
         )
         self._status.worker_stats = reports.worker_stats
         status, topology = self._status, plan.topology
-        site = AgentServer(
+        server = AgentServer(
             token=token,
             ready=lambda: True,
             status=status.status,
@@ -161,7 +161,7 @@ class HeadAgent:
         recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(run.best_effort.every, *recorded)
         start(watch_for_later_head, run, keeper, put)
-        runner = await site.open([*started.local_sockets, *started.sockets])
+        runner = await server.open([*started.local_sockets, *started.sockets])
         try:
             outcome = await self._shut_down(await self._decide())
             workers = self._state.fleet.workers.values()
@@ -296,8 +296,8 @@ class HeadAgent:
     async def _watch_gcs(self, host: str, port: int, step: float) -> None:
         """Put an event when GCS accepts connections, and when it stops while Ray still boots.
 
-        The bridge, which still imports Ray, would be later; and `ray start` reports a GCS that died
-        at boot only after a minute.
+        The bridge, which still imports Ray, would be later; and `ray start` reports a GCS that
+        exited at boot only after a minute.
         """
         put = self._inbox.put
 
@@ -319,13 +319,13 @@ class HeadAgent:
         if self._ray is not None and self._ray.running:
             hung, self._ray = self._ray, None
             await stop_ray(hung, 0.0)
-            await self._forget_ray()
+            await self._discard_ray_events()
         self._keeper.new_epoch(self._plan.topology.node_name)
         await self._keeper.flush()
         self._ray = await start_ray(self._run, self._placeholders, self._env)
         self._tasks.start_soon(self._watch_ray, self._ray)
 
-    async def _forget_ray(self) -> None:
+    async def _discard_ray_events(self) -> None:
         """Discard events of a Ray that was stopped: they do not apply to the next."""
         assert isinstance(self._link, RayLink)  # noqa: S101 - torchrun needs no Ray
         await self._link.restart_bridge()
@@ -333,12 +333,12 @@ class HeadAgent:
 
     def _put_ray_event(self, event: h.HeadEvent) -> None:
         """Put an event of the bridge; a failed job's report gets the cause that its output has."""
-        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
+        if isinstance(event, h.JobReported) and event.report.ended and not event.report.succeeded:
             self._tasks.start_soon(self._put_with_cause, event, self._run.memory.recent())
         else:
             self._inbox.put(event)
 
-    async def _put_with_cause(self, event: h.JobHeard, memory: str) -> None:
+    async def _put_with_cause(self, event: h.JobReported, memory: str) -> None:
         source = None if self._output is None else self._output.source
         cause = None if source is None else await find_cause(self._run, source, self._elsewhere())
         self._inbox.put(replace(event, report=replace(event.report, memory=memory, cause=cause)))
@@ -350,7 +350,7 @@ class HeadAgent:
     async def _submit(self, job_id: str) -> None:
         made = await self._submission_task.make(self._make_submission, self._reward_ip)
         if not isinstance(made, Submission):
-            canceled = h.SubmitWaits(job_id, "stopped before it was submitted", cancelled=True)
+            canceled = h.SubmitWaits(job_id, "stopped before it was submitted", canceled=True)
             self._inbox.put(canceled if made is None else Refused(made))
             return
         for message in made.messages:
@@ -429,7 +429,7 @@ class HeadAgent:
             if old is not None:
                 await stop_ray(old, self._plan.budget.ray)
             left = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
-            await self._forget_ray()
+            await self._discard_ray_events()
         self._inbox.put(h.Cleared(ended.number, left))
 
     async def _finish_output(self) -> None:
@@ -537,9 +537,7 @@ class SilenceWatch:
             tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
             ask_ray = partial(port_answers, ip, self._ports.node_manager, limit)
             tasks.start_soon(probe, "ray", ask_ray)
-        agent = self._reports.awaited(key)
-        if found["agent"] and agent is not None:
-            agent.is_silent = True
+        if found["agent"] and self._reports.mark_silent(key):
             self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 
 

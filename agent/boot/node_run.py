@@ -358,7 +358,7 @@ async def kill_leftovers(whose: str, limit: float | None) -> str:
     return ""
 
 
-_POLLED = (h.JobHeard, h.RayNodes)
+_POLLED = (h.JobReported, h.RayNodes)
 """Events sent at every poll: recorded only when one differs from the last of its type."""
 _WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
 """Events of pending waits, of which several may alternate."""

@@ -102,6 +102,7 @@ class LocalWork:
         if marker is not None and await anyio.to_thread.run_sync(marker.exists):
             say(f"{name}: skipped, {marker} is there")
             return ""
+        # A worker's step may run before the head is found: its own address is then unknown.
         env = environment.for_children(plan.environ, plan.settings)
         if plan.topology.is_head:
             env = plan.environment(place.node_ip, place.head_ip)
@@ -241,10 +242,10 @@ class LocalShare:
         log, errors = map(run.folder.file, (JOB_LOG, f"torchrun-error-{attempt}.json"))
         self._began = await size_at_start(run, log, errors)
         attempt_id = submission_id_of(run.run_id, attempt)
-        recipe, words, own = plan.job.recipe, plan.job.argv, {}
+        recipe, argv, recipe_env = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
-            command = recipe.command(share.nodes, run.run_id, share.basis)
-            words, own = command.argv, {**command.env}
+            sized = recipe.command(share.nodes, run.run_id, share.basis)
+            argv, recipe_env = sized.argv, {**sized.env}
         joined = JobPlaceholders(
             *sizes(share.gpus),
             head_ip=place.head_ip,
@@ -254,8 +255,8 @@ class LocalShare:
             checkpoints=plan.job.checkpoints,
         )
         rank, size = str(share.rank), str(len(share.nodes))
-        argv = plan.torchrun.command(fill(words, joined), rank, size, attempt_id, place.head_ip)
-        full = {**own, **plan.environment(place.node_ip, place.head_ip)}
+        command = plan.torchrun.command(fill(argv, joined), rank, size, attempt_id, place.head_ip)
+        full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
         env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
@@ -264,7 +265,7 @@ class LocalShare:
         if not plan.topology.is_head:  # there the job's output is scanned
             output.to_watcher(run.stats.share_lines(attempt), self._began)
         output.start()
-        self._child = await run.start(TORCHRUN, argv, env, JOB_LOG)
+        self._child = await run.start(TORCHRUN, command, env, JOB_LOG)
         self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
 
     async def stop(self, grace: float) -> None:
@@ -317,7 +318,7 @@ class LocalShare:
 
 
 async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
-    """Return a log's size as an attempt begins, and remove an earlier attempt's error file.
+    """Return a log's size as an attempt begins, and remove an error file of the same name.
 
     On a stalled disk this takes 2 s, and earlier output may be passed on again.
     """

@@ -33,7 +33,7 @@ class Bridge:
         self._jobs: Jobs | None = None
         # Job ids; never removed.
         self._submitted: set[str] = set()
-        self._cancelled: set[str] = set()
+        self._canceled: set[str] = set()
         self._ended: set[str] = set()
         self._last_answer: dict[str, float] = {}  # when the dashboard last answered about a job
 
@@ -122,7 +122,7 @@ class Bridge:
             return
         self._submitted.add(job_id)
         self._send(event="submitted", id=job_id)
-        if job_id in self._cancelled:  # requested during the submission
+        if job_id in self._canceled:  # requested during the submission
             self._start(self._stop_job, command)
         copying = self._start(self._copy_output, command) if command.get("mirror") else None
         if not follows:
@@ -135,10 +135,10 @@ class Bridge:
         for _ in repeat(self._stop, 0.1):
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
-                if not follows and job_id not in self._cancelled:
+                if not follows and job_id not in self._canceled:
                     self._jobs.submit_once(command)
                 elif not self._jobs.has_job(job_id):
-                    if job_id in self._cancelled:  # a stop of it is then complete
+                    if job_id in self._canceled:  # a stop of it is then complete
                         self._send(event="stop-taken", id=job_id)
                     if follows:
                         self._send(event="never-submitted", id=job_id)
@@ -225,7 +225,7 @@ class Bridge:
     def _stop_job(self, command: Mapping[str, Any]) -> None:
         """Stop a job; one that is not submitted yet is stopped by the submitting thread."""
         job_id = str(command["id"])
-        self._cancelled.add(job_id)
+        self._canceled.add(job_id)
 
         def stop() -> bool:
             (self._jobs or Jobs(self._dashboard)).stop(job_id)

@@ -25,7 +25,7 @@ _EVENTS: dict[str, type[h.HeadEvent]] = {
     "submitted": h.Submitted,
     "never-submitted": h.NeverSubmitted,
     "submit-failed": h.SubmitWaits,
-    "job": h.JobHeard,
+    "job": h.JobReported,
     "silent": h.HeadRaySilent,
 }
 """The event for the head of each line that the bridge writes; the fields have the same names."""
@@ -54,7 +54,7 @@ class RayLink:
         self._answered = anyio.Event()
 
     async def run(self) -> None:
-        """Keep a bridge running until cancelled; a new one is sent all commands again."""
+        """Keep a bridge running until canceled; a new one is sent all commands again."""
         try:
             while True:
                 self._child = await self._start()

@@ -189,8 +189,8 @@ def reply_to(
         marks = {"undecided": [float(index in undecided) for index in range(len(scored))]}
     if dialect == OPENRLHF_M:
         return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards, **marks}
-    unlabelled = [float(one.gold is None) for one in scored]
-    logs = {"correct": rewards, "answered": answered, "unlabelled": unlabelled, **marks}
+    unlabeled = [float(one.gold is None) for one in scored]
+    logs = {"correct": rewards, "answered": answered, "unlabelled": unlabeled, **marks}
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 

@@ -73,7 +73,7 @@ def _compared(nodes: Nodes, *, brings_libraries: bool) -> Iterator[tuple[str, Va
     remedy = "Use nodes of one kind, or a job that supports different ones"
     yield "GPUs", values, Level.WARN, remedy
     values = [(node, listed(facts.node_versions.gpu_models)) for node, facts in nodes]
-    remedy = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
+    remedy = "Use nodes of one kind: the slowest GPU and the smallest memory limit the job"
     yield "GPU model", values, Level.WARN, remedy
 
 

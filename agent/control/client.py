@@ -106,7 +106,7 @@ class HeadLink:
             self._held.cancel()
 
     async def run(self) -> None:
-        """Send reports and handle replies until cancelled."""
+        """Send reports and handle replies until canceled."""
         timeout = aiohttp.ClientTimeout(total=times.REPLY_HELD + times.REPORT_MARGIN, connect=3)
         session = aiohttp.ClientSession(timeout=timeout, connector=KeepaliveConnector())
         step = times.CONNECT_PAUSE

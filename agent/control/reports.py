@@ -257,6 +257,13 @@ class Reports:
             return None
         return agent
 
+    def mark_silent(self, key: str) -> bool:
+        """Mark an agent silent until its next report; return False if it need not report."""
+        agent = self.awaited(key)
+        if agent is not None:
+            agent.is_silent = True
+        return agent is not None
+
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
         """Wait until the head has decided on the agent's run: another run's name makes it leave.
 

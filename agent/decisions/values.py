@@ -136,7 +136,6 @@ class Item(Value):
     restarts: int = 0  # the restarts that still count
     was_ready: bool = False  # true once it was ready, whatever happened later
     deadline: float = math.inf  # while it is pending; for Ray the planned limit counts instead
-    started_at: float = 0.0  # when it was started, if it was blocked before
     generation: int = 1  # counts its starts: reports about an earlier start are dropped
     restarted_at: float | None = None  # when it was last restarted
     restart_at: float | None = None  # when it is to be restarted, if it has ended

@@ -57,7 +57,8 @@ class OwnRay(Value):
             argv.append(f"--num-gpus={settings.num_gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
-        # memory limits where Ray's defaults are too large and the user set none
+        # memory limits where Ray's defaults are too large and the user set none; with
+        # --plasma-directory, /dev/shm does not limit the store
         facts = replace(self.facts, shm=0) if "--plasma-directory" in given else self.facts
         size = object_store(facts, self.allotted_memory)
         if size is not None and self.allotted_memory is not None and "--memory" not in given:

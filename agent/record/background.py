@@ -244,11 +244,6 @@ class Writer(Background):
         """Return whether the last write failed."""
         return self._sink is not None and self._sink.failures > 0
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether the writer has a destination."""
-        return self._sink is not None
-
     def open(self, opener: Callable[[], int], most_of_file: int | None = None) -> None:
         """Set the destination, for lines queued before too; the thread opens it."""
 

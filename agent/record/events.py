@@ -74,7 +74,7 @@ class NodesCounted(Value):
     dead: int
 
 
-class ByeHeard(Value):
+class GoodbyeReceived(Value):
     """A worker left: the cause and the end of its log."""
 
     node: str
@@ -125,8 +125,10 @@ class Dropped(Unrecorded):
 TAG = "is"
 """The key of a nested value's class; no field collides with it, since it is a Python keyword."""
 WIRE_NAMES = {
+    "GoodbyeReceived": "ByeHeard",
     "HeadRaySilent": "RaySilent",
     "ItemReport": "ItemWord",
+    "JobReported": "JobHeard",
     "NodeVersions": "Outfit",
     "OwnShareOver": "OwnPartOver",
     "Refused": "Unfit",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, Processor
 
-_COLOURS = {"warning": "\033[33m", "error": "\033[31m"}
+_COLORS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
 _FOREIGN = ("rich", "better_exceptions", "twisted")
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _logger(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
+def _logger(redactor: Redactor, node: str, *, as_json: bool, colored: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
     """Return a logger that renders a sentence for stderr and the file."""
     # Imported here since some verbs log nothing: it costs 11 ms after asyncio, and 33 ms more with
     # rich, which structlog 26.1 imports for tracebacks if it does not seem to be missing.
@@ -58,8 +58,8 @@ def _logger(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> 
         level = event["level"]
         words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
         plain = " ".join(filter(None, words))
-        colour = _COLOURS.get(level) if coloured else None
-        return ((f"{colour}{plain}{_RESET}" if colour else plain, plain),), {}
+        color = _COLORS.get(level) if colored else None
+        return ((f"{color}{plain}{_RESET}" if color else plain, plain),), {}
 
     stamp = structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True)
     steps: list[Processor] = [structlog.processors.add_log_level, stamp, clean, render]
@@ -76,7 +76,7 @@ class _Log:
     """Writes lines to stderr, and to a file once it is set."""
 
     def __init__(self) -> None:
-        plain = {"as_json": False, "coloured": False}
+        plain = {"as_json": False, "colored": False}
         self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", **plain)
         self._logger: Any = None
         self._stderr = Writer(
@@ -89,17 +89,14 @@ class _Log:
     def configure(
         self, style: str, environ: Mapping[str, str], redactor: Redactor, node: str
     ) -> None:
-        """Set the style: json for machines; colour only on a terminal, and never with NO_COLOR."""
+        """Set the style: json for machines; color only on a terminal, and never with NO_COLOR."""
         terminal = sys.stderr is not None and sys.stderr.isatty()
-        coloured = style == "auto" and terminal and not environ.get("NO_COLOR")
-        options = {"as_json": style == "json", "coloured": coloured}
+        colored = style == "auto" and terminal and not environ.get("NO_COLOR")
+        options = {"as_json": style == "json", "colored": colored}
         self._make, self._logger = partial(_logger, redactor, node, **options), None
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
-        if self._file_writer.is_open:
-            self._file_writer.close()
-            self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost(1)))
         self._file_writer.open(appending(path))
 
     def say(self, sentence: str, level: str = "info") -> None:

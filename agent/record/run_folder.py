@@ -82,7 +82,7 @@ def write_outcome(folder: Path, text: str) -> OSError | None:
 
 
 NODE_MARKS = (OUTCOME_FILE, node_record.NODE_FILE, EVENTS_FILE, FORMER_EVENTS_FILE)
-"""Files of which each node of a run has one."""
+"""A node's folder has at least one of these files."""
 _DEEPEST_RUN = 4
 _MOST_FOLDERS = 20_000
 
@@ -99,7 +99,10 @@ def node_folders(run: Path) -> list[Path]:
 
 
 def newest_run(folder: Path, marks: Sequence[str] = NODE_MARKS) -> Path | None:
-    """Return the run that was written last, in or below a folder; each node has one of `marks`."""
+    """Return the run in or below a folder that was written last.
+
+    A node's folder is recognized by `marks`.
+    """
     written: list[tuple[float, Path]] = []
     for node in _node_folders_below(folder.resolve(), marks):
         for name in NODE_MARKS:
@@ -198,7 +201,7 @@ _WAITING = "no-head-"
 
 
 class RunFolder:
-    """This node's folder in a run; a worker's moves once the run id is known.
+    """This node's folder in a run; a worker's folder is renamed once the run id is known.
 
     A restarted node uses its folder again if it starts with the run id. Otherwise, or if another
     agent may hold it, the node takes a numbered folder.

@@ -66,7 +66,7 @@ _code_pipe: int | None = None  # The pipe on which the agent sends its exit code
 
 
 def install_handlers() -> None:
-    """Record NOTICES; give children default dispositions, whatever was inherited.
+    """Record NOTICES, and reset inherited dispositions that children would get.
 
     A stop signal that was ignored at the start (nohup, a shell's background job) still does
     nothing. With SIGCHLD ignored, no child's exit code would be available.
@@ -89,7 +89,10 @@ def record_stop_requests() -> None:
 
 
 def set_handler(handler: Callable[[int], None]) -> None:
-    """Pass every signal, also those recorded so far, to a function: between any two bytecodes."""
+    """Call a function for each signal, including those recorded so far.
+
+    It may run between any two bytecodes.
+    """
     global _handler  # noqa: PLW0603 - a process has one handler
     install_handlers()
     _handler = handler
@@ -125,7 +128,7 @@ def send_exit_code(code: int) -> None:
             os.kill(os.getppid(), signal.SIGCHLD)
 
 
-def become_parent(*, of_a_run: bool) -> int | None:
+def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
     global is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
     is_init = os.getpid() == 1
@@ -141,16 +144,16 @@ def become_parent(*, of_a_run: bool) -> int | None:
     killed: tuple[int, ...] = ()
     while True:
         status = _follow(agent, code_pipe, everything)
-        if not of_a_run or -status not in _CRASHES:
+        if not restarts_agent or -status not in _CRASHES:
             break
         now = time.monotonic()
         crashes = [*(at for at in crashes if now - at < times.AGENT_CRASH_WINDOW), now]
         name = signal.Signals(-status).name
         if len(crashes) > MAX_CRASHES:
-            _say(f"the agent was ended by {name} {len(crashes)} times: giving up")
+            _say(f"the agent was killed by {name} {len(crashes)} times: giving up")
             status = GAVE_UP
             break
-        _say(f"the agent was ended by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
+        _say(f"the agent was killed by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
         os.close(code_pipe)
         killed = (agent, *killed)
         forked = _fork(before, killed)
@@ -217,7 +220,8 @@ def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
         if info is None:
             if code is None:
                 continue
-            _say("the agent is done, but a disk holds one of its threads: it is left to that disk")
+            what = "the agent has sent its exit code, but does not exit"
+            _say(f"{what}: a thread is blocked by a disk")
             return code
         if info.si_signo != signal.SIGCHLD:
             with suppress(ProcessLookupError):

@@ -44,7 +44,9 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     ("vast", platforms.detect_vast),
     ("plain", platforms.detect_plain),  # matches everything else
 )
-"""To add a platform with a rank variable, add a row to `platforms` and a line here."""
+"""To add a platform with a rank variable, add a `RankVariables` constant to platforms.py and a
+line here.
+"""
 
 
 def detect_platform(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:

@@ -93,7 +93,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
     job = state.attempt.id
     state, _ = head.decide(state, h.Submitted(job), 4.0)
     if not by_torchrun:
-        state, _ = head.decide(state, h.JobHeard(job, JobReport("RUNNING")), 5.0)
+        state, _ = head.decide(state, h.JobReported(job, JobReport("RUNNING")), 5.0)
     yield f"running{how}", state
     yield f"stopping{how}", head.decide(state, StopAsked(15), 6.0)[0]
 

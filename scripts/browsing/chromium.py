@@ -48,7 +48,7 @@ class Tab:
         """Console errors and warnings, exceptions, and violations of the content policy."""
 
     async def listen(self) -> None:
-        """Receive messages from the browser, until cancelled."""
+        """Receive messages from the browser, until canceled."""
         async for message in self._socket:
             data = json.loads(message.data)
             if "id" in data:

@@ -258,7 +258,7 @@ ROWS = (
     ),
     Row(
         "slurm",
-        "Slurm: a task is killed, the job is cancelled, requeued or at its time limit",
+        "Slurm: a task is killed, the job is canceled, requeued or at its time limit",
         "all tasks stop in order; a requeued job continues in the same folders",
         (
             SLURM + "test_a_killed_task_ends_the_others",

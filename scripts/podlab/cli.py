@@ -17,7 +17,7 @@ from podlab.errors import LabError
 from podlab.lab import Lab
 from podlab.leftovers import clean
 from podlab.rights import missing
-from podlab.stream import Follower, prefix, wants_colour
+from podlab.stream import Follower, prefix, wants_color
 from podlab.waiting import until
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Show:
         container = pod.start(self.args.command, env=env, cwd=self.args.cwd)
         index = self.names.index(pod.name)
         for path, sink in zip(container.log_paths, (sys.stdout, sys.stderr), strict=True):
-            before = prefix(pod.name, self.width, index, colour=wants_colour(sink))
+            before = prefix(pod.name, self.width, index, color=wants_color(sink))
             follower = Follower(path, before, sink)
             stack.callback(follower.close)
             self.followers.append(follower)

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
+COLORS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
 
 
-def wants_colour(sink: IO[str], environ: Mapping[str, str] = os.environ) -> bool:
+def wants_color(sink: IO[str], environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether to color output to this stream."""
     return sink.isatty() and not environ.get("NO_COLOR")
 
 
-def prefix(name: str, width: int, index: int, *, colour: bool) -> str:
+def prefix(name: str, width: int, index: int, *, color: bool) -> str:
     """Return the prefix of a pod's lines."""
     text = f"{name:<{width}} | "
-    return f"\033[{COLOURS[index % len(COLOURS)]}m{text}\033[0m" if colour else text
+    return f"\033[{COLORS[index % len(COLORS)]}m{text}\033[0m" if color else text
 
 
 class Follower:

@@ -84,7 +84,7 @@ def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
 
 def test_scancel(slurm: SlurmCluster) -> None:
     """The job can clean up; all nodes log the reason, and exit before Slurm kills them."""
-    job = slurm.submit("cancelled", f'sh -c "{CLEANS_UP}"')
+    job = slurm.submit("canceled", f'sh -c "{CLEANS_UP}"')
     job.wait_for("^running$")
     began = time.monotonic()
     slurm.run("scancel", job.id)

@@ -55,10 +55,10 @@ PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
 
 
 def waits(
-    evidence: str, attempt: int = 1, *, final: bool = False, cancelled: bool = False
+    evidence: str, attempt: int = 1, *, final: bool = False, canceled: bool = False
 ) -> h.SubmitWaits:
     """Return the event that Ray does not accept an attempt."""
-    return h.SubmitWaits(f"run-{attempt}", evidence, final, cancelled)
+    return h.SubmitWaits(f"run-{attempt}", evidence, final, canceled)
 
 
 def goal(  # noqa: PLR0913 - what a run may be asked for
@@ -123,9 +123,9 @@ def reported(  # noqa: PLR0913 - what a worker may say
     )
 
 
-def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobHeard:
+def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobReported:
     """Return the event of a job status from Ray."""
-    return h.JobHeard(f"run-{attempt}", JobReport(status, message, code))
+    return h.JobReported(f"run-{attempt}", JobReport(status, message, code))
 
 
 WITH_REWARD = goal(services=(REWARD,))

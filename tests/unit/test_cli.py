@@ -89,7 +89,7 @@ def test_a_foreign_agent_package_is_not_taken_for_ours(tmp_path: Path) -> None:
     ids=["flag", "verb", "command where none belongs", "abbreviation"],
 )
 def test_usage_is_2(arguments: tuple[str, ...]) -> None:
-    """A misspelt command line is a usage error."""
+    """A misspelled command line is a usage error."""
     assert agent(*arguments).returncode == 2
 
 

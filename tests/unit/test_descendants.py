@@ -47,7 +47,7 @@ def test_a_signal_never_reaches_another_of_the_same_pid(monkeypatch: pytest.Monk
         assert child.wait(20) == -signal.SIGKILL
 
 
-def test_the_dead_are_not_signalled() -> None:
+def test_the_dead_are_not_signaled() -> None:
     """A reaped process is reported as gone."""
     with subprocess.Popen(["true"]) as child:
         process = psutil.Process(child.pid)

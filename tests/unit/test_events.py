@@ -158,7 +158,7 @@ def test_every_wire_name_is_in_use() -> None:
 # --- JSON data ---------------------------------------------------------------------------------
 
 
-class Colour(Enum):
+class Color(Enum):
     """An enum of texts."""
 
     RED = "red"
@@ -192,7 +192,7 @@ class Everything(Value):
     by_text: Mapping[str, str | None]
     taken_ports: Mapping[int, str]
     nested: Mapping[str, Mapping[str, tuple[float, ...]]]
-    colour: Colour
+    color: Color
     level: Level | None
     word: Literal["a", "b"]
     number: int | float | str | bool | None

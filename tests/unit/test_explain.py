@@ -39,7 +39,7 @@ HEAD: tuple[tuple[float, object], ...] = (
     (20.0, ServiceGone("reward server", "exit code 1")),
     (22.0, ServiceReady("reward server")),
     (30.0, ServiceGone("retriever", "killed by SIGKILL", node="pod2")),
-    (200.0, e.ByeHeard("pod2", "asked to stop by SIGTERM", "the end of its log")),
+    (200.0, e.GoodbyeReceived("pod2", "asked to stop by SIGTERM", "the end of its log")),
     (201.0, e.PhaseEntered("leaving")),
     (202.0, e.Ended(202.0)),
 )

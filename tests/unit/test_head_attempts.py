@@ -84,8 +84,8 @@ OUT = "this container ran out of memory: the kernel's OOM killer ended a process
     ("history", "code"),
     [
         ([*PAIR, (9, h.RayGone("its raylet is gone", OUT))], 75),
-        ([*PAIR, (9, h.JobHeard("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
-        ([*PAIR, GONE, (10, h.JobHeard("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
+        ([*PAIR, (9, h.JobReported("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
+        ([*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
         ([*PAIR, (8, reported(2, memory=OUT)), GONE, FAILED], 1),
         ([*PAIR, (8, reported(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
     ],
@@ -301,7 +301,7 @@ SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally"
 
 def _failed_by(cause: FailureCause) -> History:
     """Return a job that fails by a cause just after its node was lost."""
-    return [*PAIR, GONE, (10, h.JobHeard("run-1", JobReport("FAILED", "", 1, cause=cause)))]
+    return [*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, cause=cause)))]
 
 
 def test_a_permanent_cause_is_not_tried_again() -> None:

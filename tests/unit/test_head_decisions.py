@@ -263,7 +263,7 @@ def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
     """Only Ray's answer ends the wait for a job that it may still accept, or its grace."""
     history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
     assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
-    told = Trace(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
+    told = Trace(goal(given=True), [*history, (12, waits("stopped", canceled=True))])
     assert told.outcomes[0].exit_code == 143
 
 

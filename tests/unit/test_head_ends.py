@@ -273,7 +273,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     ),
     "stopped before Ray took it": (
         goal(),
-        [(3, nodes()), (4, TERM), (5, waits("stopped before Ray took it", cancelled=True))],
+        [(3, nodes()), (4, TERM), (5, waits("stopped before Ray took it", canceled=True))],
         143,
         "SIGTERM",
         [],
@@ -307,7 +307,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
             (3, nodes()),
             (9, waits("No available agent")),
             (123, TICK),
-            (124, waits("stopped", cancelled=True)),
+            (124, waits("stopped", canceled=True)),
         ],
         69,
         "ray",

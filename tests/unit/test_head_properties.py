@@ -185,7 +185,7 @@ def test_every_history_ends(drawn: tuple[h.HeadGoal, History]) -> None:
     own = {
         shell_code(event.report.driver_exit_code)
         for _, event in history
-        if isinstance(event, h.JobHeard) and event.report.driver_exit_code is not None
+        if isinstance(event, h.JobReported) and event.report.driver_exit_code is not None
     }
     assert end.exit_code in OURS | own
     assert end.reason

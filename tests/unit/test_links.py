@@ -227,7 +227,7 @@ def test_late_is_a_warning() -> None:
     assert head.deadline(trace.state) == until
     trace.take(TICK, until)
     assert "network: 100 Mbps between pod1 and pod2: " in trace.log
-    assert "no sample within 10 s of the bandwidth between pod1 and pod2, " in trace.log
+    assert "no bandwidth sample within 10 s: pod1 to pod2, " in trace.log
     assert "agent" not in trace.log
 
 

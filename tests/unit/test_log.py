@@ -112,13 +112,13 @@ def test_no_name_forges_a_line(tmp_path: Path, style: str) -> None:
     assert "é漢\tend" in event
 
 
-def test_colour_is_for_terminals(tmp_path: Path) -> None:
-    """Coloured only at a terminal, with AGENT_LOG=auto, without NO_COLOR."""
+def test_color_is_for_terminals(tmp_path: Path) -> None:
+    """Colored only at a terminal, with AGENT_LOG=auto, without NO_COLOR."""
     plain = "T poda a\nT poda WARN b\nT poda ERROR c\n"
-    coloured = "T poda a\n\033[33mT poda WARN b\033[0m\n\033[31mT poda ERROR c\033[0m\n"
-    assert at_terminal(tmp_path, "auto") == coloured
+    colored = "T poda a\n\033[33mT poda WARN b\033[0m\n\033[31mT poda ERROR c\033[0m\n"
+    assert at_terminal(tmp_path, "auto") == colored
     assert at_terminal(tmp_path, "auto", {"NO_COLOR": "1"}) == plain
-    assert at_terminal(tmp_path, "auto", {"NO_COLOR": ""}) == coloured
+    assert at_terminal(tmp_path, "auto", {"NO_COLOR": ""}) == colored
     assert at_terminal(tmp_path, "console") == plain
 
 

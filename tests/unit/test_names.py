@@ -106,7 +106,7 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
     assert not network._lookups  # noqa: SLF001 - nothing is kept
 
 
-def test_a_cancelled_lookup_is_removed(slow: SlowDns) -> None:
+def test_a_canceled_lookup_is_removed(slow: SlowDns) -> None:
     """Lookups of a hung resolver do not accumulate."""
 
     async def story() -> None:

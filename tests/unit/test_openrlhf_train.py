@@ -61,7 +61,7 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
     for flag, words in flags.items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     assert command.notes[0] == told
-    assert "/ckpt/state" in command.argv, "a folder of its own, whose old neighbours it deletes"
+    assert "/ckpt/state" in command.argv, "a folder of its own, whose old neighbors it deletes"
     assert ("data.output_key" in flags or "output_key" in flags) == (recipe == "openrlhf-sft")
     assert ("data.chosen_key" in flags or "chosen_key" in flags) == (recipe != "openrlhf-sft")
     assert "by-WANDB_API_KEY" in command.argv

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 BEGIN = """
 import os, signal, sys, time
 from agent.runtime import parent
-code = parent.become_parent(of_a_run={of_a_run})
+code = parent.become_parent(restarts_agent={restarts_agent})
 if code is not None:
     sys.exit(code)
 lives = open("lives", "a")
@@ -42,10 +42,10 @@ os.fork = full
 
 
 def run(
-    folder: Path, body: str, *, of_a_run: bool = True, begin: str = ""
+    folder: Path, body: str, *, restarts_agent: bool = True, begin: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start a program under a parent."""
-    text = begin + BEGIN.format(of_a_run=of_a_run) + textwrap.dedent(body)
+    text = begin + BEGIN.format(restarts_agent=restarts_agent) + textwrap.dedent(body)
     with (folder / "said").open("w") as said:
         return subprocess.Popen(
             [sys.executable, "-c", text],
@@ -139,7 +139,7 @@ def test_an_agent_is_started_again_once_there_is_room(
 
 def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
     """As a container's first process another verb also has a parent, but runs once."""
-    process = run(tmp_path, "os.kill(os.getpid(), 9)", of_a_run=False)
+    process = run(tmp_path, "os.kill(os.getpid(), 9)", restarts_agent=False)
     assert process.wait(20) == 137
     assert len(lives(tmp_path)) == 1
 
@@ -201,4 +201,4 @@ def test_a_code_that_was_sent_needs_no_end_of_the_process(tmp_path: Path) -> Non
     """
     process = run(tmp_path, body)
     assert process.wait(20) == 7
-    assert "left to that disk" in said(tmp_path)
+    assert "a thread is blocked by a disk" in said(tmp_path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from podlab import cli, rights
-from podlab.stream import Follower, prefix, wants_colour
+from podlab.stream import Follower, prefix, wants_color
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
     """A line appears when it is complete, the last one also without its end."""
     path, sink = tmp_path / "log", io.StringIO()
     path.touch()
-    follower = Follower(path, prefix("pod0", 5, 0, colour=False), sink)
+    follower = Follower(path, prefix("pod0", 5, 0, color=False), sink)
     with path.open("a") as log:
         log.write("one\ntw")
         log.flush()
@@ -76,11 +76,11 @@ def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
     assert sink.getvalue() == "pod0  | one\npod0  | two\npod0  | three\n"
 
 
-def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR and pipes get none."""
     sink = io.StringIO()
-    assert not wants_colour(sink, {})
+    assert not wants_color(sink, {})
     monkeypatch.setattr(sink, "isatty", lambda: True)
-    assert wants_colour(sink, {})
-    assert not wants_colour(sink, {"NO_COLOR": "1"})
-    assert prefix("p", 1, 0, colour=True).startswith("\033[")
+    assert wants_color(sink, {})
+    assert not wants_color(sink, {"NO_COLOR": "1"})
+    assert prefix("p", 1, 0, color=True).startswith("\033[")

@@ -262,7 +262,7 @@ def listening(count: int) -> list[socket.socket]:
                 one.close()
             continue
         return found
-    raise AssertionError("no neighbouring ports are free")
+    raise AssertionError("no neighboring ports are free")
 
 
 def test_reaching_another_worker() -> None:

@@ -218,7 +218,7 @@ def test_stop_ends_it_and_its_group(
     run(story)
 
 
-def test_a_stop_that_is_cancelled_still_kills(tmp_path: Path) -> None:
+def test_a_stop_that_is_canceled_still_kills(tmp_path: Path) -> None:
     """A canceled stop leaves no process behind."""
 
     async def story() -> None:

@@ -309,7 +309,7 @@ def test_probabilities_sum_to_one(logits: list[float]) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=32))
-def test_advantages_are_normalised_by_group(rewards: list[float]) -> None:
+def test_advantages_are_normalized_by_group(rewards: list[float]) -> None:
     """They sum to zero and keep the order of the rewards."""
     values = advantages(rewards)
     assert abs(sum(values)) < 1e-3

@@ -47,7 +47,7 @@ def batch(size: int) -> dict[str, object]:
 
 
 def test_it_scores_each_item(server: RewardProcess) -> None:
-    """Right, wrong, missing and unlabelled items get their own numbers, in order."""
+    """Right, wrong, missing and unlabeled items get their own numbers, in order."""
     query = [r"\boxed{1/2}", "it is 8", "no idea", "7"]
     reply = ask(server.url, {"query": query, "labels": ["0.5", 7, "#### 7", None]})
     assert reply.status == 200

@@ -69,7 +69,7 @@ def test_every_promised_pair_is_tried_once() -> None:
     ("installed", "second"),
     [("2.40.0", REFUSAL), ("2.51.1", REFUSAL), ("2.52.0", TOKEN), ("3.0.0", TOKEN)],
 )
-def test_a_token_is_honoured_or_refused(installed: str, second: object) -> None:
+def test_a_token_is_honored_or_refused(installed: str, second: object) -> None:
     """Which of the two a Ray must show depends on its version alone."""
     assert scenarios(installed) == (BOOT, second)
 

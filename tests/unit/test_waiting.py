@@ -89,7 +89,7 @@ def test_a_bug_in_a_condition_is_no_timeout() -> None:
         anyio.run(partial(until, check, 5.0))
 
 
-def test_it_can_be_cancelled_between_two_steps() -> None:
+def test_it_can_be_canceled_between_two_steps() -> None:
     """A stop request does not wait for the next step."""
 
     async def story() -> bool:

@@ -345,7 +345,7 @@
     });
   }
 
-  // --- the clock, and whether anybody is there ------------------------------------------------
+  // --- the clock, and whether the agent answers -----------------------------------------------
 
   function tick() {
     if (!status) {

@@ -210,7 +210,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return state.with_item((node, name), item.lost(failure) if failure else item.ready())
         case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
             return _apply_service_state(state, event.node, event, now)
-        case h.JobHeard(_, report):
+        case h.JobReported(_, report):
             return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
         case attempts.DriverSignaled():
             return replace(state, attempt=replace(state.attempt, signaled=True))

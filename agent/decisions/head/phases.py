@@ -1,4 +1,4 @@
-"""The head's phases: what follows from an event in each of them, and how an attempt ends."""
+"""The head's phases: one function per phase, and how an attempt ends."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
     if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
-        vain = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
-        if vain is not None:
-            return leave(state, vain, now)
+        end = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
+        if end is not None:
+            return leave(state, end, now)
     # a worker may have a record of this run that the head lacks (lost disk)
     record = event if isinstance(event, h.RunRemembered) and state.attempt.number == 1 else None
     own = (state.goal.run_id, 0, 0)
@@ -110,8 +110,8 @@ def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
 def _restart_ray(state: HeadState, now: float) -> Decision:
     """Restart Ray, which on a busy node exceeds its own start limit of 30 s now and then.
 
-    If Ray was up before, all deadlines of the boot start again: workers have to rejoin. Without a
-    job (AGENT_JOB=none) that is also how a cluster that runs goes on.
+    If Ray was up before, all deadlines of the boot start again: workers have to rejoin. With
+    AGENT_JOB=none a running cluster is restarted the same way.
     """
     ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     is_running = state.phase is HeadPhase.RUNNING
@@ -127,11 +127,11 @@ def _restart_ray(state: HeadState, now: float) -> Decision:
         text = f"{what}: {ray.evidence}; starting it again: {number}"
         state = replace(state, attempt=replace(state.attempt, began=now))
     state = state.enter(HeadPhase.BOOTING, now) if is_running else state
-    state = forget_ray(state, Item(restarts=tried + 1, restarted_at=now if is_running else None))
+    state = without_ray(state, Item(restarts=tried + 1, restarted_at=now if is_running else None))
     return state, (LogLine(text, "warning"), h.RestartRay())
 
 
-def forget_ray(state: HeadState, ray: Item) -> HeadState:
+def without_ray(state: HeadState, ray: Item) -> HeadState:
     """Reset the state that belongs to a Ray that exited."""
     fleet = state.fleet.with_ray_nodes(())
     gone = replace(state, ray=ray, hang=None, fleet=fleet)
@@ -226,8 +226,8 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
 
 
 def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
-    """End an attempt whose job ended, whose Ray exited, or without status from Ray."""
-    if isinstance(event, h.JobHeard) and event.report.ended:
+    """End an attempt whose job ended, or whose Ray exited or is silent; None if it continues."""
+    if isinstance(event, h.JobReported) and event.report.ended:
         if retry.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
         return end_attempt(state, retry.attempt_end(state, event.report, now), now)
@@ -280,7 +280,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> Decision:
         attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
         state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
-    if isinstance(event, h.Submitted | h.JobHeard):
+    if isinstance(event, h.Submitted | h.JobReported):
         log = LogLine(f"attempt {attempt.number} goes on: its job is followed again")
         state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
         return then((log,), running(state, event, now))
@@ -317,7 +317,8 @@ def hours_deadline(state: HeadState) -> float | None:
     """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
     if state.hours_over or math.isinf(state.goal.max_hours):
         return None
-    warned_before = min(times.HOURS_WARNING, state.goal.max_hours * 360)
+    tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
+    warned_before = min(times.HOURS_WARNING, tenth)
     return state.goal.ends_at - (0.0 if state.hours_warned else warned_before)
 
 
@@ -381,7 +382,7 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
 
     On a given Ray the later head follows the same job, which is left running.
     """
-    end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.told_by)
+    end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.evidence)
     if state.verdict is not None:
         return _stop_again(state, end, now, saves=False)
     is_early = state.attempt.submitted is None
@@ -423,7 +424,7 @@ def follow_resumed_job(state: HeadState, now: float) -> Decision:
 def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Wait for the job to stop, until its grace is over."""
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
-    ended = isinstance(event, h.JobHeard) and event.report.ended
+    ended = isinstance(event, h.JobReported) and event.report.ended
     verdict = state.verdict
     if state.goal.by_torchrun:
         state = retry.expire_silent_shares(state, now)
@@ -436,7 +437,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         report = retry.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.last_loss)
-    never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
+    never_ran = unknown or (refusal is not None and (refusal.canceled or refusal.final))
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)
     if not (ended or never_ran or ends_with_ray or is_late or state.ray.step is Step.LOST):
@@ -474,7 +475,7 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
     begun, actions = again
     begun = replace(begun, shares=JobShares(), saving=None)
     if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
-        begun, actions = forget_ray(begun, Item()), (*actions, h.RestartRay())
+        begun, actions = without_ray(begun, Item()), (*actions, h.RestartRay())
     return then(actions, booting(begun, Tick(), now))
 
 

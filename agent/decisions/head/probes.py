@@ -38,10 +38,10 @@ def _order_samples(state: HeadState, now: float) -> Decision:
     near = [one for one in agents if (v.HERE, one.ip) in probes.samples]
     others = [one for one in agents if (v.HERE, one.ip) not in probes.samples]
     near += others[: max(0, MAX_HEAD_LINKS - len(near))]
-    ways = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
+    links = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
     ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
-    ways += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
-    new = [way for way in ways if way not in probes.samples]
+    links += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
+    new = [link for link in links if link not in probes.samples]
     if not new:
         return state, ()
     samples = {**probes.samples, **dict.fromkeys(new)}
@@ -54,31 +54,32 @@ def _report_slow_links(state: HeadState, now: float) -> Decision:
     probes, goal, workers = state.probes, state.goal, state.fleet.workers
     if probes.samples_due is None:
         return state, ()
-    awaited = (
-        pair
-        for pair, one in probes.samples.items()
-        if one is None and _has_not_left(state, pair[0])
-        if pair[0] == v.HERE or not workers[pair[0]].silent
-    )
-    if now < probes.samples_due and next(awaited, None) is not None:
+
+    def is_awaited(link: tuple[str, str]) -> bool:
+        node = link[0]
+        if probes.samples[link] is not None or not _has_not_left(state, node):
+            return False
+        return node == v.HERE or not workers[node].silent
+
+    if now < probes.samples_due and any(map(is_awaited, probes.samples)):
         return state, ()
-    ways = {pair: (_name(state, pair[0]), _name_at(state, pair[1])) for pair in probes.samples}
-    links = [
-        (*ways[pair], one.size * 8 / one.seconds)
-        for pair, one in probes.samples.items()
+    names = {link: (_name(state, link[0]), _name_at(state, link[1])) for link in probes.samples}
+    rates = [
+        (*names[link], one.size * 8 / one.seconds)
+        for link, one in probes.samples.items()
         if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
     ]
-    slow = slow_links(links, 0 if goal.facts is None else goal.facts.model_bytes, goal.platform)
+    slow = slow_links(rates, 0 if goal.facts is None else goal.facts.model_bytes, goal.platform)
     found = () if slow is None else (slow,)
-    late = [" and ".join(ways[pair]) for pair in awaited]
+    late = [" to ".join(names[link]) for link in filter(is_awaited, probes.samples)]
     if late:
-        within = f"no sample within {times.BANDWIDTH_SAMPLE:g} s"
-        what = f"{within} of the bandwidth between {first_names(late, _MAX_LINKS_NAMED)}"
-        remedy = "Look whether these nodes are busy, or their network"
+        within = f"no bandwidth sample within {times.BANDWIDTH_SAMPLE:g} s"
+        what = f"{within}: {first_names(late, _MAX_LINKS_NAMED)}"
+        remedy = "Check the load and the network of these nodes"
         found = (*found, Finding(CHECK, Level.WARN, what, remedy))
     samples = {
-        pair: v.Answer(v.SAMPLE, pair[1], "no sample in time") if one is None else one
-        for pair, one in probes.samples.items()
+        link: v.Answer(v.SAMPLE, link[1], "no sample in time") if one is None else one
+        for link, one in probes.samples.items()
     }
     probes = replace(probes, samples=samples, samples_due=None)
     return _report_findings(replace(state, probes=probes), found)
@@ -244,8 +245,8 @@ def _order_reach(state: HeadState) -> Decision:
     by_hand = state.fleet.alive.keys() - {worker.ip for worker in agents}  # nodes without an agent
     ring = [*(worker.ip for worker in agents), *sorted(by_hand)]
     pairs = [(v.HERE, ip) for ip in ring]
-    for worker, neighbour in zip(agents, [*ring[1:], *ring[:1]], strict=False):
-        pairs += [(worker.key, other) for other in (head, neighbour) if other != worker.ip]
+    for worker, neighbor in zip(agents, [*ring[1:], *ring[:1]], strict=False):
+        pairs += [(worker.key, other) for other in (head, neighbor) if other != worker.ip]
     new = [pair for pair in pairs if pair not in state.probes.reach_asked]
     reached = state.probes.reach_asked | {*new}
     state = replace(state, probes=replace(state.probes, reach_asked=reached))
@@ -259,9 +260,9 @@ def _apply_answers(
     probes, preflight = state.probes, state.preflight
     members = {key for key, _, _ in preflight.shares} if preflight is not None else set()
     for one in answers:
-        way = (node, one.at)
-        if one.probe == v.SAMPLE and probes.samples.get(way, one) is None:
-            probes = replace(probes, samples={**probes.samples, way: one})
+        link = (node, one.at)
+        if one.probe == v.SAMPLE and probes.samples.get(link, one) is None:
+            probes = replace(probes, samples={**probes.samples, link: one})
         if one.probe == v.SCORE and node in probes.open_scores:
             left = {key: until for key, until in probes.open_scores.items() if key != node}
             probes = replace(probes, open_scores=left)

@@ -236,7 +236,7 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
     log = LogLine(f"{lost}; {follows}", "warning")
     state = without_loss(record_leftovers(state, now))
     state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
-    return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended, attempt))
+    return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended))
 
 
 def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:

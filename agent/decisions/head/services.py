@@ -69,7 +69,7 @@ def start_unblocked(state: HeadState, turn: Turn) -> Decision:
         if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
             within = spec.restarted_within
         until = turn.now + within
-        item = replace(item, evidence="", started_at=turn.now, deadline=until)
+        item = replace(item, evidence="", deadline=until)
         state = replace(state.with_item(key, item), blocked=state.blocked - {key})
         actions.append(_start(state, key))
     return state, tuple(actions)

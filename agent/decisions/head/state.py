@@ -163,7 +163,7 @@ class ReleaseWorker(HeadAction):
 
 
 class AskNodes(AttemptAction):
-    """Ask each node whether it still runs this attempt."""
+    """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
 
 
 class RestartRay(HeadAction):
@@ -198,7 +198,6 @@ class Retry(HeadAction):
     """Record the end of an attempt, stop what is left of it, and begin the next."""
 
     ended: Attempt
-    next: Attempt
 
 
 class AdoptRun(HeadAction):
@@ -415,11 +414,11 @@ class RunRemembered(HeadEvent):
     epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
 
 
-class LaterHead(HeadEvent):
+class LaterHead(HeadEvent, rename={"evidence": "told_by"}):  # as recorded
     """Another head with a higher epoch serves this run."""
 
     epoch: int
-    told_by: str
+    evidence: str
 
 
 class Cleared(HeadEvent):
@@ -465,22 +464,22 @@ class NeverSubmitted(AttemptEvent):
     """Ray has no job of an attempt that a killed agent was about to submit."""
 
 
-class SubmitWaits(AttemptEvent):
+class SubmitWaits(AttemptEvent, rename={"canceled": "cancelled"}):  # as recorded
     """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
     evidence: str
     final: bool = False
-    cancelled: bool = False  # true if the attempt was to be stopped and Ray has no such job
+    canceled: bool = False  # true if the attempt was to be stopped and Ray has no such job
 
 
-class JobHeard(AttemptEvent):
+class JobReported(AttemptEvent):
     """Ray returned the status of an attempt."""
 
     report: JobReport
 
 
 class NodesAsked(AttemptEvent):
-    """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
+    """Each node's raylet was probed after an attempt failed; `silent` ones did not answer."""
 
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
 

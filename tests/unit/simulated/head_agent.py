@@ -353,7 +353,7 @@ class Bridge:
         self._told: tuple[Any, ...] | None = None
         self._jobs: set[str] = set()
         self._asks: list[asyncio.Task[Any]] = []
-        self._cancelled: set[str] = set()
+        self._canceled: set[str] = set()
         self._reported: dict[str, JobReport] = {}
         self._of: Cluster | None = None
         self._saw_gcs = self._told_end = False
@@ -415,7 +415,7 @@ class Bridge:
             report = JobReport(job.status, "", job.code)
             if is_due or report != self._reported.get(id_):
                 self._reported[id_] = report
-                tell(h.JobHeard(id_, report))
+                tell(h.JobReported(id_, report))
 
     def submit(self, id_: str) -> None:
         """Submit a job and follow it."""
@@ -429,15 +429,15 @@ class Bridge:
             self._agent.inbox.put(h.SubmitWaits(id_, "no answer"))
             await asyncio.sleep(1.0)
             cluster = self._cluster
-        if id_ in self._cancelled:
-            self._agent.inbox.put(h.SubmitWaits(id_, "stopped before", cancelled=True))
+        if id_ in self._canceled:
+            self._agent.inbox.put(h.SubmitWaits(id_, "stopped before", canceled=True))
             return
         needed = None if self._world.setup.is_sized else state.required
         cluster.submit(id_, state.attempt.number, needed)
         await asyncio.sleep(self._world.random.uniform(0.01, 0.5))
         self._agent.inbox.put(h.Submitted(id_))
         self._jobs.add(id_)
-        if id_ in self._cancelled:
+        if id_ in self._canceled:
             cluster.jobs[id_].stop()
         cluster.changed()
 
@@ -456,13 +456,13 @@ class Bridge:
             return
         self._agent.inbox.put(h.Submitted(id_))
         self._jobs.add(id_)
-        if id_ in self._cancelled:
+        if id_ in self._canceled:
             cluster.jobs[id_].stop()
         cluster.changed()
 
     def stop(self, id_: str) -> None:
         """Stop a job; if Ray has not accepted it yet, its submission is canceled."""
-        self._cancelled.add(id_)
+        self._canceled.add(id_)
         cluster = self._cluster
         if id_ in self._jobs and cluster is not None and id_ in cluster.jobs:
             cluster.jobs[id_].stop()

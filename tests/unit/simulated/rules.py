@@ -154,7 +154,7 @@ class Rules:
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
-        if isinstance(event, h.JobHeard) and event.id == before.attempt.id:
+        if isinstance(event, h.JobReported) and event.id == before.attempt.id:
             verdict = before.verdict
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
             live = before.phase is not HeadPhase.BOOTING and before.attempt.ended is None

@@ -40,8 +40,8 @@ def main() -> None:
         ranks = [start(asked, local, base, world, folder) for local in range(asked.nproc_per_node)]
         try:
             failed = first_failure(ranks, asked.monitor_interval)
-        except SignalReceived as signalled:
-            log("W", f"Received {signalled} death signal, shutting down workers")
+        except SignalReceived as signaled:
+            log("W", f"Received {signaled} death signal, shutting down workers")
             close(ranks)
             raise
         if failed is not None:
