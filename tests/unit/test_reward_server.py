@@ -347,7 +347,10 @@ def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize(("word", "cure"), [("die", "alive"), ("block", "unblocked")])
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [("die", "alive"), pytest.param("block", "unblocked", marks=pytest.mark.slow)],
+)
 def test_a_lost_process_is_503(fake: Path, word: str, cure: str) -> None:
     """A process that exits twice, or blocks, yields no reward; later requests succeed."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
