@@ -39,6 +39,7 @@ from agent.record.run_record import (
     fingerprint,
     finished_run,
     quick_restarts,
+    run_to_return_to,
     settings_digest,
 )
 from agent.runtime import descendants, parent, signals
@@ -115,7 +116,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
     else:
         chosen, run_id = None, find_resumed_run(root, node)
-        folder = RunFolder(root, run_id, node) if run_id else RunFolder.waiting(root, node)
+        former = run_id or run_to_return_to(root, topology.platform.run_id, node)
+        folder = RunFolder(root, former, node) if former else RunFolder.waiting(root, node)
     names = (RAY, *(spec.name for spec in plan.possible_services))
     left, keeper = find_surviving_processes(folder, names), None
     if chosen is not None:

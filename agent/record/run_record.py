@@ -337,6 +337,16 @@ def finished_run(
     return found if found.ending is not None and found.ending.is_jobs_verdict else None
 
 
+def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
+    """Return the platform's run in which this worker has a folder, if it is not over, or ''."""
+    names = numbered_names(safe_name(platform_run_id or ""))
+    there = [*takewhile(lambda one: (root / one / safe_name(node)).is_dir(), names)]
+    if platform_run_id is None or not there:
+        return ""
+    found = RunRecord.read(root / there[-1] / RUN_FILE)
+    return "" if isinstance(found, RunRecord) and found.is_over else there[-1]
+
+
 def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
     """Resume a run; name the head of its last attempt if the attempt may still run there.
 

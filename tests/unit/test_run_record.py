@@ -30,6 +30,7 @@ from agent.record.run_record import (
     choose_run,
     fingerprint,
     next_epoch,
+    run_to_return_to,
     why_not_resumed,
 )
 from agent.settings.redact import Redactor
@@ -325,6 +326,22 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
         assert (chosen.run_id, chosen.before) == ("4711", RECORD)
         assert chosen.lock is not None
         chosen.lock.release()
+
+
+def test_a_worker_returns_to_its_folder(tmp_path: Path) -> None:
+    """In the platform's newest run that is not over, if this node has a folder there."""
+
+    def found(platform: str | None = "4711", node: str = "pod1") -> str:
+        return run_to_return_to(tmp_path, platform, node)
+
+    leave(tmp_path, RECORD)
+    assert found() == ""
+    (tmp_path / "4711" / "pod1").mkdir()
+    assert (found(), found(node="pod2"), found(None)) == ("4711", "", "")
+    leave(tmp_path, replace(RECORD, state=RunState.ENDED))
+    assert found() == ""
+    (tmp_path / "4711-2" / "pod1").mkdir(parents=True)  # a disk of this node alone has no run.json
+    assert found() == "4711-2"
 
 
 def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
