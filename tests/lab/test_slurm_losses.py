@@ -91,9 +91,12 @@ def test_a_lost_node_requeues_the_job(slurm: SlurmCluster) -> None:
 
 
 def _goes_on(slurm: SlurmCluster, job: Job) -> None:
-    """Start the requeued job without Slurm's delay; it must make the second attempt."""
+    """Start the requeued job without Slurm's delay; it must make the second attempt.
+
+    Not in the second of its requeue, whose credentials Slurm has revoked.
+    """
     await_true("it is requeued", lambda: job.fields().get("Restarts") == "1", 2 * BOOT, step=0.3)
-    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now+2seconds")
     job.wait_for("^attempt 2$", timeout=2 * BOOT)
     assert job.state(END, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
     first, second = job.outcomes()["node1"]["attempts"]
