@@ -83,28 +83,17 @@ def escaped(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
-def all_escaped(data: Any) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Return JSON data with every text escaped."""
+def map_texts(data: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - whatever JSON has
+    """Return JSON data with every text changed, the names of fields too."""
     if isinstance(data, dict):
-        return {escaped(name): all_escaped(one) for name, one in data.items()}
-    if isinstance(data, list):
-        return [all_escaped(one) for one in data]
-    return escaped(data) if isinstance(data, str) else data
+        return {change(name): map_texts(one, change) for name, one in data.items()}
+    if isinstance(data, list | tuple):
+        return [map_texts(one, change) for one in data]
+    return change(data) if isinstance(data, str) else data
 
 
 LAST_OUTPUT = "; last output: "
 """In evidence: what follows was printed by a program."""
-
-
-def without_output(data: Any, name: str = "") -> Any:  # noqa: ANN401 - whatever JSON has
-    """Return a status without the ends of outputs, and without remedies, which quote logs."""
-    if isinstance(data, dict):
-        return {name: without_output(one, name) for name, one in data.items()}
-    if isinstance(data, list):
-        return [without_output(one) for one in data]
-    if not isinstance(data, str):
-        return data
-    return "" if name == "remedy" else data.partition(LAST_OUTPUT)[0]
 
 
 def plain(text: str) -> str:

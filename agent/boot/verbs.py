@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from agent import __version__
-from agent.base.text import NO_TERMINAL, Line, Terminal
+from agent.base.text import NO_TERMINAL, Line, Terminal, map_texts
 from agent.boot import init, recipe_verb
 from agent.boot.init import PLATFORMS
 from agent.boot.plan_input import examine_machine, plan_from_environment
@@ -419,15 +419,7 @@ def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
 
 def _print_json(data: Any, clean: Callable[[str], str]) -> int:  # noqa: ANN401 - any JSON
     """Print JSON data with the secrets of every text masked."""
-
-    def cleaned(one: Any) -> Any:  # noqa: ANN401 - same
-        if isinstance(one, dict):
-            return {name: cleaned(part) for name, part in one.items()}
-        if isinstance(one, list | tuple):
-            return [cleaned(part) for part in one]
-        return clean(one) if isinstance(one, str) else one
-
-    return _print(json.dumps(cleaned(data), indent=2))
+    return _print(json.dumps(map_texts(data, clean), indent=2))
 
 
 def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:

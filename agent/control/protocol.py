@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.text import escaped, is_ip, plain
+from agent.base.text import escaped, is_ip, map_texts, plain
 from agent.base.value import (
     LONGEST_TAIL,
     LONGEST_TEXT,
@@ -60,7 +60,7 @@ class UnreadableError(ValueError):
 def read(kind: type[V], data: object, tails: str = "") -> V:
     """Read JSON data; raises ValueError naming the wrong field. Texts in `tails` keep line ends."""
     try:
-        found = _cleaned(data)
+        found = map_texts(data, _cut)
         if isinstance(data, dict) and isinstance(found, dict) and isinstance(data.get(tails), dict):
             found[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
         return convert(found, kind, str_keys=True)
@@ -77,19 +77,11 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
         raise UnreadableError(fault[0].lower() + fault[1:], path) from None
 
 
-def _cleaned(data: object) -> object:
-    """Return JSON data with every text escaped and cut: msgspec refuses half a surrogate pair."""
-    if isinstance(data, dict):
-        return {_cut(name): _cleaned(one) for name, one in data.items()}
-    if isinstance(data, list | tuple):
-        return [_cleaned(one) for one in data]
-    return _cut(data)
-
-
-def _cut(data: object) -> object:
-    if not isinstance(data, str) or (len(data) <= LONGEST_TEXT and data.isprintable()):
-        return data
-    return escaped(data[:LONGEST_TEXT])[:LONGEST_TEXT]
+def _cut(text: str) -> str:
+    """Return a text escaped and cut: msgspec refuses half a surrogate pair."""
+    if len(text) <= LONGEST_TEXT and text.isprintable():
+        return text
+    return escaped(text[:LONGEST_TEXT])[:LONGEST_TEXT]
 
 
 def _cut_tail(data: object) -> object:

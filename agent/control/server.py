@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.base import times
-from agent.base.text import without_output
+from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
 from agent.control.protocol import (
@@ -279,7 +279,9 @@ class AgentServer:
     async def _get_status(self, request: web.Request) -> web.StreamResponse:
         status = self._full_status() if self._has_secret else self._status()
         if not self._has_secret and not self._access.is_local(request):  # it may be anyone
-            status = without_output(status)
+            status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
+            if status.get("verdict"):
+                status["verdict"]["remedy"] = ""  # it may quote a line of a log
         return web.json_response(status)
 
     def _full_status(self) -> dict[str, object]:

@@ -21,11 +21,11 @@ from agent.base.ports import port_map
 from agent.base.text import (
     NO_TERMINAL,
     Line,
-    all_escaped,
     duration_text,
     escaped,
     first_names,
     in_url,
+    map_texts,
 )
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
 from agent.control.log_filter import ALL_LINES
@@ -266,7 +266,7 @@ def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
     if answer.status != 200:
         return f"{where}: {answer.evidence or f'it answered {answer.status}'}"
     with suppress(ValueError, RecursionError):
-        data = all_escaped(json.loads(answer.body))
+        data = map_texts(json.loads(answer.body), escaped)
         if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
             return data
     return f"{where}: {_NOT_AN_AGENT}"
@@ -309,7 +309,7 @@ def _statuses(reply: requests.Response) -> Iterator[Status]:
             raise ValueError(f"a status of more than {MAX_BODY} bytes")
         for line in lines:
             if line.startswith(b"data: "):
-                status = all_escaped(json.loads(line.removeprefix(b"data: ")))
+                status = map_texts(json.loads(line.removeprefix(b"data: ")), escaped)
                 if not isinstance(status, dict):
                     raise ValueError("a status is a JSON object")
                 yield status
@@ -334,7 +334,7 @@ def show_findings(
     if answer.status != 200:
         return _refused(head, answer, "findings are shown")
     try:
-        data = all_escaped(json.loads(answer.body))
+        data = map_texts(json.loads(answer.body), escaped)
         rows = [*data["between"], *data["findings"]]
         lines = _finding_lines(data, rows, verbose=verbose)
         failed = any(row["level"] == Level.FAIL.value for row in rows)
