@@ -62,6 +62,7 @@ OPENRLHF_NUMBERS = {
     *("vllm.tensor_parallel_size", "train.micro_batch_size", "rollout.batch_size"),
     *("rollout.micro_batch_size", "rollout.n_samples_per_prompt", "ds.zero_stage"),
     *("ckpt.save_steps", "data.max_len", "train.max_tokens_per_gpu", "ds.zpg"),
+    "rollout.max_tokens_per_gpu",
 }
 OPENRLHF_TEXTS = {
     *("actor.model_name_or_path", "data.prompt_dataset", "data.input_key", "data.label_key"),
