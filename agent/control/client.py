@@ -93,7 +93,6 @@ class HeadLink:
         self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
-        self._held: anyio.CancelScope | None = None  # The wait for the reply to the last report
         self._silent_since: float | None = None
         self._bare_checks = 0
         self._is_unknown = False  # True while the head only holds the verdict of another run
@@ -102,8 +101,6 @@ class HeadLink:
     def report_now(self) -> None:
         """Send a report now: the one that the head holds is cut short."""
         self._changed.set()
-        if self._held is not None:
-            self._held.cancel()
 
     async def run(self) -> None:
         """Send reports and handle replies until canceled."""
@@ -137,8 +134,15 @@ class HeadLink:
         self._last_report = report = self._next_report(self._ip)
         hold = times.REPLY_HELD if self._news >= 0 else 0.0
         failure: _NoReply | None = None  # also where `report_now` cuts the wait short
-        with anyio.CancelScope() as self._held:
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:  # canceled by `report_now` itself, a reply could be lost
+                await self._changed.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
             failure = await self._send(session, self._ip, report, hold)
+            group.cancel_scope.cancel()
         if failure is None:
             self._silent_since, self._bare_checks = None, 0
             return True
