@@ -103,7 +103,9 @@ class Platform:
         state = getattr(worker.agent, "state", None)
         is_calm = self._world.quiet_for(worker) > BILLS_AFTER
         in_reach = self._world.network.reaches(worker, self._world.head)
-        return is_calm and in_reach and state is not None and state.phase.value.startswith("follow")
+        if state is None or state.head_ip != self._world.head.ip:  # it may follow a former head
+            return False
+        return is_calm and in_reach and state.phase.value.startswith("follow")
 
     def _check(self, ended_at: float) -> None:
         """Look that the pods which could have the verdict are off, unless the head is back."""
