@@ -33,9 +33,9 @@ from agent.decisions.values import OrderKind, Step
 from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
 from agent.plan.show import render
-from agent.record import events, node_record, run_folder, run_record
+from agent.record import bundle, events, node_record, run_folder, run_record
 from agent.record.background import in_thread, run_within
-from agent.record.bundle import Bundle, BundlePart
+from agent.record.bundle import BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
 
@@ -197,17 +197,17 @@ def write_bundle(
     """
     if not outcome.is_failure or outcome.phase == STARTING or run.bundle is not None:
         return outcome  # a start that failed has no logs
-    bundle, budget = Bundle(run.folder.path, time.time()), run.plan.budget.bundle
+    path, budget = bundle.new_bundle(run.folder.path, time.time()), run.plan.budget.bundle
     scope = "this node" if workers is None else "all nodes"
-    hint = f"The logs of {scope} are in {bundle.path}"
+    hint = f"The logs of {scope} are in {path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
-    about = (hinted, attempts, run.outages, bundle.path.name)
+    about = (hinted, attempts, run.outages, path.name)
 
     def parts() -> Iterator[BundlePart]:  # the most important first
         node, folder, most = bundle_folder(run), run.folder.path, _MOST_OF_MAIN_LOG
-        yield BundlePart(run_folder.OUTCOME_FILE, partial(run_folder.outcome_text, *about))
-        yield BundlePart("plan.txt", partial(render, run.plan, run.redactor))
-        facts = partial(_facts, run.plan.facts, run.redactor.clean)
+        yield BundlePart(run_folder.OUTCOME_FILE, run_folder.outcome_text(*about))
+        yield BundlePart("plan.txt", render(run.plan, run.redactor))
+        facts = _facts(run.plan.facts, run.redactor.clean)
         yield BundlePart(f"{node}/facts.json", facts)
         yield from local_logs(run)
         yield from workers or ()
@@ -216,13 +216,12 @@ def write_bundle(
         yield BundlePart(run_record.RUN_FILE, folder.parent / run_record.RUN_FILE, most)
 
     until, limit = time.monotonic() + budget, budget + times.BUNDLE_EXTRA
-    run_within(limit, lambda: bundle.make(parts(), run.redactor.clean, until))
-    if bundle.give_up():
-        run.bundle = bundle.path.name
+    fault = run_within(limit, lambda: bundle.make(path, parts(), run.redactor.clean, until))
+    run.bundle = path.name if fault == "" else ""
+    if run.bundle:
         return hinted
-    run.bundle = ""
-    why = bundle.fault or f"the disk took longer than {limit:g} s"
-    say(f"no failure bundle in {bundle.path.parent}: {why}", "warning")
+    why = fault or f"the disk took longer than {limit:g} s"
+    say(f"no failure bundle in {path.parent}: {why}", "warning")
     return outcome
 
 
@@ -295,10 +294,8 @@ class WorkerLogs:
         """Yield the workers' logs and reports; workers without a goodbye come first."""
         clean, now, taken = self._run.redactor.clean, self._run.now(), {bundle_folder(self._run)}
         status, fleet = self._status, state.fleet
-        yield BundlePart(
-            "status.json", lambda: _to_json({**status.status(), **status.private_details()})
-        )
-        yield BundlePart("findings.json", lambda: _to_json(status.findings()))
+        yield BundlePart("status.json", _to_json({**status.status(), **status.private_details()}))
+        yield BundlePart("findings.json", _to_json(status.findings()))
         for worker in sorted(fleet.workers.values(), key=lambda one: one.key in reports.byes):
             key, bye = worker.key, reports.byes.get(worker.key)
             folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
@@ -310,7 +307,7 @@ class WorkerLogs:
             for name, text in logs:
                 yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)
             if key in fleet.facts:
-                yield BundlePart(f"{folder}/facts.json", partial(_facts, fleet.facts[key], clean))
+                yield BundlePart(f"{folder}/facts.json", _facts(fleet.facts[key], clean))
 
 
 def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | None = None) -> str:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.text import error_text, plain
 from agent.base.value import Value
 from agent.record.files import PART_SUFFIX, numbered_names, read_end, safe_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
 KEPT = 3  # bundles kept in a run folder, the newest ones
@@ -36,7 +35,7 @@ class BundlePart(Value):
     """One member of a bundle: the end of a file, or a text."""
 
     name: str  # its path in the bundle
-    source: Path | str | Callable[[], str]
+    source: Path | str
     most: int = MOST_OF_ONE  # bytes kept, from the end
 
 
@@ -65,81 +64,66 @@ def masked_end(text: str, most: int, clean: Callable[[str], str]) -> str:
     return rest if newline and rest else end
 
 
-class Bundle:
-    """One bundle; one thread makes it, another may give it up."""
+def new_bundle(folder: Path, at: float) -> Path:
+    """Return a free path for a bundle that is made at a time."""
+    name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
+    paths = (folder / f"{one}{ENDING}" for one in numbered_names(name))
+    return next(path for path in paths if not os.path.lexists(path))
 
-    def __init__(self, folder: Path, at: float) -> None:
-        self._name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
-        names = (folder / f"{name}{ENDING}" for name in numbered_names(self._name))
-        self.path = next(path for path in names if not os.path.lexists(path))
-        self._at, self._lock, self._given_up = at, threading.Lock(), False
-        self.is_complete = False  # True once the file is complete
-        self.fault = ""  # why there is no bundle, if known
 
-    def make(self, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float) -> None:
-        """Write the bundle with the members available by `until` on the monotonic clock."""
-        part = self.path.with_name(f".{self.path.name}{PART_SUFFIX}")
-        try:
-            self._write(part, parts, clean, until)
-            with self._lock:
-                if not self._given_up:
-                    part.replace(self.path)
-                    self.is_complete = True
-        except OSError as error:
-            self.fault = error_text(error)
-        except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
-            self.fault = f"{type(error).__name__}: {error}"
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-        if self.is_complete:
-            with suppress(OSError):  # keep the newest
-                found = self.path.parent.glob(f"{PREFIX}*{ENDING}")
-                for path in sorted(found, key=lambda path: path.lstat().st_mtime)[:-KEPT]:
-                    path.unlink(missing_ok=True)
+def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float) -> str:
+    """Write the members available by `until` on the monotonic clock; return an error, or ''."""
+    part = path.with_name(f".{path.name}{PART_SUFFIX}")
+    try:
+        _write(part, path.name.removesuffix(ENDING), parts, clean, until)
+        if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
+            part.replace(path)
+        found = path.parent.glob(f"{PREFIX}*{ENDING}")
+        for old in sorted(found, key=lambda one: one.lstat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        return error_text(error)
+    except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
+        return f"{type(error).__name__}: {error}"
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return ""
 
-    def give_up(self) -> bool:
-        """Give up the bundle; return whether it was complete before."""
-        with self._lock:
-            self._given_up = True
-            return self.is_complete
 
-    def _write(
-        self, part: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float
-    ) -> None:
-        part.unlink(missing_ok=True)
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        summary, left = [], MOST
-        with (
-            open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path
-            tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive,
-        ):
-            for one in parts:
-                if self._given_up:
-                    return
-                if time.monotonic() >= until or left < _LEAST:
-                    of = "room" if left < _LEAST else "time"
-                    summary.append(f"{one.name}: left out: no {of} left")
-                    continue
-                origin, most = "", min(one.most, left)
-                if isinstance(one.source, Path):
-                    text = last_lines(one.source, most, clean) or ""
-                    origin = f", the end of {one.source}"
-                else:
-                    text = one.source if isinstance(one.source, str) else one.source()
-                    text = masked_end(text, most, clean)
-                if text:
-                    size = self._add(archive, one.name, text)
-                    left -= min(left, size)
-                    summary.append(f"{one.name}: {size} bytes{origin}")
-            self._add(archive, CONTENTS, "\n".join([*_ABOUT, "", *summary, ""]))
+def _write(
+    part: Path, top: str, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float
+) -> None:
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    summary, left = [], MOST
+    with (
+        open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive,
+    ):
 
-    def _add(self, archive: tarfile.TarFile, name: str, text: str) -> int:
-        data = text.encode(errors="replace")
-        about = tarfile.TarInfo("/".join((self._name, *map(safe_name, name.split("/")))))
-        about.size, about.mode, about.mtime = len(data), 0o600, int(self._at)
-        archive.addfile(about, io.BytesIO(data))
-        return len(data)
+        def add(name: str, text: str) -> int:
+            data = text.encode(errors="replace")
+            about = tarfile.TarInfo("/".join((top, *map(safe_name, name.split("/")))))
+            about.size, about.mode, about.mtime = len(data), 0o600, int(time.time())
+            archive.addfile(about, io.BytesIO(data))
+            return len(data)
+
+        for one in parts:
+            if time.monotonic() >= until or left < _LEAST:
+                of = "room" if left < _LEAST else "time"
+                summary.append(f"{one.name} and all further files: left out: no {of} left")
+                break
+            most = min(one.most, left)
+            if isinstance(one.source, Path):
+                text, origin = last_lines(one.source, most, clean) or "", f", of {one.source}"
+            else:
+                text, origin = masked_end(one.source, most, clean), ""
+            if text:
+                size = add(one.name, text)
+                left -= size
+                summary.append(f"{one.name}: the last {size} bytes{origin}")
+        add(CONTENTS, "\n".join([*_ABOUT, "", *summary, ""]))
 
 
 _ABOUT = (

@@ -22,7 +22,15 @@ from agent.boot.diagnose import make_bundle, write_bundle
 from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests, fitted
 from agent.record import bundle
-from agent.record.bundle import CONTENTS, KEPT, Bundle, BundlePart, last_lines, masked_end
+from agent.record.bundle import (
+    CONTENTS,
+    KEPT,
+    BundlePart,
+    last_lines,
+    make,
+    masked_end,
+    new_bundle,
+)
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor, redactor_for
 from unit.disks import fill_up, full_disk, needs_mount
@@ -59,10 +67,9 @@ def unpacked(path: Path) -> dict[str, str]:
 
 def made(folder: Path, *parts: BundlePart) -> dict[str, str]:
     """Make a bundle; return what is in it."""
-    one = Bundle(folder, time.time())
-    one.make(parts, CLEAN, until())
-    assert one.is_complete, one.fault
-    return unpacked(one.path)
+    path = new_bundle(folder, time.time())
+    assert make(path, parts, CLEAN, until()) == ""
+    return unpacked(path)
 
 
 def test_members_and_their_list(tmp_path: Path) -> None:
@@ -71,7 +78,7 @@ def test_members_and_their_list(tmp_path: Path) -> None:
     found = made(
         tmp_path,
         BundlePart("pod0/agent.log", tmp_path / "agent.log"),
-        BundlePart("plan.txt", lambda: "the plan"),
+        BundlePart("plan.txt", "the plan"),
         BundlePart("pod0/none.log", tmp_path / "none.log"),
         BundlePart("../../etc/passwd", "text"),
     )
@@ -81,19 +88,19 @@ def test_members_and_their_list(tmp_path: Path) -> None:
         "plan.txt": "the plan",
         "node/node/etc/passwd": "text",
     }
-    assert "pod0/agent.log: 8 bytes" in contents
+    assert "pod0/agent.log: the last 8 bytes, of" in contents
     assert "none.log" not in contents
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     """It may hold secrets that are unknown to the redactor."""
-    one = Bundle(tmp_path, 1_800_000_000)
-    one.make([BundlePart("a", "text")], CLEAN, until())
-    assert one.path.name == "failure-20270115T080000Z.tar.gz"
-    assert one.path.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == [one.path.name]
-    again = Bundle(tmp_path, 1_800_000_000)
-    assert again.path.name == "failure-20270115T080000Z-2.tar.gz"
+    path = new_bundle(tmp_path, 1_800_000_000)
+    assert make(path, [BundlePart("a", "text")], CLEAN, until()) == ""
+    assert path.name == "failure-20270115T080000Z.tar.gz"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
+    again = new_bundle(tmp_path, 1_800_000_000)
+    assert again.name == "failure-20270115T080000Z-2.tar.gz"
 
 
 def test_secrets_and_control_characters_are_removed(tmp_path: Path) -> None:
@@ -109,7 +116,7 @@ def test_secrets_and_control_characters_are_removed(tmp_path: Path) -> None:
 def test_each_part_and_the_whole_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of each is kept, from the start of a line; members without room are named."""
+    """The end of each is kept, from the start of a line; the contents say that room is missing."""
     monkeypatch.setattr(bundle, "MOST", 3000)
     (tmp_path / "a.log").write_text("".join(f"line {n}\n" for n in range(10_000)))
     parts = [BundlePart(name, tmp_path / "a.log", 1100) for name in "abcdef"]
@@ -118,7 +125,7 @@ def test_each_part_and_the_whole_are_bounded(
     assert sum(map(len, found.values())) <= 3000
     assert found["a"].startswith("line ")
     assert found["a"].endswith("line 9999\n")
-    assert "f: left out: no room left" in contents
+    assert "left out: no room left" in contents
 
 
 def test_a_cut_secret_is_removed(tmp_path: Path) -> None:
@@ -143,9 +150,9 @@ def test_old_bundles_are_removed(tmp_path: Path) -> None:
     """The newest three are kept, and no other file is removed."""
     (tmp_path / "agent.log").touch()
     for number in range(5):
-        one = Bundle(tmp_path, 1_800_000_000 + number)
-        one.make([BundlePart("a", "text")], CLEAN, until())
-        os.utime(one.path, (number, number))
+        path = new_bundle(tmp_path, 1_800_000_000 + number)
+        make(path, [BundlePart("a", "text")], CLEAN, until())
+        os.utime(path, (number, number))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["agent.log", *(f"failure-20270115T08000{n}Z.tar.gz" for n in (2, 3, 4))]
     assert len(left) == KEPT + 1
@@ -159,11 +166,12 @@ def test_a_pipe_instead_of_a_log_does_not_block(tmp_path: Path) -> None:
 
 def test_late_members_are_left_out(tmp_path: Path) -> None:
     """The bundle is complete in time, with the members available."""
-    one = Bundle(tmp_path, time.time())
-    one.make([BundlePart("a", "text"), BundlePart("b", "text")], CLEAN, until(-1.0))
-    found = unpacked(one.path)
+    path = new_bundle(tmp_path, time.time())
+    times_out = until(times.BUNDLE_EXTRA / -2)
+    assert make(path, [BundlePart("a", "x"), BundlePart("b", "x")], CLEAN, times_out) == ""
+    found = unpacked(path)
     assert set(found) == {CONTENTS}
-    assert "b: left out: no time left" in found[CONTENTS]
+    assert "a and all further files: left out: no time left" in found[CONTENTS]
 
 
 # --- of a run ------------------------------------------------------------------------------------
