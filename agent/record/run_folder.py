@@ -25,7 +25,7 @@ from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record import files, node_record
-from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
+from agent.record.events import EVENTS_FILE
 from agent.record.files import access, read_small, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
 from agent.record.node_record import NodeRecord, own_record
@@ -81,52 +81,39 @@ def write_outcome(folder: Path, text: str) -> OSError | None:
     return error
 
 
-NODE_MARKS = (OUTCOME_FILE, node_record.NODE_FILE, EVENTS_FILE, FORMER_EVENTS_FILE)
+_NODE_MARKS = {OUTCOME_FILE, node_record.NODE_FILE, EVENTS_FILE}
 """A node's folder has at least one of these files."""
 _DEEPEST_RUN = 4
-_MOST_FOLDERS = 20_000
-
-
-def _has_any(folder: Path, names: Sequence[str]) -> bool:
-    return any((folder / name).is_file() for name in names)
+_CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_DIR
 
 
 def node_folders(run: Path) -> list[Path]:
     """Return the folders of the nodes in a run's folder."""
-    with suppress(OSError):
-        return sorted(path for path in run.iterdir() if _has_any(path, NODE_MARKS))
-    return []
+    return sorted(path for path in _nodes_below(run) if path.parent == run)
 
 
-def newest_run(folder: Path, marks: Sequence[str] = NODE_MARKS) -> Path | None:
-    """Return the run in or below a folder that was written last.
-
-    A node's folder is recognized by `marks`.
-    """
+def newest_run(folder: Path) -> Path | None:
+    """Return the run in or below a folder that was written last."""
     written: list[tuple[float, Path]] = []
-    for node in _node_folders_below(folder.resolve(), marks):
-        for name in NODE_MARKS:
+    for node in _nodes_below(folder.resolve()):
+        for name in _NODE_MARKS:
             with suppress(OSError):
                 written.append(((node / name).stat().st_mtime, node.parent))
     return max(written, default=(0.0, None))[1]
 
 
-def _node_folders_below(folder: Path, marks: Sequence[str]) -> Iterator[Path]:
-    """Yield the folders of nodes, breadth first; checkpoints may hold very many others."""
-    level = [folder]
-    for _ in range(_DEEPEST_RUN + 1):
-        below: list[Path] = []
-        for place in level:
-            if _has_any(place, marks):
-                yield place
-                continue
-            with suppress(OSError), os.scandir(place) as entries:
-                inside = [e for e in entries if e.is_dir(follow_symlinks=False)]
-                below += [Path(e.path) for e in inside if e.name != _CHECKPOINTS]
-        level = below[:_MOST_FOLDERS]
+def _nodes_below(folder: Path) -> Iterator[Path]:
+    """Yield the folders of nodes in or below a folder."""
+    for path, folders, names in os.walk(folder):
+        place = Path(path)
+        if _NODE_MARKS & {*names}:
+            yield place
+        if _NODE_MARKS & {*names} or len(place.relative_to(folder).parts) >= _DEEPEST_RUN:
+            folders.clear()
+        elif _CHECKPOINTS in folders:  # they may hold very many others
+            folders.remove(_CHECKPOINTS)
 
 
-_CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_DIR
 _DEEPEST = 2  # depth at which frameworks put steps, as in `ckpt/_actor/global_step40`
 
 
