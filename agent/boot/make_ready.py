@@ -295,7 +295,7 @@ async def start_head(
     plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
     # The port first: a second agent on this node ends here, before it changes anything.
     local_sockets = bind(["127.0.0.1"], plan.ports.agent)
-    keeper.save_former_state()
+    keeper.save(keeper.record)  # as an agent that replaces this one must find it
     run.folder.become_latest()
     with stop_scope:
         known = plan.facts.addresses()

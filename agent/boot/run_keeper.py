@@ -25,7 +25,6 @@ from agent.record.run_record import (
     AttemptRecord,
     RunRecord,
     RunState,
-    next_epoch,
     proof_of,
 )
 from agent.runtime.waiting import NotYet, until
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
     from agent.control.protocol import Hello
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
+
+
+MOST_NODES = 20_000  # workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000
 
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
@@ -135,7 +137,7 @@ class RunKeeper:
         self._former_head = chosen.former_head
         before = chosen.before
         self._verdict: Outcome | None = None
-        self._replaces_agent, self._before = replaces_agent, before
+        self._replaces_agent = replaces_agent
         if before is not None and before.ending is not None:
             self._verdict = before.ending if replaces_agent else None
             before = before if replaces_agent else replace(before, ending=None)
@@ -156,11 +158,6 @@ class RunKeeper:
         """
         self.used_hours = self.record.used / 3600  # those of the run's earlier agents
         self._writer.start()
-
-    def save_former_state(self) -> None:
-        """Write the corrections of a former head's record, for an agent that replaces this one."""
-        if self.record is not self._before and self._before is not None:
-            self.save(self.record)
 
     def save(self, record: RunRecord) -> None:
         """Change the record, and write it soon."""
@@ -209,19 +206,12 @@ class RunKeeper:
 
     def new_epoch(self, head: str) -> None:
         """Set the epoch of the Ray that is about to start."""
-        previous = self.record.epoch or None
-        epoch = next_epoch(previous, time.time_ns() // 1_000_000)
+        epoch = max(self.record.epoch + 1, time.time_ns() // 1_000_000)  # the clock may go back
         self.save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
 
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""
         self.save(replace(self.record, ranks=names))
-
-    def has_record_of(self, run_id: str) -> bool:
-        """Return whether this disk has a record of a run: it is better than workers' memory."""
-        if run_id == self.record.run_id:
-            return bool(self.record.attempts)
-        return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
 
     def recall(self, send: Callable[[h.RunRemembered], None], hello: Hello, epoch: int) -> bool:
         """Send the run of a worker that outlived its head; return whether it is sent.
@@ -230,8 +220,12 @@ class RunKeeper:
         it. `epoch` is the last that the worker followed.
         """
         run_id, attempt, record = hello.run_id, hello.attempt, self.record
+        has_record = bool(record.attempts)
+        if run_id != record.run_id:
+            found = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
+            has_record = isinstance(found, RunRecord)
         proof = proof_of(record.fingerprint, run_id, attempt, epoch)
-        if hello.fingerprint != proof or self.has_record_of(run_id):
+        if has_record or hello.fingerprint != proof:
             return False
         send(h.RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
         return True
@@ -307,9 +301,10 @@ class RunKeeper:
 
     def record_nodes(self, nodes: Iterable[str]) -> None:
         """Record the nodes of a running attempt: Ray may use any that joins."""
-        record = self.record.with_workers(tuple(nodes))
-        if record is not self.record:
-            self.save(record)
+        last, now = self.record.open_attempt, (*nodes,)
+        if last is not None and not {*now} <= {*last.nodes}:
+            names = (*dict.fromkeys((*now, *last.nodes)),)[:MOST_NODES]
+            self.save(self.record.with_changes(nodes=names))
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
         """Record how the last attempt ended; `announced` if nodes were taken away."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from contextlib import suppress
 from enum import Enum
-from itertools import chain, islice, takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
-_FINGERPRINT_FORMAT = 1
-MOST_NODES = 20_000  # workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000
 
 
 class RunState(str, Enum):
@@ -118,10 +115,10 @@ class RunRecord(files.Record):
         if last is None or last.number != known.attempt.number:
             return self
         kept = replace(known, attempt=replace(known.attempt, former_workers=()))  # in `nodes`
-        return self._change(snapshot=SavedSnapshot(Moment.before(now), kept))
+        return self.with_changes(snapshot=SavedSnapshot(Moment.before(now), kept))
 
-    def _change(self, **changes: object) -> RunRecord:
-        """Return the run with its last attempt changed."""
+    def with_changes(self, **changes: object) -> RunRecord:
+        """Return the run with changes of its last attempt."""
         last = replace(self.attempts[-1], **changes)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
@@ -130,16 +127,6 @@ class RunRecord(files.Record):
         if self.open_attempt is not None and self.open_attempt.number == attempt.number:
             return replace(self, state=RunState.RUNNING)
         return replace(self, state=RunState.RUNNING, attempts=(*self.attempts, attempt))
-
-    def with_workers(self, nodes: tuple[str, ...]) -> RunRecord:
-        """Return the run with these workers added to the open attempt."""
-        last = self.open_attempt
-        if last is None or set(nodes) <= set(last.nodes):
-            return self
-        new = dict.fromkeys((*last.nodes, *nodes))
-        if len(new) > MOST_NODES:  # these workers and the latest others
-            new = dict.fromkeys((*nodes, *reversed(last.nodes)))
-        return self._change(nodes=(*islice(new, MOST_NODES),))
 
     @property
     def open_attempt(self) -> AttemptRecord | None:
@@ -160,7 +147,7 @@ class RunRecord(files.Record):
         if self.open_attempt is None:
             return self
         how = {"end": end, "reason": reason, "exit_code": exit_code, "snapshot": UNSET}
-        return self._change(**how, announced=announced or UNSET)
+        return self.with_changes(**how, announced=announced or UNSET)
 
     @property
     def is_over(self) -> bool:
@@ -172,11 +159,6 @@ class RunRecord(files.Record):
         end = self.ending
         is_final = end is not None and (end.is_jobs_verdict or end.exit_code in {0, 130})
         return is_final or self.state is RunState.ENDED
-
-
-def next_epoch(previous: int | None, now_ms: int) -> int:
-    """Return the next epoch: higher than the previous one even if the clock went back."""
-    return now_ms if previous is None else max(previous + 1, now_ms)
 
 
 def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
@@ -201,23 +183,10 @@ def fingerprint(
 
     A new token therefore does not change it, and secrets cannot be guessed from it.
     """
-    argv = None if job_argv is None else _without_secrets([*map(clean, job_argv)])
-    given = recipe_settings.items()
-    settings = {name: MASK if looks_secret(name) else clean(text) for name, text in given}
-    text = json.dumps([_FINGERPRINT_FORMAT, argv, launcher, settings], sort_keys=True)
+    argv = None if job_argv is None else [*map(clean, job_argv)]
+    settings = {name: clean(text) for name, text in recipe_settings.items()}
+    text = json.dumps([argv, launcher, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_secrets(argv: list[str]) -> list[str]:
-    """Mask the value of a name that looks secret: `--api-key X`, `HF_TOKEN=X`."""
-    found, after_secret = [], False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret, is_flag = looks_secret(re.sub(r"[-.+]", "_", name)), word.startswith("-")
-        shown = f"{name}={MASK}" if is_secret and equals else word
-        found.append(MASK if after_secret and not is_flag else shown)
-        after_secret = is_secret and not equals and is_flag
-    return found
 
 
 # --- the run to work on --------------------------------------------------------------------------
@@ -253,26 +222,6 @@ class ChosenRun(NamedTuple):
     former_head: str = ""  # the previous head's node if the last attempt may still run there
 
 
-class FoundRun(NamedTuple):
-    """A run on disk."""
-
-    record: RunRecord | NoRecord
-    lock: LockHolder
-    is_active: bool = False  # whether its head runs here, for disks without locks
-
-    def why_taken(self, fingerprint: str, node: str = "", retries: int | None = None) -> str:
-        """Return why this head can neither resume nor make the run, or ''."""
-        record = self.record
-        if self.lock is LockHolder.THEIRS:
-            return "another head has it"
-        if isinstance(record, NoRecord):
-            return "" if record.is_missing else record.why
-        why = why_not_resumed(record, fingerprint, node, retries)
-        if not why and self.lock is LockHolder.UNKNOWN and self.is_active:
-            return f"its head {record.head} is active"
-        return why
-
-
 def choose_run(  # noqa: PLR0913 - what ties a head to a run
     root: Path,
     platform_run_id: str | None,
@@ -296,21 +245,25 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     """
     skipped: list[str] = []
     if resumed:
-        lock, found = _find_run(root, resumed)
-        if found.lock is not LockHolder.THEIRS and isinstance(found.record, RunRecord):
-            return _resume(root, resumed, found.record, lock)
+        lock, found, taken = _find_run(root, resumed)
+        if not taken and isinstance(found, RunRecord):
+            return _resume(root, resumed, found, lock)
         lock.release()
     latest, names = None, numbered_names(safe_name(platform_run_id or ""))
     if platform_run_id is None:
         latest, names = _latest(root), (safe_name(new_id()) for _ in range(_TRIES))
     for number, name in enumerate(chain([latest] if latest else [], names)):
         is_latest = latest is not None and number == 0
-        lock, found = _find_run(root, name)
-        why = found.why_taken(fingerprint, *((node, retries) if is_latest else ()))
-        if not why and isinstance(found.record, RunRecord):
-            return _resume(root, name, found.record, lock, *skipped)
-        if not why and not is_latest:
+        lock, found, why = _find_run(root, name)
+        if isinstance(found, RunRecord):
+            last_head = (node, retries) if is_latest else ()
+            why = why or why_not_resumed(found, fingerprint, *last_head)
+            if not why:
+                return _resume(root, name, found, lock, *skipped)
+        elif not why and found.is_missing and not is_latest:
             return ChosenRun(name, None, tuple(skipped), lock)
+        else:
+            why = why or ("" if found.is_missing else found.why)
         lock.release()
         skipped += [f"run {name} is not resumed: {why}"] if why else []
     raise PreflightError(
@@ -325,12 +278,7 @@ def finished_run(
     root: Path, platform_run_id: str | None, fingerprint: str, node: str
 ) -> RunRecord | None:
     """Return the run that this head would resume, if its job ended by itself."""
-    if platform_run_id is None:
-        name = _latest(root)
-    else:
-        names = numbered_names(safe_name(platform_run_id))
-        there = [*takewhile(lambda one: (root / one / RUN_FILE).is_file(), names)]
-        name = there[-1] if there else None
+    name = _latest(root) if platform_run_id is None else _last(root, platform_run_id, RUN_FILE)
     found = None if name is None else RunRecord.read(root / name / RUN_FILE)
     if not isinstance(found, RunRecord) or (found.fingerprint, found.head) != (fingerprint, node):
         return None
@@ -339,12 +287,16 @@ def finished_run(
 
 def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
     """Return the platform's run in which this worker has a folder, if it is not over, or ''."""
-    names = numbered_names(safe_name(platform_run_id or ""))
-    there = [*takewhile(lambda one: (root / one / safe_name(node)).is_dir(), names)]
-    if platform_run_id is None or not there:
-        return ""
-    found = RunRecord.read(root / there[-1] / RUN_FILE)
-    return "" if isinstance(found, RunRecord) and found.is_over else there[-1]
+    name = _last(root, platform_run_id, safe_name(node)) if platform_run_id is not None else None
+    found = None if name is None else RunRecord.read(root / name / RUN_FILE)
+    return "" if isinstance(found, RunRecord) and found.is_over else name or ""
+
+
+def _last(root: Path, platform_run_id: str, has: str) -> str | None:
+    """Return the last of a platform's numbered runs, each of which has a file or folder."""
+    names = numbered_names(safe_name(platform_run_id))
+    there = [*takewhile(lambda one: (root / one / has).exists(), names)]
+    return there[-1] if there else None
 
 
 def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
@@ -365,8 +317,8 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: 
     return ChosenRun(name, before, skipped, lock, "" if is_over else head)
 
 
-def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
-    """Read a run on disk and try to take its lock."""
+def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, str]:
+    """Read a run on disk and try to take its lock; return also why another head has it, or ''."""
     folder = root / name
     lock = FileLock(folder / RUN_LOCK)
     try:
@@ -374,12 +326,15 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
         files.access.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
-        return lock, FoundRun(NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN)
+        return lock, NoRecord(error_text(error), is_missing=True), ""
     found = RunRecord.read(folder / RUN_FILE)
-    name = safe_name(found.head) if isinstance(found, RunRecord) else ""
-    head = NodeRecord.read(folder / name / NODE_FILE)
-    is_active = isinstance(head, NodeRecord) and not head.ended and is_agent_running(head)
-    return lock, FoundRun(found, claim, is_active)
+    if claim is LockHolder.THEIRS:
+        return lock, found, "another head has it"
+    if claim is LockHolder.UNKNOWN and isinstance(found, RunRecord):  # a disk without locks
+        head = NodeRecord.read(folder / safe_name(found.head) / NODE_FILE)
+        if isinstance(head, NodeRecord) and not head.ended and is_agent_running(head):
+            return lock, found, f"its head {found.head} is active"
+    return lock, found, ""
 
 
 def _latest(root: Path) -> str | None:

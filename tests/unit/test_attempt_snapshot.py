@@ -437,7 +437,7 @@ def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen)
-    keeper.save_former_state()
+    keeper.save(keeper.record)
     keeper.close()
     assert keeper.final_outcome(1) is None
     assert keeper.record.ending is None

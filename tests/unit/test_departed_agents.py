@@ -9,6 +9,7 @@ import anyio
 import pytest
 from msgspec.structs import asdict, replace
 
+from agent.boot.run_keeper import MOST_NODES, RunKeeper
 from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (
     BASE_LIMIT,
@@ -24,13 +25,14 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
 from agent.record.explain import Timeline
-from agent.record.run_record import MOST_NODES, AttemptRecord, RunRecord
+from agent.record.run_record import ChosenRun
 from unit.heads import NODES, RETRIEVER, REWARD, TICK, Trace, goal, nodes
 from unit.shares import by_torchrun
 from unit.worlds import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 FIRST = Reply(1, "run", "running", ray_ready=True, gcs_port=6379, news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
@@ -187,14 +189,14 @@ def test_ranks_are_given_again() -> None:
     assert kept == [("c", "b")]
 
 
-def test_names_of_an_attempt() -> None:
+def test_names_of_an_attempt(tmp_path: Path) -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
-    record = RunRecord("run", "f", 1).begin_attempt(
-        AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
-    )
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
+    keeper.record_submission(1, "run-1")
     for n in range(0, MOST_NODES + 2_000, 1_000):
-        record = record.with_workers(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
-    (attempt,) = record.attempts
+        keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
+    keeper.close()
+    (attempt,) = keeper.record.attempts
     assert len(attempt.nodes) == MOST_NODES
     assert {"stays", f"pod{MOST_NODES + 1_999}"} <= {*attempt.nodes}
     assert "pod0" not in attempt.nodes

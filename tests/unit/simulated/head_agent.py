@@ -71,7 +71,7 @@ class HeadAgent(Agent):
         if left is not None and keeper.has_outdated_ray:
             node.end_ray()
             left.has_ray = False
-        keeper.save_former_state()
+        keeper.save(keeper.record)
         goes_on_with_ray = left is not None and left.has_ray
         unfit = keeper.final_outcome(plan.settings.job_retries)
         if unfit is not None:
