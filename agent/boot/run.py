@@ -28,7 +28,7 @@ from agent.record.background import run_within
 from agent.record.events import Ended
 from agent.record.files import access, iso_time
 from agent.record.log import configure, disk_alarm, say
-from agent.record.node_record import find_running_agent, folder_of
+from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome
 from agent.record.run_record import (
@@ -92,7 +92,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     configure(plan.settings.log, environ, redactor, node)
     _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
     root = log_root(plan.settings)
-    _check_log_dir(root, node if topology.owns_machine else "")
+    _check_log_dir(root)
     argv, recipe = job_identity(plan.job)
     own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
     restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
@@ -254,8 +254,8 @@ def _warn(findings: Iterable[Finding]) -> None:
             say(finding.sentence(), "warning")
 
 
-def _check_log_dir(root: Path, node: str) -> None:
-    """Create the folder of all runs; refuse a stalled disk, and a second agent of this node."""
+def _check_log_dir(root: Path) -> None:
+    """Create the folder of all runs; refuse a stalled disk."""
 
     def make() -> bool:
         with suppress(OSError):  # the run folder reports this error
@@ -270,10 +270,6 @@ def _check_log_dir(root: Path, node: str) -> None:
             remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
         )
-    other = find_running_agent(root, node) if node else ""
-    if other:
-        remedy = "Stop that agent (SIGTERM), or wait for its end"
-        raise PreflightError(other, remedy=remedy, culprit="run")
 
 
 def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:

@@ -18,13 +18,13 @@ from agent.record.background import ItemWriter
 from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
 
     from agent.record.background import DiskAlarm
 
 NODE_FILE = "node.json"
-MAX_RUNS = 20  # runs searched for processes that still run, the newest ones
+MAX_RUNS = 20  # runs searched for a killed agent's record, the newest ones
 _NO_STATES = {"Z", "X", "x"}  # states in /proc of a process that has exited
 
 
@@ -190,56 +190,23 @@ def is_agent_running(record: NodeRecord) -> bool:
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
-    here = read_pid_space()
-    for path, record in _records_of(root, node):
-        if not record.ended and here.sees(record.place) and record.agent.pid in agents:
-            return path
-    return None
-
-
-# --- other runs ----------------------------------------------------------------------------------
-
-
-def find_running_agent(root: Path, node: str) -> str:
-    """Return a sentence about another agent of this node that runs here, with the remedy; or ''.
-
-    This process and its ancestors do not count: an agent may be started by another one's job.
-    """
-    pid, ancestors = os.getpid(), {0}
-    while pid not in ancestors:
-        ancestors.add(pid)
-        stat = read_stat(pid)
-        pid = 0 if stat is None else stat.parent
-    for path, record in _records_of(root, node):
-        others = [one for one in running_processes(record) if one.pid not in ancestors]
-        if record.agent in others:
-            names = ", ".join(f"{one.name} (pid {one.pid})" for one in others)
-            return f"run {path.parent.name} still runs here: `pod-agent stop` ({names})"
-    return ""
-
-
-def _records_of(root: Path, node: str) -> Iterator[tuple[Path, NodeRecord]]:
-    """Yield the folders and records of a node's agents in the newest runs, numbered ones too."""
-    name, dated = safe_name(node), []
-    with suppress(OSError), os.scandir(root) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    dated.append((entry.stat().st_mtime, entry.path))
-    for _, run in sorted(dated, reverse=True)[:MAX_RUNS]:
+    here, written = read_pid_space(), []
+    for path in root.glob(f"*/{safe_name(node)}*/{NODE_FILE}"):
         with suppress(OSError):
-            for path in sorted(Path(run).iterdir()):
-                if name in {path.name, path.name.rpartition("-")[0]}:
-                    record = NodeRecord.read(path / NODE_FILE)
-                    if isinstance(record, NodeRecord) and record.node == node:
-                        yield path, record
+            written.append((path.stat().st_mtime, path))
+    for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
+        record = NodeRecord.read(path)
+        if not isinstance(record, NodeRecord) or record.node != node or record.ended:
+            continue
+        if here.sees(record.place) and record.agent.pid in agents:
+            return path.parent
+    return None
 
 
 # --- the writer ----------------------------------------------------------------------------------
 
 _MOST = 200  # processes kept, the newest ones: restarted services must not fill the record
-_COUNTERS = {"passed_on": 0, "copied": 0, "unreached": 0.0, "oom_kills": 0}
-"""Fields that may be lost with the machine's power: written seldom, unsynced."""
+_COUNTERS = {"passed_on", "copied", "unreached", "oom_kills"}  # written seldom
 
 
 class NodeRecorder:
@@ -251,7 +218,6 @@ class NodeRecorder:
         self.record = record  # the record with all changes, written or not
         self._where = where
         self._lock = threading.Lock()
-        self._written: NodeRecord | None = None  # what was written last, without the counters
         self._writer = ItemWriter(NODE_FILE, self._write, disk, times.RECORD_COUNTERS)
         self._writer.put(record)
 
@@ -276,7 +242,7 @@ class NodeRecorder:
             record = replace(self.record, **changes)
             if record != self.record:
                 self.record = record
-                self._writer.put(record, urgent=not changes.keys() <= _COUNTERS.keys())
+                self._writer.put(record, urgent=not changes.keys() <= _COUNTERS)
 
     def finish(self, limit: float = 1.0) -> None:
         """Write that this agent ended in good order, for at most `limit` seconds."""
@@ -284,8 +250,5 @@ class NodeRecorder:
         self._writer.finish(limit)
 
     def _write(self, record: NodeRecord) -> OSError | None:
-        lasting, before = replace(record, **_COUNTERS), self._written
         with self._where() as path:
-            error = record.write(path, durable=lasting != before)
-        self._written = lasting if error is None else None
-        return error
+            return record.write(path, durable=False)  # no process outlives the machine's power

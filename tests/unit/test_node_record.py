@@ -27,7 +27,6 @@ from agent.record.node_record import (
     PidSpace,
     ProcessStat,
     StartedProcess,
-    find_running_agent,
     may_reuse,
     own_record,
     parse_stat,
@@ -252,63 +251,6 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
         again = FileLock(tmp_path / ".lock")
         assert again.take() is LockHolder.OURS
         again.release()
-
-
-# --- other runs --------------------------------------------------------------------------------
-
-
-def test_another_agent_on_this_node(tmp_path: Path) -> None:
-    """A running agent is named with its run; this process and a killed agent's are not."""
-    mine = own_record("pod0", "run-1")
-    for run in ("run-1", "run-2", "run-3"):
-        (tmp_path / run / "pod0").mkdir(parents=True)
-    with sleeper() as process:
-        mine.write(tmp_path / "run-2" / "pod0" / NODE_FILE)
-        assert find_running_agent(tmp_path, "pod0") == ""
-        replace(mine, agent=process).write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-        assert find_running_agent(tmp_path, "pod0") == (
-            f"run run-1 still runs here: `pod-agent stop` (sleep (pid {process.pid}))"
-        )
-        assert find_running_agent(tmp_path, "pod1") == ""
-        left = replace(mine, agent=replace(process, start=1), started=(process,))
-        left.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-        assert find_running_agent(tmp_path, "pod0") == ""
-
-
-def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
-    """A numbered folder is read, too, and broken records are skipped."""
-    folder = tmp_path / "run-1"
-    for name, text in {"pod0": "{", "pod0-2": "", "pod0-x": "[]"}.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / NODE_FILE).write_text(text)
-    (tmp_path / "file").write_text("")
-    with sleeper() as process:
-        replace(own_record("pod0", "run-1"), agent=process).write(folder / "pod0-2" / NODE_FILE)
-        assert find_running_agent(tmp_path, "pod0").startswith("run run-1 still runs here")
-
-
-def test_only_the_newest_runs_are_searched(tmp_path: Path) -> None:
-    """A log dir of years costs no more than one of days."""
-    with sleeper() as process:
-        record = replace(own_record("pod0", "x"), agent=process)
-        for number in range(25):
-            (tmp_path / f"run-{number}" / "pod0").mkdir(parents=True)
-        record.write(tmp_path / "run-0" / "pod0" / NODE_FILE)
-        os.utime(tmp_path / "run-0", (1, 1))
-        assert find_running_agent(tmp_path, "pod0") == ""
-        record.write(tmp_path / "run-24" / "pod0" / NODE_FILE)
-        assert find_running_agent(tmp_path, "pod0")
-    assert find_running_agent(tmp_path / "nothing", "pod0") == ""
-
-
-def test_ancestors_do_not_count(tmp_path: Path) -> None:
-    """An agent may be started by another agent's job."""
-    parent = process_of("agent", os.getppid())
-    assert parent is not None
-    (tmp_path / "run-1" / "pod0").mkdir(parents=True)
-    record = replace(own_record("pod0", "run-1"), agent=parent)
-    record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-    assert find_running_agent(tmp_path, "pod0") == ""
 
 
 # --- the writer --------------------------------------------------------------------------------
