@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
@@ -34,10 +35,11 @@ _PIECE = 1 << 16
 _SURE = 4096  # bytes that a ready pipe accepts without blocking (PIPE_BUF)
 NO_THREAD = "can't start new thread"  # as Python reports it
 _PAUSES = (1.0, 2.0, 5.0)  # seconds between retries; the last one repeats
-_FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
-_REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
-_STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
-_open_writers: list[Writer] = []
+_FOLLOWS = (
+    "Logs and records of this node are not kept; the job goes on, and its output here. "
+    "Free or mend that disk, or choose another in AGENT_LOG_DIR"
+)
+_open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def start_thread(act: Callable[[], object], name: str | None = None) -> threading.Thread | None:
@@ -212,7 +214,6 @@ class Writer(Background):
         trouble: Callable[[str], None] = lambda _why: None,
     ) -> None:
         super().__init__(name)
-        self.encoding = "utf-8"
         self._most, self._lost_line, self.trouble = most, lost, trouble
         self._sink: Sink | None = None
         self._lines: deque[bytes] = deque()
@@ -228,9 +229,10 @@ class Writer(Background):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether everything queued is written."""
+        """Return whether everything queued is written, or given up."""
         with self._changed:
-            return not self._waiting and not self._in_hand
+            is_over = self._closing and (self._thread is None or not self._thread.is_alive())
+            return is_over or (not self._waiting and not self._in_hand)
 
     @property
     def is_behind(self) -> bool:
@@ -252,13 +254,13 @@ class Writer(Background):
                 self.trouble(why)
 
         self._sink = Sink(opener, report, most_of_file)
-        _open_writers.append(self)
+        _open_writers.add(self)
         if self._lines:
             self._write_queue()
 
     def put(self, line: str) -> None:
         """Queue one line, without its line end; return at once."""
-        self.put_bytes(self._encoded(line))
+        self.put_bytes(_encoded(line))
 
     def put_bytes(self, data: bytes) -> None:
         """Queue bytes as they are; return at once."""
@@ -273,21 +275,12 @@ class Writer(Background):
         if self._thread is None:
             self._write_queue()
 
-    def close(self) -> None:
-        """Make the thread write the queue and end, without retries."""
-        super().close()
-        if self._thread is None and not self._lines:
-            self._forget()
-
     def finish(self, limit: float = times.FLUSH) -> None:
         """Write the queue, for at most `limit` seconds."""
         self.close()
         if self._thread is None and self._lines:
             self._write_queue()
         super().finish(limit)
-
-    def _encoded(self, line: str) -> bytes:
-        return f"{line}\n".encode(self.encoding, errors="backslashreplace")
 
     def _write_queue(self) -> None:
         """Start the thread; without one, write here as far as the destination does not block."""
@@ -308,12 +301,6 @@ class Writer(Background):
                 break
             self._in_hand = 0
         self._sink.close()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Remove this writer from those that the process waits for at its exit."""
-        with suppress(ValueError):
-            _open_writers.remove(self)
 
     def _take(self, most: int, *, wait: bool) -> bytes:
         """Take lines out of the queue; return nothing once the writer is closed."""
@@ -328,8 +315,12 @@ class Writer(Background):
             self._in_hand = sum(map(len, taken))
             self._waiting -= self._in_hand
         if lost:
-            taken.insert(0, self._encoded(self._lost_line(lost)))
+            taken.insert(0, _encoded(self._lost_line(lost)))
         return b"".join(taken)
+
+
+def _encoded(line: str) -> bytes:
+    return f"{line}\n".encode(errors="backslashreplace")
 
 
 class ItemWriter(Background, Generic[T]):
@@ -350,12 +341,6 @@ class ItemWriter(Background, Generic[T]):
         self._last = -step  # when the last write ended
         self._busy_since: float | None = None
         disk.watch(name, lambda: self._busy_since)
-
-    def start(self) -> bool:
-        """Start the thread; without one nothing is written, and a line says so."""
-        if not super().start():
-            self._disk.say(f"{self.name} is not written: {NO_THREAD}", "warning")
-        return self._thread is not None
 
     def put(self, item: T, *, urgent: bool = True) -> None:
         """Replace the item to write; return at once."""
@@ -394,11 +379,10 @@ class DiskAlarm:
     """Logs one line when the first of several writers fails and one when all recovered."""
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
-        self.say = say
+        self._say = say
         self._changed = threading.Lock()
         self.folder: Callable[[], Path] | None = None  # to name in log lines; it may move
         self._failing: set[str] = set()
-        self._stalled: set[str] = set()
         self._watched: dict[str, Callable[[], float | None]] = {}
 
     def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
@@ -412,7 +396,7 @@ class DiskAlarm:
         self.watch(writer.name, writer.busy_since)
         return writer
 
-    def report(self, name: str, why: str, remedy: str = _REMEDY) -> None:
+    def report(self, name: str, why: str) -> None:
         """Record why a file cannot be written, or its recovery by ''."""
         with self._changed:
             before = bool(self._failing)
@@ -421,8 +405,8 @@ class DiskAlarm:
         if before == after:
             return
         place, first = (name, "") if self.folder is None else (self.folder(), f" ({name})")
-        cause = f"cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
-        self.say(f"{place} {cause if why else 'can be written again'}", "warning")
+        cause = f"cannot be written: {why}{first}. {_FOLLOWS}"
+        self._say(f"{place} {cause if why else 'can be written again'}", "warning")
 
     def check(self, now: float | None = None) -> None:
         """Report writes that stall, and stalled writes that ended."""
@@ -430,12 +414,8 @@ class DiskAlarm:
         for name, busy_since in self._watched.items():
             since = busy_since()
             stalls = since is not None and now - since > times.WRITE_STALLED
-            if stalls and name not in self._stalled:
-                self._stalled.add(name)
-                self.report(name, f"a write takes longer than {times.WRITE_STALLED:g} s", _STALLS)
-            elif not stalls and name in self._stalled:
-                self._stalled.discard(name)
-                self.report(name, "")
+            why = f"a write takes longer than {times.WRITE_STALLED:g} s" if stalls else ""
+            self.report(f"{name}, stalled", why)
 
 
 def all_idle() -> bool:

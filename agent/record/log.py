@@ -82,7 +82,6 @@ class _Log:
         self._stderr = Writer(
             "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._log_stderr_trouble
         )
-        self._stderr.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self.disk = DiskAlarm(self.say)
         self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost(1)))
 

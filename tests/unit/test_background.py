@@ -207,7 +207,7 @@ def test_a_stalled_write_is_reported() -> None:
     for later in (1, 2, 3):
         alarm.alarm.check(100.0 + times.WRITE_STALLED + later)
     (line,) = alarm.lines
-    assert "a write takes longer than 10 s (events.jsonl)" in line
+    assert "a write takes longer than 10 s (events.jsonl, stalled)" in line
     since = None
     alarm.alarm.check(200.0)
     assert alarm.lines[1:] == ["/logs/run/pod0 can be written again"]
