@@ -233,10 +233,7 @@ class EventRecorder:
         """Return an event, or an `Unrecorded` in its place, in ASCII: no text breaks the line."""
         at, name = round(self._clock(), 3), wire_name(type(event))
         try:
-            line = json.dumps(to_json(at, event, self._clean), allow_nan=False)
-            if len(line) <= self._most_bytes // 2:
-                return line
-            why = f"it has {len(line)} bytes"
+            return json.dumps(to_json(at, event, self._clean), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
         return json.dumps(to_json(at, Unrecorded(name, why[:200]), self._clean))
@@ -299,21 +296,16 @@ class WaitLog:
     def _log_if_due(self, wait: Wait, now: float) -> float:
         """Log a wait if it is due; return when to check it again.
 
-        Evidence computed over all workers is computed at most every `times.WAIT_QUIET` seconds.
+        Its evidence may be computed over all workers: at most every `times.WAIT_QUIET` seconds.
         """
         last = self._logged.get(wait.what)
-        if last is not None:
-            is_cheap = isinstance(wait.source, str)
-            again = times.WAIT_QUIET + (last.logged_at if is_cheap else last.checked_at)
-            if now < again:
-                return again
+        if last is not None and now < last.checked_at + times.WAIT_QUIET:
+            return last.checked_at + times.WAIT_QUIET
         evidence = wait.evidence
         kind = re.sub(r"\d+", "", evidence)
-        if last is not None:
+        if last is not None and kind == last.kind and now < last.logged_at + times.WAIT_REMINDER:
             last.checked_at = now
-            again = last.logged_at + times.WAIT_REMINDER
-            if kind == last.kind and now < again:
-                return again
+            return last.logged_at + times.WAIT_REMINDER
         self._logged[wait.what] = _LoggedWait(kind, now, now)
         self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence))
