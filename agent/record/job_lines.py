@@ -20,60 +20,55 @@ if TYPE_CHECKING:
 
 
 class KnownLines:
-    """Logs known lines of the job's output; one thread scans, others read the results."""
+    """Logs known lines of the job's output, each cause once in an attempt.
+
+    One thread scans this node's output, another adds what the other nodes found.
+    """
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
+        self._found: dict[str, tuple[str, Known]] = {}  # by key, with the node; '' is this one
+        self._attempt: int | None = None  # the one of the other nodes' lines
         self._is_over = False
-        self._logged: tuple[Known, ...] = ()
-        self._remote_keys: frozenset[str] = frozenset()  # reported for the current attempt
-        self._remote: tuple[tuple[str, Known], ...] = ()  # what was logged of these, with the node
-        self._attempt = 0  # the latest attempt with a report of another node
-        self._ended_attempt = 0  # its output has ended: no report of it counts any more
         self._before: list[str] = []  # the lines before those that are scanned next
 
     def scan(self, lines: Sequence[bytes]) -> None:
         """Scan whole lines."""
         if self._is_over:
-            self._is_over, self._logged, self._ended_attempt = False, (), self._attempt
-            self._before = []
-        remote = self._remote_keys if self._attempt > self._ended_attempt else frozenset()
-        reported, before = remote.union(one.key for one in self._logged), self._before
-        for known in find_known_lines(lines, reported, before):
-            cleaned = self._cleaned(known)
-            self._logged = (*self._logged, cleaned)
-            say(cleaned.sentence(), "info" if known.is_noise else "warning")
+            self._begin(None)
+        for known in find_known_lines(lines, [*self._found], self._before):
+            self._add("", known)
         last = b"\n".join(line[:LONGEST] for line in lines[-NEAR:])
-        self._before = [*before, *plain_lines(last.decode(errors="replace"))][-NEAR:]
+        self._before = [*self._before, *plain_lines(last.decode(errors="replace"))][-NEAR:]
 
     def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
-        """Add the lines that another node found in its output; called from another thread."""
-        if found and attempt != self._attempt:
-            self._attempt, self._remote_keys, self._remote = attempt, frozenset(), ()
+        """Add the lines that another node found in its output of the current attempt."""
+        if found and self._attempt is None:
+            self._attempt = attempt
+        elif found and attempt != self._attempt:
+            self._begin(attempt)
         for known in found:
-            if known.key in self._remote_keys or known.key not in table().live_keys:
-                continue
-            self._remote_keys |= {known.key}
-            if any(one.key == known.key for one in self._logged):
-                continue
-            cleaned = self._cleaned(known)
-            self._remote = (*self._remote, (node, cleaned))
-            say(cleaned.sentence(node), "warning")
+            if known.key not in self._found and known.key in table().live_keys:
+                self._add(node, known)
 
     def logs_of_nodes(self, attempt: int, first: str = "") -> tuple[Log, ...]:
         """Return the lines that other nodes reported in an attempt, those of one node first."""
-        if attempt != self._attempt:
-            return ()
-        nodes = dict.fromkeys(node for node, _ in self._remote)
-        return tuple(
-            Log(node, "the job's output", "\n".join(k.line for at, k in self._remote if at == node))
-            for node in sorted(nodes, key=lambda name: name != first)
-        )
+        lines: dict[str, list[str]] = {}
+        for node, known in [*self._found.values()] if attempt == self._attempt else []:
+            if node:
+                lines.setdefault(node, []).append(known.line)
+        nodes = sorted(lines, key=lambda name: name != first)
+        return tuple(Log(node, "the job's output", "\n".join(lines[node])) for node in nodes)
 
-    def _cleaned(self, known: Known) -> Known:
+    def _begin(self, attempt: int | None) -> None:
+        self._found, self._attempt, self._is_over, self._before = {}, attempt, False, []
+
+    def _add(self, node: str, known: Known) -> None:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
         cleaned = replace(known, line=self._clean(known.line), cause=self._clean(known.cause))
-        return replace(cleaned, line=cleaned.shown)
+        cleaned = replace(cleaned, line=cleaned.shown)
+        self._found[known.key] = node, cleaned
+        say(cleaned.sentence(node), "info" if known.is_noise else "warning")
 
     def end_output(self) -> None:
         """End the attempt's output: the next attempt's lines are logged again."""
@@ -82,18 +77,20 @@ class KnownLines:
     @property
     def causes(self) -> tuple[Known, ...]:
         """Return the known lines in this node's output, without noise."""
-        return tuple(known for known in self._logged if not known.is_noise)
+        found = [*self._found.values()]
+        return tuple(known for node, known in found if not node and not known.is_noise)
 
     def warnings(self) -> list[dict[str, str]]:
         """Return the warnings for `/status`."""
-        found = [*(("", known) for known in self.causes), *((f"{n}: ", k) for n, k in self._remote)]
         return [
             {
                 "check": "job output",
-                "what": f"{node}{known.cause}{place('', known.rank)} ({known.shown})",
+                "what": f"{node}: {known.cause}".removeprefix(": ")
+                + f"{place('', known.rank)} ({known.shown})",
                 "remedy": known.what_to_do,
             }
-            for node, known in found
+            for node, known in [*self._found.values()]
+            if not known.is_noise
         ]
 
 

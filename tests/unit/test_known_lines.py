@@ -184,7 +184,7 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     lines.scan([files])
     lines.add_from_node("podb", 1, (memory, handles))
     assert len(said) == 2
-    assert [one["what"][:9] for one in lines.warnings()] == ["the limit", "podb: a G"]
+    assert [one["what"][:9] for one in lines.warnings()] == ["podb: a G", "the limit"]
     ((here, first),) = [(one.node, one.text) for one in lines.logs_of_nodes(1)]
     assert (here, OOM in first) == ("podb", True)
 
