@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,8 +182,8 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
 
 
 _LOCK = ".agent.lock"
-_MOST_FORMER = 50  # files of earlier agents that are kept
-_WAITING = "no-head-"
+_FORMER_OUTCOME = "outcome.former-1.json"
+_WAITING = "no-head"  # instead of the run id while a worker does not know it
 
 
 class RunFolder:
@@ -209,12 +208,7 @@ class RunFolder:
     @classmethod
     def waiting(cls, root: Path, node: str) -> RunFolder:
         """Make the folder of a worker whose run is still unknown; a restart uses it again."""
-        name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        before: list[str] = []
-        with suppress(OSError):  # making the folder reports it
-            places = root.glob(f"{_WAITING}*/{safe_name(node)}")
-            before = [path.parent.name for path in places if path.is_dir()]
-        return cls(root, max(before, default=name), node, link=False)
+        return cls(root, _WAITING, node, link=False)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the folder."""
@@ -263,7 +257,8 @@ class RunFolder:
             lock.release()
             return False
         self._lock, self.former = lock, former
-        _set_aside(path / OUTCOME_FILE)  # of the previous agent
+        with suppress(OSError):  # of the previous agent, if it has written one
+            (path / OUTCOME_FILE).replace(path / _FORMER_OUTCOME)
         for part in path.glob(f".*{files.PART_SUFFIX}"):  # what that agent left incomplete
             with suppress(OSError):
                 part.unlink()
@@ -338,16 +333,6 @@ def _renamed(old: Path, new: Path) -> bool:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it was just made
             raise
     return False
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a file of a previous agent to a free numbered name, or to the oldest one in use."""
-    if not path.exists():
-        return
-    numbers = range(1, _MOST_FORMER + 1)
-    names = [path.with_name(f"{path.stem}.former-{number}{path.suffix}") for number in numbers]
-    with suppress(OSError):
-        path.replace(min(names, key=lambda name: name.stat().st_mtime if name.exists() else 0))
 
 
 KEY_FILE = "control.key"
