@@ -294,26 +294,15 @@ class HeadAgent:
             put(h.RayGone(end, run.memory.recent()))
 
     async def _watch_gcs(self, host: str, port: int, step: float) -> None:
-        """Put an event when GCS accepts connections, and when it stops while Ray still boots.
-
-        The bridge, which still imports Ray, would be later; and `ray start` reports a GCS that
-        exited at boot only after a minute.
-        """
+        """Put an event when GCS accepts connections: the bridge, which imports Ray, is later."""
         put = self._inbox.put
 
         async def is_open() -> bool | NotYet:
             evidence = await port_answers(host, port)
             return NotYet(evidence) if evidence else True
 
-        async def is_closed() -> str | NotYet:
-            is_booting = self._state.ray.step is Step.PENDING
-            return (await port_answers(host, port) or NotYet()) if is_booting else ""
-
         await until(is_open, None, longest=step, on_evidence=lambda why: put(h.HeadRaySilent(why)))
         put(h.GcsOpen())
-        evidence = await until(is_closed, None, step=1.0)
-        if evidence:
-            put(h.HeadRaySilent(f"GCS answered once: {evidence}"))
 
     async def _start_ray_again(self) -> None:
         if self._ray is not None and self._ray.running:
@@ -375,7 +364,7 @@ class HeadAgent:
             except OSError as error:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
-        await self._link.submit(job_id, line, made.runtime_env, mirror, made.upload)
+        await self._link.submit(job_id, line, made.runtime_env, mirror)
 
     @property
     def _reward_ip(self) -> str:
@@ -488,9 +477,6 @@ def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-_AT_ONCE = 128  # concurrent probes: if the head is cut off, all workers become silent together
-
-
 class SilenceWatch:
     """Probes each worker that stopped reporting, once, and sends the result."""
 
@@ -498,7 +484,6 @@ class SilenceWatch:
         self, reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
     ) -> None:
         self._reports, self._ports, self._send = reports, ports, send
-        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
         """Probe workers whose connection broke, and at intervals those that are overdue."""
@@ -533,15 +518,12 @@ class SilenceWatch:
         async def probe(part: str, ask: Callable[[], Awaitable[str]]) -> None:
             found[part] = await first_answer(ask, times.PROBE_OF_SILENT)
 
-        async with self._limiter, anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks:
             tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
             ask_ray = partial(port_answers, ip, self._ports.node_manager, limit)
             tasks.start_soon(probe, "ray", ask_ray)
         if found["agent"] and self._reports.mark_silent(key):
             self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
-
-
-_NODES_AT_ONCE = 256
 
 
 async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], None]) -> None:
@@ -550,11 +532,9 @@ async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], 
     GCS needs 15 s to miss a node; the kernel of a live node answers at once.
     """
     silent: dict[str, str] = {}
-    limiter = anyio.CapacityLimiter(_NODES_AT_ONCE)
 
     async def probe_port(ip: str, name: str, port: int) -> None:
-        async with limiter:
-            evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
+        evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
         if evidence:
             silent[name] = f"its Ray does not answer, {evidence}"
 

@@ -164,7 +164,6 @@ class Submission(Value):
     entrypoint: Entrypoint
     runtime_env: dict[str, object]
     messages: tuple[LogLine, ...] = ()  # log lines for the user
-    upload: str = ""  # the uploaded folder with its files' number and size, where counted
     basis: JobBasis = JobBasis()  # what a recipe was sized by
 
 
@@ -246,11 +245,10 @@ class SubmissionMaker:
                 "shows: set it in the environment of that Ray's nodes instead"
             )
             messages.append(LogLine(text, "warning"))
-        upload = ""
         if job.upload is not None:
-            files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
-            upload = f"{runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
-        return Submission(line, runtime_env, tuple(messages), upload, self._basis)
+            size = f"{job.upload.files} files, {mib(job.upload.size)}"
+            messages.append(LogLine(f"uploading {runtime_env['working_dir']} to Ray: {size}"))
+        return Submission(line, runtime_env, tuple(messages), self._basis)
 
     async def _size_recipe(
         self, job: Job, recipe: RecipeJob

@@ -420,9 +420,6 @@ def _reported_state(one: Worker) -> tuple[object, ...]:
     return (*plain, one.items, one.answers, one.notice is None)
 
 
-_MOST = 32  # at most this many distinct errors are logged
-
-
 class Guard(Generic[S, E, A]):
     """Calls the decision function; drops an event of another node on which it raises."""
 
@@ -445,7 +442,7 @@ class Guard(Generic[S, E, A]):
             name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
             why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
             message = f"{name}: {why}"
-            if message not in self._logged and len(self._logged) < _MOST:
+            if message not in self._logged:
                 self._logged.add(message)
                 self._record(Dropped(name, f"{why}: {error}"))
                 what = "a bug in the agent, the message of another node is dropped"

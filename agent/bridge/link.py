@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +46,7 @@ class RayLink:
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
-        # By job id: set once Ray has accepted the stop; the upload under way, and when it began.
-        self._stops_accepted: dict[str, anyio.Event] = {}
-        self._uploads: dict[str, tuple[str, float]] = {}
+        self._stops_accepted: dict[str, anyio.Event] = {}  # by job id, set once Ray has accepted it
         self._answers: dict[str, dict[str, Any]] = {}  # the last one to each kind of question
         self._answered = anyio.Event()
 
@@ -96,12 +93,8 @@ class RayLink:
         entrypoint: str,
         runtime_env: Mapping[str, object],
         mirror: Path | None = None,
-        upload: str = "",
     ) -> None:
-        """Submit and follow a job, as `follow` does; `upload`: its working_dir and size, to log."""
-        if upload:
-            say(f"uploading {upload}")
-            self._uploads[job_id] = upload, time.monotonic()
+        """Submit and follow a job, as `follow` does."""
         self.forget(job_id)  # an earlier `follow` may not have found it
         job = {"entrypoint": entrypoint, "runtime_env": runtime_env}
         await self._add_command(do="submit", id=job_id, mirror=mirror and str(mirror), **job)
@@ -170,7 +163,4 @@ class RayLink:
                 self._answered.set()
                 self._answered = anyio.Event()
             else:
-                if data["event"] == "submitted" and data["id"] in self._uploads:
-                    upload, began = self._uploads.pop(data["id"])
-                    say(f"uploaded {upload}, in {time.monotonic() - began:.2g} s")
                 self._emit(convert(data, _EVENTS[data["event"]]))
