@@ -108,11 +108,8 @@ class HeadAgent:
 
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
-        if self._plan.torchrun is not None:
-            why = "torchrun does not forward it, and would exit"
-            say(driver.not_passed_on(signum, why))
-        elif self._plan.own_ray is None:
-            say(driver.not_passed_on(signum, "the job runs on a Ray that others have started"))
+        if self._plan.own_ray is None:
+            say(driver.not_passed_on(signum, "the agent has not started the Ray of the job"))
         else:
             say(driver.forward_signal(driver.find_driver(self._state.attempt.id), signum))
 

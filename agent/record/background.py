@@ -336,7 +336,6 @@ class ItemWriter(Background, Generic[T]):
         super().__init__(name)
         self._write, self._disk, self._step = write, disk, step
         self._item: T | None = None
-        self._is_untried = False
         self._due = math.inf  # when the item is to be written, on the monotonic clock
         self._last = -step  # when the last write ended
         self._busy_since: float | None = None
@@ -345,16 +344,16 @@ class ItemWriter(Background, Generic[T]):
     def put(self, item: T, *, urgent: bool = True) -> None:
         """Replace the item to write; return at once."""
         with self._changed:
-            self._item, self._is_untried = item, True
+            self._item = item
             self._due = min(self._due, 0.0 if urgent else self._last + self._step)
             self._changed.notify_all()
 
     def settle(self, limit: float = 0.5) -> None:
-        """Wait until a write of the newest item was tried, for at most `limit` seconds."""
+        """Wait until the newest item is written, for at most `limit` seconds."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(
-                    lambda: not self._is_untried and self._busy_since is None, limit
+                    lambda: self._due == math.inf and self._busy_since is None, limit
                 )
 
     def _run(self) -> None:
@@ -364,7 +363,7 @@ class ItemWriter(Background, Generic[T]):
                     self._changed.wait(None if left == math.inf else left)
                 if self._due == math.inf or self._item is None:
                     return
-                item, self._is_untried, self._due = self._item, False, math.inf
+                item, self._due = self._item, math.inf
                 self._busy_since = time.monotonic()
             error = self._write(item)
             with self._changed:

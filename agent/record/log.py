@@ -25,16 +25,14 @@ _FOREIGN = ("rich", "better_exceptions", "twisted")
 _CONTROLS = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that forge lines or colors at a terminal or reverse text; tabs are allowed."""
 
-RenderedLine = tuple[str, str]  # A line for stderr and the same line for the file
-
 
 def printable(text: str) -> str:
     """Return a text with its control characters escaped."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _logger(redactor: Redactor, node: str, *, as_json: bool, colored: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
-    """Return a logger that renders a sentence for stderr and the file."""
+def _logger(redactor: Redactor, node: str, *, as_json: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
+    """Return a logger that returns the line of a sentence."""
     # Imported here since some verbs log nothing: it costs 11 ms after asyncio, and 33 ms more with
     # rich, which structlog 26.1 imports for tracebacks if it does not seem to be missing.
     hidden = [name for name in _FOREIGN if name not in sys.modules]
@@ -44,28 +42,23 @@ def _logger(redactor: Redactor, node: str, *, as_json: bool, colored: bool) -> A
     for name in hidden:
         del sys.modules[name]
 
-    to_json = structlog.processors.JSONRenderer(ensure_ascii=False)
-
     def clean(_logger: object, _method: str, event: EventDict) -> EventDict:
         """Mask secrets, then escape control characters, so that no text forges a line."""
         fields = {**event, "node": node}
         return {name: printable(redactor.clean(str(text))) for name, text in fields.items()}
 
-    def render(logger: object, method: str, event: EventDict) -> tuple[tuple[RenderedLine], object]:
-        if as_json:
-            line = str(to_json(logger, method, event))
-            return ((line, line),), {}
-        level = event["level"]
-        words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
-        plain = " ".join(filter(None, words))
-        color = _COLORS.get(level) if colored else None
-        return ((f"{color}{plain}{_RESET}" if color else plain, plain),), {}
+    def render(_logger: object, _method: str, event: EventDict) -> str:
+        words = (event["timestamp"], event["node"], _MARKS.get(event["level"]), event["event"])
+        return " ".join(filter(None, words))
 
+    to_json = structlog.processors.JSONRenderer(ensure_ascii=False)
     stamp = structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True)
-    steps: list[Processor] = [structlog.processors.add_log_level, stamp, clean, render]
-    everything = structlog.make_filtering_bound_logger(0)
+    to_line: Processor = to_json if as_json else render
     return structlog.wrap_logger(
-        structlog.ReturnLogger(), processors=steps, wrapper_class=everything, context_class=dict
+        structlog.ReturnLogger(),
+        processors=[structlog.processors.add_log_level, stamp, clean, to_line],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+        context_class=dict,
     ).bind()
 
 
@@ -76,23 +69,21 @@ class _Log:
     """Writes lines to stderr, and to a file once it is set."""
 
     def __init__(self) -> None:
-        plain = {"as_json": False, "colored": False}
-        self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", **plain)
+        self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", as_json=False)
         self._logger: Any = None
-        self._stderr = Writer(
-            "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._log_stderr_trouble
-        )
+        self._is_colored = False
+        stderr = partial(os.dup, 2)
+        self._stderr = Writer("stderr", stderr, lost=self._lost, trouble=self._log_stderr_trouble)
         self.disk = DiskAlarm(self.say)
-        self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost(1)))
+        self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost))
 
     def configure(
         self, style: str, environ: Mapping[str, str], redactor: Redactor, node: str
     ) -> None:
         """Set the style: json for machines; color only on a terminal, and never with NO_COLOR."""
         terminal = sys.stderr is not None and sys.stderr.isatty()
-        colored = style == "auto" and terminal and not environ.get("NO_COLOR")
-        options = {"as_json": style == "json", "colored": colored}
-        self._make, self._logger = partial(_logger, redactor, node, **options), None
+        self._is_colored = style == "auto" and terminal and not environ.get("NO_COLOR")
+        self._make, self._logger = partial(_logger, redactor, node, as_json=style == "json"), None
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
@@ -100,20 +91,17 @@ class _Log:
 
     def say(self, sentence: str, level: str = "info") -> None:
         """Log one sentence; return at once."""
-        for_stderr, for_file = self._render(sentence, level)
-        self._stderr.put(for_stderr)
-        self._file_writer.put(for_file)
+        line = self._render(sentence, level)
+        color = _COLORS.get(level) if self._is_colored else None
+        self._stderr.put(f"{color}{line}{_RESET}" if color else line)
+        self._file_writer.put(line)
 
-    def _render(self, sentence: str, level: str) -> RenderedLine:
-        if self._logger is None:
-            self._logger = self._make()
-        lines: RenderedLine = getattr(self._logger, level)(sentence)
-        return lines
+    def _render(self, sentence: str, level: str) -> str:
+        self._logger = self._logger or self._make()
+        return str(getattr(self._logger, level)(sentence))
 
-    def _lost(self, which: int) -> Callable[[int], str]:
-        """Return a function that renders the line about dropped lines."""
-        text = "{} lines of this log were lost here"
-        return lambda count: self._render(text.format(count), "warning")[which]
+    def _lost(self, count: int) -> str:
+        return self._render(f"{count} lines of this log were lost here", "warning")
 
     def _log_stderr_trouble(self, why: str) -> None:
         what = f"cannot be written: {why}" if why else "can be written again"

@@ -214,7 +214,7 @@ def test_a_stalled_write_is_reported() -> None:
 
 
 def test_settle_waits_for_the_newest_item() -> None:
-    """`settle` returns once a write was tried, after its limit, or at once without a thread."""
+    """`settle` returns once the item is written, after its limit, or at once without a thread."""
     stalls, written = threading.Event(), list[int]()
 
     def write(value: int) -> OSError | None:
@@ -228,9 +228,9 @@ def test_settle_waits_for_the_newest_item() -> None:
     latest.settle()  # its thread was not started
     assert written == []
     latest.start()
-    for value in (1, 2):
+    for value, limit in ((1, 60.0), (2, 1.0)):
         latest.put(value)
-        latest.settle(60)
+        latest.settle(limit)
         assert written[-1] == value
     latest.put(3)
     latest.settle(0.05)
