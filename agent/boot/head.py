@@ -43,8 +43,9 @@ from agent.plan import environment
 from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.background import in_thread
 from agent.record.events import AttemptOver, GoodbyeReceived
+from agent.record.files import write_atomically
 from agent.record.log import say
-from agent.record.run_folder import make_key, write_secret
+from agent.record.run_folder import make_key
 from agent.runtime import driver
 from agent.runtime.driver import watch_helpers
 from agent.runtime.probes import first_answer, port_answers, reply_evidence
@@ -187,10 +188,7 @@ class HeadAgent:
             await self._perform(action)
 
     async def _record_use(self) -> None:
-        """Record the used hours where a limit or a price needs them."""
-        settings = self._plan.settings
-        if settings.max_hours is not None or settings.price_per_hour is not None:
-            self._keeper.record_use(self._run.now())
+        self._keeper.record_use(self._run.now())
 
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
@@ -355,10 +353,9 @@ class HeadAgent:
         mirror = await self._start_output(job_id, line)
         if file:
             self._secrets = Path(file)
-            write = partial(write_secret, self._secrets, made.entrypoint.secrets)
-            try:
-                await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
-            except OSError as error:
+            write = partial(write_atomically, self._secrets, made.entrypoint.secrets, mode=0o600)
+            error = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+            if error is not None:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
         await self._link.submit(job_id, line, made.runtime_env, mirror)

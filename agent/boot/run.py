@@ -286,8 +286,7 @@ def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
         root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
     )
     if chosen.skipped:
-        more = f" (and {len(chosen.skipped) - 1} more)" if len(chosen.skipped) > 1 else ""
-        say(f"{chosen.skipped[-1]}{more}")
+        say(chosen.skipped)
     if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:

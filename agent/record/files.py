@@ -187,17 +187,17 @@ def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
 
 
 def write_atomically(
-    path: Path, text: str, *, durable: bool = True, public: bool = False
+    path: Path, text: str, *, durable: bool = True, mode: int | None = None
 ) -> OSError | None:
     """Replace a file as a whole; on failure keep the old one and return the error.
 
-    With `durable`, the new content is synced to disk first. `public` is for files outside of the
-    run's folder, which keep the umask's mode.
+    With `durable`, the new content is synced to disk first. Without a `mode`, it is the one of
+    files of a run.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(part, flags, 0o666) if public else access.open(part, flags)
+        descriptor = os.open(part, flags, mode) if mode else access.open(part, flags)
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
             file.flush()

@@ -98,30 +98,23 @@ MOST_POINTS = 600  # A longer curve is thinned out
 MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
-_NUMBER = r"(?:np\.float\d+\()?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
-_STEP_LINE = (
-    r"\bstep (?P<rehearsal>\d+)/(?P<of>\d+) mean reward "
-    r"|\bstep:(?P<verl>\d+) - "
-    r"|\bGlobal step (?P<openrlhf>\d+): \{"
+_REWARD = r"(?:np\.float\d+\()?(?P<reward>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
+_STEP_LINES = (
+    rf"\bstep (?P<step>\d+)/(?P<of>\d+) mean reward {_REWARD}",  # the rehearsal
+    rf"\bstep:(?P<step>\d+) - (?:.*? )?critic/rewards/mean:{_REWARD}",  # verl
+    rf"\bGlobal step (?P<step>\d+): \{{.*?'reward': {_REWARD}",  # OpenRLHF
 )
-"""The start of a line with a step's reward, behind any prefix; compiled when the job writes."""
-_REWARD = {
-    "rehearsal": rf"mean reward {_NUMBER}",
-    "verl": rf" critic/rewards/mean:{_NUMBER}",
-    "openrlhf": rf"'reward': {_NUMBER}",
-}
+"""A step's reward, behind any prefix; compiled when the job writes."""
 
 
 def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
     """Return the step in a line and its reward, with the number of steps if it has one."""
-    step = re.search(_STEP_LINE, line)
-    if step is None or step.lastgroup is None:
-        return None
-    kind = next(name for name in _REWARD if step[name])
-    reward = re.search(_REWARD[kind], line[step.start() :])
-    if reward is None:  # verl writes validations in such lines, too
-        return None
-    return (int(step[kind]), float(reward[1])), int(step["of"]) if step["of"] else None
+    for pattern in _STEP_LINES:
+        found = re.search(pattern, line)
+        if found is not None:
+            of = found.groupdict().get("of")
+            return (int(found["step"]), float(found["reward"])), int(of) if of else None
+    return None
 
 
 class JobLines:

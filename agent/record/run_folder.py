@@ -165,7 +165,7 @@ def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
     except OSError as error:
         return error_text(error)
     text = json.dumps(to_builtins(mark), indent=2) + "\n"
-    failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, text, public=True)
+    failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, text, mode=0o666)
     return "" if failure is None else error_text(failure)
 
 
@@ -338,21 +338,10 @@ def _renamed(old: Path, new: Path) -> bool:
 KEY_FILE = "control.key"
 
 
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user may read, in place of a previous agent's."""
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor has no path
-        file.write(text)
-
-
 def make_key(folder: Path) -> str | None:
     """Write a new random key for this node's users; return None on failure."""
     key = secrets.token_hex(16)
-    with suppress(OSError):
-        write_secret(folder / KEY_FILE, key)
-        return key
-    return None
+    return key if write_atomically(folder / KEY_FILE, key, mode=0o600) is None else None
 
 
 def keys_in(root: Path) -> Iterator[str]:

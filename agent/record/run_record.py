@@ -217,9 +217,9 @@ class ChosenRun(NamedTuple):
 
     run_id: str
     before: RunRecord | None = None  # its record, if it is resumed
-    skipped: tuple[str, ...] = ()  # sentences about runs that were skipped, and why
     lock: FileLock | None = None  # held until this process exits: no other head takes the run
     former_head: str = ""  # the previous head's node if the last attempt may still run there
+    skipped: str = ""  # the last run that was skipped, and why
 
 
 def choose_run(  # noqa: PLR0913 - what ties a head to a run
@@ -243,7 +243,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
 
     Where the disk has locks, two heads never choose the same run.
     """
-    skipped: list[str] = []
+    skipped = ""
     if resumed:
         lock, found, taken = _find_run(root, resumed)
         if not taken and isinstance(found, RunRecord):
@@ -259,16 +259,16 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
             last_head = (node, retries) if is_latest else ()
             why = why or why_not_resumed(found, fingerprint, *last_head)
             if not why:
-                return _resume(root, name, found, lock, *skipped)
+                return _resume(root, name, found, lock)._replace(skipped=skipped)
         elif not why and found.is_missing and not is_latest:
-            return ChosenRun(name, None, tuple(skipped), lock)
+            return ChosenRun(name, None, lock, skipped=skipped)
         else:
             why = why or ("" if found.is_missing else found.why)
         lock.release()
-        skipped += [f"run {name} is not resumed: {why}"] if why else []
+        skipped = f"run {name} is not resumed: {why}" if why else skipped
     raise PreflightError(
         f"no run in {root} is free",
-        why=skipped[-1],
+        why=skipped,
         remedy="Choose another folder in AGENT_LOG_DIR",
         culprit="AGENT_LOG_DIR",
     )
@@ -299,7 +299,7 @@ def _last(root: Path, platform_run_id: str, has: str) -> str | None:
     return there[-1] if there else None
 
 
-def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
+def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenRun:
     """Resume a run; name the head of its last attempt if the attempt may still run there.
 
     It does not if this head has taken the very lock (by its inode) that the former one held until
@@ -307,14 +307,14 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: 
     """
     last = before.attempts[-1] if before.attempts else None
     if last is None or (lock.inode and last.lock in {None, lock.inode}):
-        return ChosenRun(name, before, skipped, lock)
+        return ChosenRun(name, before, lock)
     head, here = last.head or before.head, read_pid_space()
     folders = takewhile(Path.is_dir, map((root / name).joinpath, numbered_names(safe_name(head))))
     agents = [NodeRecord.read(folder / NODE_FILE) for folder in folders]
     is_over = bool(agents) and all(
         isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in agents
     )
-    return ChosenRun(name, before, skipped, lock, "" if is_over else head)
+    return ChosenRun(name, before, lock, "" if is_over else head)
 
 
 def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, str]:

@@ -317,11 +317,7 @@ def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
     (tmp_path / "4711-3" / RUN_FILE).write_text("{")
     chosen = choose(tmp_path, "4711")
     assert chosen.run_id == "4711-4"
-    assert chosen.skipped[:2] == (
-        "run 4711 is not resumed: it has ended",
-        "run 4711-2 is not resumed: it is of another job, or other settings",
-    )
-    assert "run 4711-3 is not resumed: it is broken" in chosen.skipped[2]
+    assert chosen.skipped.startswith("run 4711-3 is not resumed: it is broken")
     assert chosen.lock is not None
     chosen.lock.release()
     leave(tmp_path, replace(RECORD, run_id="4711-4"))
@@ -341,7 +337,7 @@ def test_a_latest_run_that_is_not_resumed(tmp_path: Path, record: RunRecord) -> 
     leave(tmp_path, record)
     chosen = choose(tmp_path)
     assert (chosen.run_id, chosen.before) == ("new-1", None)
-    assert len(chosen.skipped) == 1
+    assert chosen.skipped
 
 
 @pytest.mark.parametrize("target", ["../elsewhere", "/etc", "gone", ".", "", "a/b"])
