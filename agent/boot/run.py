@@ -34,11 +34,10 @@ from agent.record.run_folder import RunFolder, read_outcome
 from agent.record.run_record import (
     QUICK_RESTARTS,
     PastEnd,
-    PastEnds,
     choose_run,
     fingerprint,
     finished_run,
-    quick_restarts,
+    past_end_file,
     run_to_return_to,
     settings_digest,
 )
@@ -152,7 +151,7 @@ def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None
     `own` is the job's fingerprint. A platform that restarts failures only, and gives the run its
     id, tries a failed job again.
     """
-    last, run_id = restarts.past.last, plan.topology.platform.run_id
+    last, run_id = restarts.before, plan.topology.platform.run_id
     may_repeat = plan.facts.is_first_process and run_id is not None
     has_other_settings = last is not None and last.digest != restarts.digest
     if not (restarts.is_on or may_repeat) or has_other_settings:
@@ -181,20 +180,22 @@ class Restarts:
         self.is_on, self.digest = is_on, digest
         self._root, self._node, self._holds, self._longest = root, node, holds, longest
         self._began = iso_time(time.time())
-        self.past = PastEnds.of(root, node) if is_on else PastEnds()
+        found = PastEnd.read(past_end_file(root, node)) if is_on else None
+        self.before = found if isinstance(found, PastEnd) else None
+        self._last: PastEnd | None = None
 
     def record(self, run_id: str, outcome: Outcome) -> None:
         """Record the end of this agent for the next container."""
         if not self.is_on:
             return
-        self.past = self._with(outcome, run_id)
-        error = self.past.save(self._root, self._node)
+        self._last = self._end(outcome, run_id)
+        error = self._last.save(self._root, self._node)
         if error is not None:
             say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
 
-    def _with(self, outcome: Outcome, run_id: str = "") -> PastEnds:
+    def _end(self, outcome: Outcome, run_id: str = "") -> PastEnd:
         end = PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
-        return self.past.with_end(end)
+        return end.after(self.before, self._longest)
 
     def final(self, outcome: Outcome) -> Outcome:
         """Return a head's end, as a verdict if another restart would only repeat it.
@@ -203,13 +204,13 @@ class Restarts:
         """
         if not self.is_on or outcome.holds_pod or outcome.is_superseded:
             return outcome
-        used_up = self.would_repeat(self._with(outcome))
+        used_up = self.would_repeat(self._end(outcome))
         return replace(outcome, attempts_are_used_up=True) if used_up else outcome
 
-    def would_repeat(self, past: PastEnds | None = None) -> bool:
+    def would_repeat(self, end: PastEnd | None = None) -> bool:
         """Return whether another restart would only repeat the last end; log it."""
-        ends_so_far = (self.past if past is None else past).ends
-        count = quick_restarts(ends_so_far, self._longest) if ends_so_far else 0
+        last = end or self._last
+        count = 0 if last is None else last.quick_restarts
         if not self._holds or count < QUICK_RESTARTS:
             return False
         say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")

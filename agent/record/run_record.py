@@ -348,7 +348,6 @@ def _latest(root: Path) -> str | None:
 # --- restarts of a container ----------------------------------------------------------------------
 
 QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
-_MOST_ENDS = 10
 _ENDS_FOLDER = ".ends"
 _NOT_OF_THE_JOB = {
     *("AGENT_RERUN", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API"),
@@ -357,40 +356,37 @@ _NOT_OF_THE_JOB = {
 """Settings whose change is no reason to run a finished job again."""
 
 
-class PastEnd(Value):
-    """Begin and end of one agent in this container; times are UTC, ISO 8601."""
+class PastEnd(files.Record):
+    """How the last agent in this container ended; times are UTC, ISO 8601."""
 
     digest: str  # of its settings and command
     run_id: str
     began: str
     ended: str
     outcome: Outcome
+    quick_restarts: int = 0  # the restarts in a row that led to this end again
 
     @property
     def cause(self) -> tuple[object, ...]:
         """Return what two ends have in common; a reason may hold times and addresses."""
-        return self.outcome.kind, self.outcome.exit_code, self.outcome.culprit
+        return self.digest, self.outcome.kind, self.outcome.exit_code, self.outcome.culprit
 
+    def after(self, before: PastEnd | None, longest: float) -> PastEnd:
+        """Return it with the number of quick restarts, given the end before.
 
-class PastEnds(files.Record):
-    """The ends of this node's agents, the newest last."""
-
-    ends: tuple[PastEnd, ...] = ()
-
-    @classmethod
-    def of(cls, root: Path, node: str) -> PastEnds:
-        """Read the ends of a node; none if there is no valid file."""
-        found = cls.read(_file(root, node))
-        return cls() if isinstance(found, NoRecord) else found
-
-    def with_end(self, end: PastEnd) -> PastEnds:
-        """Return the ends with one more, or with a later one of the same agent."""
-        others = [one for one in self.ends if one.began != end.began]
-        return PastEnds((*others, end)[-_MOST_ENDS:])
+        A restart is quick if it follows the end by the platform's own pause. An agent that ran for
+        more than `longest` seconds got further than its boot: it ends the series.
+        """
+        if before is None or before.cause != self.cause:
+            return self
+        ran = max(files.seconds_between(one.began, one.ended) for one in (before, self))
+        pause = files.seconds_between(before.ended, self.began)
+        is_quick = pause <= times.RESTART_PAUSE and ran <= longest
+        return replace(self, quick_restarts=before.quick_restarts + 1 if is_quick else 0)
 
     def save(self, root: Path, node: str) -> OSError | None:
-        """Write the ends of a node; return the error on failure."""
-        path = _file(root, node)
+        """Write it; return the error on failure."""
+        path = past_end_file(root, node)
         try:
             root.mkdir(parents=True, exist_ok=True)
             files.access.make_folder(path.parent)
@@ -398,13 +394,9 @@ class PastEnds(files.Record):
             return error
         return self.write(path)
 
-    @property
-    def last(self) -> PastEnd | None:
-        """Return the last end."""
-        return self.ends[-1] if self.ends else None
 
-
-def _file(root: Path, node: str) -> Path:
+def past_end_file(root: Path, node: str) -> Path:
+    """Return the file of the last end of a node's container."""
     return root / _ENDS_FOLDER / f"{safe_name(node)}.json"
 
 
@@ -417,20 +409,3 @@ def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -
     }
     text = json.dumps([None if command is None else [*command], given], sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def quick_restarts(ends: Sequence[PastEnd], longest: float) -> int:
-    """Count the restarts before the last end that had its settings and its cause.
-
-    A restart is quick if it follows the end by the platform's own pause. An agent that ran for more
-    than `longest` seconds got further than its boot: it ends the series.
-    """
-    count, last = -1, ends[-1]
-    for end in reversed(ends):
-        same = (end.digest, end.cause) == (last.digest, last.cause)
-        pause = 0.0 if end is last else files.seconds_between(end.ended, last.began)
-        is_quick = pause <= times.RESTART_PAUSE
-        if not (same and is_quick and files.seconds_between(end.began, end.ended) <= longest):
-            break
-        count, last = count + 1, end
-    return max(0, count)

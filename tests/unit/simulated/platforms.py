@@ -53,7 +53,7 @@ class Platform:
         if not self.keeps_ends:
             return None
         if not self._world.is_head(machine):
-            last = restarts.past.last
+            last = restarts.before
             return last.outcome if last is not None and last.outcome.is_jobs_verdict else None
         for id_ in self._world.run_ids(machine.files, None):
             found = RunRecord.read(RUNS / id_ / RUN_FILE)

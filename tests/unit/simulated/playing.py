@@ -57,7 +57,7 @@ SEAMS: dict[str, object] = {
     "agent.record.files.read_small": _read,
     "agent.record.files.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,
-    "agent.record.run_record.PastEnds.save": lambda ends, root, node: ends.write(
+    "agent.record.run_record.PastEnd.save": lambda end, root, node: end.write(
         root / ".ends" / f"{node}.json"
     ),
     **{
