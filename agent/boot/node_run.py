@@ -34,7 +34,7 @@ from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
-from agent.record.node_record import NodeRecord, NodeRecorder, folder_of, running_processes
+from agent.record.node_record import NodeRecord, NodeRecorder, running_processes
 from agent.record.run_folder import outcome_text, write_outcome
 from agent.runtime import descendants, driver, parent
 from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
@@ -140,13 +140,6 @@ class SurvivingProcesses:
         """Adopt a process, once."""
         one = self.running.pop(name, None)
         return None if one is None else adopt(name, one.pid, one.start, log)
-
-
-def find_resumed_run(root: Path, node: str) -> str:
-    """Return the id of the killed agent's run that this agent resumes, or ''."""
-    killed = parent.former_agents
-    folder = folder_of(root, node, killed) if killed else None
-    return "" if folder is None else folder.parent.name
 
 
 def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:

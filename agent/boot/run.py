@@ -17,7 +17,7 @@ from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
 from agent.base.text import error_text
 from agent.boot import make_ready, plan_input
-from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes
+from agent.boot.node_run import NodeRun, find_surviving_processes
 from agent.boot.run_keeper import RunKeeper
 from agent.checks import NAMES
 from agent.checks.finding import Level
@@ -62,12 +62,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-def former_verdict(root: Path, node: str) -> Outcome | None:
-    """Return the verdict of the killed agent that this one replaces; None if it had none."""
-    folder = folder_of(root, node, parent.former_agents)
-    return None if folder is None else read_outcome(folder)
-
-
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     try:
@@ -101,7 +95,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    decided = former_verdict(root, node) if parent.former_agents else None
+    killed = folder_of(root, node, parent.former_agents)  # of the agent that this one replaces
+    decided, resumed = (None, "") if killed is None else (read_outcome(killed), killed.parent.name)
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
     elif not plan.settings.rerun and not parent.former_agents:
@@ -111,10 +106,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
             _hold(plan.settings, environ, plan.on_done, decided)
         return decided
     if topology.is_head:
-        chosen = _chosen_run(root, plan, own)
+        chosen = _chosen_run(root, plan, own, resumed)
         folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
     else:
-        chosen, run_id = None, find_resumed_run(root, node)
+        chosen, run_id = None, resumed
         former = run_id or run_to_return_to(root, topology.platform.run_id, node)
         folder = RunFolder(root, former, node) if former else RunFolder.waiting(root, node)
     names = (RAY, *(spec.name for spec in plan.possible_services))
@@ -273,12 +268,14 @@ def _check_log_dir(root: Path) -> None:
         )
 
 
-def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
-    """Return the run that this head resumes, or a new one; `own` is the job's fingerprint."""
+def _chosen_run(root: Path, plan: Plan, own: str, resumed: str) -> ChosenRun:
+    """Return the run that this head resumes, or a new one.
+
+    `own` is the job's fingerprint, `resumed` the run of a killed agent that this one replaces.
+    """
     node, claim = plan.topology.node_name, plan.topology.platform
     # A restart by the platform is no request for a new run.
     retries = None if claim.restarts_containers else plan.settings.job_retries
-    resumed = find_resumed_run(root, node)
 
     def new_id() -> str:
         return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)

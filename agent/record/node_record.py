@@ -191,7 +191,7 @@ def is_agent_running(record: NodeRecord) -> bool:
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
     here, written = read_pid_space(), []
-    for path in root.glob(f"*/{safe_name(node)}*/{NODE_FILE}"):
+    for path in root.glob(f"*/{safe_name(node)}*/{NODE_FILE}") if agents else ():
         with suppress(OSError):
             written.append((path.stat().st_mtime, path))
     for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
