@@ -28,7 +28,7 @@ from agent.boot.node_run import (
     watch_until_end,
 )
 from agent.boot.requests import Prober
-from agent.boot.run_keeper import make_goal, watch_for_later_head
+from agent.boot.run_keeper import make_goal
 from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
@@ -158,7 +158,8 @@ class HeadAgent:
         start(SilenceWatch(reports, plan.ports, put).run)
         recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(run.best_effort.every, *recorded)
-        start(watch_for_later_head, run, keeper, put)
+        what = "a look for a later head's record"
+        start(run.best_effort.every, times.RUN_RECORD_CHECK, what, self._look_for_later_head)
         runner = await server.open([*started.local_sockets, *started.sockets])
         try:
             outcome = await self._shut_down(await self._decide())
@@ -186,6 +187,12 @@ class HeadAgent:
         start(head_job.send_newest_checkpoint, self._run, 0, put)
         for action in head.first_actions(self._state):
             await self._perform(action)
+
+    async def _look_for_later_head(self) -> None:
+        read = self._keeper.later_epoch
+        epoch = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+        if epoch:
+            self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 
     async def _record_use(self) -> None:
         self._keeper.record_use(self._run.now())

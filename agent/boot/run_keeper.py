@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ from agent.record.run_record import (
     RunState,
     proof_of,
 )
-from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import notice_signal
 from agent.work.job import is_sized, is_sized_by_links
 from agent.work.recipes.recipe import NodeSize
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.ends import Outcome
-    from agent.boot.node_run import NodeRun
     from agent.control.protocol import Hello
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
@@ -95,21 +92,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         notice_signal=0 if given is not None or plan.job is None else notice_signal(settings),
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )
-
-
-async def watch_for_later_head(
-    run: NodeRun, keeper: RunKeeper, send: Callable[[h.LaterHead], None]
-) -> None:
-    """Read the run's record at intervals; send an event once a later head wrote it."""
-    read = partial(anyio.to_thread.run_sync, keeper.later_epoch, abandon_on_cancel=True)
-
-    async def look() -> int | NotYet:
-        epoch = await run.best_effort("a look for a later head's record", read)
-        return epoch if isinstance(epoch, int) and epoch else NotYet()
-
-    pause = times.RUN_RECORD_CHECK
-    epoch = await until(look, None, step=pause, longest=pause)
-    send(h.LaterHead(epoch, "run.json has its epoch"))
 
 
 class RunKeeper:

@@ -14,6 +14,7 @@ from agent.decisions.head import state as h
 from agent.node.limits import ProcessLimitError
 from agent.record.log import say
 from agent.runtime.process import Child
+from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,19 +74,21 @@ class RayLink:
 
     async def _start(self) -> Child:
         """Start a bridge; retry until a deadline of the head: a running job does not need it."""
-        pause = times.BRIDGE_PAUSE
-        while True:
+
+        async def start() -> Child | NotYet:
             try:
                 return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
             except ProcessLimitError as error:
-                why = error.sentence()
+                return NotYet(error.sentence())
             except OSError as error:
-                why = f"the ray bridge could not be started: {error.strerror}"
-            if pause == times.BRIDGE_PAUSE:
-                say(f"{why}. It is tried again", "warning")
+                return NotYet(f"the ray bridge could not be started: {error.strerror}")
+
+        def report(why: str) -> None:
+            say(f"{why}. It is tried again", "warning")
             self._emit(h.HeadRaySilent(why))
-            await anyio.sleep(pause)
-            pause = min(2 * pause, times.LONGEST_BRIDGE_PAUSE)
+
+        pause, longest = times.BRIDGE_PAUSE, times.LONGEST_BRIDGE_PAUSE
+        return await until(start, None, step=pause, longest=longest, on_evidence=report)
 
     async def submit(
         self,

@@ -6,8 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.base.text import Line, duration_text
-from agent.record.log import printable
+from agent.base.text import Line, duration_text, escaped
 from agent.work.services import LATENCY_BOUNDS
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ def _preparing(status: Status, node: Status) -> str:
 
 def one_line(text: object) -> str:
     """Return a text on one line, without control characters."""
-    return printable(str(text)[:_MAX_TEXT].replace("\t", " "))
+    return escaped(str(text)[:_MAX_TEXT].replace("\t", " "))
 
 
 def short_name(name: str) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.text import escaped
 from agent.decisions.causes.find import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
 from agent.decisions.values import place
-from agent.record.log import printable, say
+from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,7 +156,7 @@ class JobLines:
 
     def tail(self) -> list[str]:
         """Return the last lines, masked and without control characters."""
-        return [printable(self._clean(line)) for line in [*self._last]]
+        return [escaped(self._clean(line)) for line in [*self._last]]
 
     def _take(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace")

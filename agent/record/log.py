@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agent.base.text import escaped
 from agent.record.background import DiskAlarm, Writer
 from agent.record.files import appending
 from agent.settings.redact import Redactor
@@ -22,13 +22,6 @@ _COLORS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
 _FOREIGN = ("rich", "better_exceptions", "twisted")
-_CONTROLS = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that forge lines or colors at a terminal or reverse text; tabs are allowed."""
-
-
-def printable(text: str) -> str:
-    """Return a text with its control characters escaped."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _logger(redactor: Redactor, node: str, *, as_json: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
@@ -45,7 +38,7 @@ def _logger(redactor: Redactor, node: str, *, as_json: bool) -> Any:  # noqa: AN
     def clean(_logger: object, _method: str, event: EventDict) -> EventDict:
         """Mask secrets, then escape control characters, so that no text forges a line."""
         fields = {**event, "node": node}
-        return {name: printable(redactor.clean(str(text))) for name, text in fields.items()}
+        return {name: escaped(redactor.clean(str(text))) for name, text in fields.items()}
 
     def render(_logger: object, _method: str, event: EventDict) -> str:
         words = (event["timestamp"], event["node"], _MARKS.get(event["level"]), event["event"])

@@ -177,7 +177,7 @@ def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
         link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", told.append)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
-            await heard(2)
+            await heard(1)
             ready = tmp_path / "ready"
             ready.write_text(BRIDGE)
             ready.chmod(0o755)
@@ -187,5 +187,5 @@ def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
 
     anyio.run(story)
     why = "the ray bridge could not be started: No such file or directory"
-    assert told[:2] == [h.HeadRaySilent(why)] * 2
+    assert told[0] == h.HeadRaySilent(why)
     assert h.Submitted("run-1") in told
