@@ -1,7 +1,7 @@
 """`failure-….tar.gz`: the logs and records of a failed run in one file.
 
-It holds the ends of logs, masked and without control characters, within a size limit. A thread
-writes it, since a disk may stall; an abandoned bundle leaves no file.
+It holds the ends of logs, masked and without control characters, the most important first, within
+a size limit. A thread writes it, since a disk may stall; an abandoned bundle leaves no file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ PREFIX, ENDING = "failure-", ".tar.gz"
 KEPT = 3  # bundles kept in a run folder, the newest ones
 MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
-CONTENTS = "contents.txt"
 _LEAST = 512  # nothing is added once fewer bytes than this are left
 _SLACK = 4096  # bytes cut from the front of a line longer than the part that is read
 
@@ -96,37 +95,22 @@ def _write(
 ) -> None:
     part.unlink(missing_ok=True)
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    summary, left = [], MOST
+    left = MOST
     with (
         open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path
         tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive,
     ):
-
-        def add(name: str, text: str) -> int:
-            data = text.encode(errors="replace")
-            about = tarfile.TarInfo("/".join((top, *map(safe_name, name.split("/")))))
-            about.size, about.mode, about.mtime = len(data), 0o600, int(time.time())
-            archive.addfile(about, io.BytesIO(data))
-            return len(data)
-
         for one in parts:
             if time.monotonic() >= until or left < _LEAST:
-                of = "room" if left < _LEAST else "time"
-                summary.append(f"{one.name} and all further files: left out: no {of} left")
-                break
+                return
             most = min(one.most, left)
             if isinstance(one.source, Path):
-                text, origin = last_lines(one.source, most, clean) or "", f", of {one.source}"
+                text = last_lines(one.source, most, clean)
             else:
-                text, origin = masked_end(one.source, most, clean), ""
+                text = masked_end(one.source, most, clean)
             if text:
-                size = add(one.name, text)
-                left -= size
-                summary.append(f"{one.name}: the last {size} bytes{origin}")
-        add(CONTENTS, "\n".join([*_ABOUT, "", *summary, ""]))
-
-
-_ABOUT = (
-    "Records and logs of a run that failed; each log is cut to its end.",
-    "Secrets from the settings are masked; check the files before you share them.",
-)
+                data = text.encode(errors="replace")
+                about = tarfile.TarInfo("/".join((top, *map(safe_name, one.name.split("/")))))
+                about.size, about.mode, about.mtime = len(data), 0o600, int(time.time())
+                archive.addfile(about, io.BytesIO(data))
+                left -= len(data)

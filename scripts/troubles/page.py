@@ -63,7 +63,6 @@ _IN_A_BUNDLE = (
         "`<worker>/last-report.txt`, `facts.json`",
         "its last report, and the facts of its machine",
     ),
-    ("`contents.txt`", "the source of each file, and what is left out for lack of time or space"),
 )
 
 

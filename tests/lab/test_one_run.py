@@ -214,7 +214,7 @@ def test_a_failed_run_leaves_one_bundle(ended: Run) -> None:
     assert TOKEN not in "".join(found.values())
     assert found["poda/job.log"].startswith("key ********\n")
     wanted = {
-        *("plan.txt", "status.json", "findings.json", "run.json", "contents.txt"),
+        *("plan.txt", "status.json", "findings.json", "run.json"),
         *("poda/agent.log", "poda/events.jsonl", "poda/facts.json", "poda/ray-start.log"),
         *("poda/reward-server.log", "poda/ray/gcs_server.out", "poda/ray/raylet.out"),
         *("poda/ray/dashboard.log", "podb/agent.log", "podb/ray.log", "podb/raylet.out"),
