@@ -205,6 +205,7 @@ LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open
 FLUSH = 1.0  # The process waits so long for all writers at its exit.
 WRITE_STUCK = 2.0  # A write that takes longer counts as stuck.
 WRITE_STALLED = 10.0  # A write that takes longer is reported; a slow disk is faster.
+LINES_RETRY = 2.0  # Until lines that could not be written are tried again.
 WRITE_RETRY = 15.0  # Until an item that could not be written is tried again.
 RECORD_COUNTERS = 0.5  # Between writes of counters that change all the time.
 RUN_RECORD_CHECK = 3.0  # Between two checks whether a later head serves this run.

@@ -66,18 +66,13 @@ class Bridge:
             self._out.flush()
 
     def _until_done(self, step: float, act: Callable[[], bool], about: str = "") -> None:
-        """Repeat an action until it returns True."""
+        """Repeat an action until it returns True; if Ray fails, send the error as evidence."""
         for _ in repeat(self._stop, step):
-            if self._try(act, about):
-                return
-
-    def _try(self, act: Callable[[], bool], about: str = "") -> bool:
-        """Return the result of an action; if Ray fails, send the error as evidence."""
-        try:
-            return act()
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-            self._send(event="silent", evidence=f"{about}{_first_line(error)}")
-            return False
+            try:
+                if act():
+                    return
+            except Exception as error:  # noqa: BLE001, PERF203 - whatever Ray raises is evidence
+                self._send(event="silent", evidence=f"{about}{_first_line(error)}")
 
     def _watch_nodes(self) -> None:
         with suppress(ImportError):  # the first call that needs Ray reports it
@@ -98,12 +93,11 @@ class Bridge:
             if nodes != known:
                 known = nodes
                 self._send(event="nodes", nodes=nodes)
-            return True
+            if self._submitted:
+                self._stop.wait(times.NODES_POLL_WITH_JOB)
+            return False
 
-        step = times.NODES_POLL
-        while not self._stop.wait(step):
-            self._try(send_changes)
-            step = times.NODES_POLL_WITH_JOB if self._submitted else times.NODES_POLL
+        self._until_done(times.NODES_POLL, send_changes)
 
     def _warm_up(self) -> bool:
         """Call the dashboard while the head waits for workers: its first answer is the slowest."""

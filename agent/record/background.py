@@ -34,7 +34,6 @@ MAX_QUEUED = 1 << 20  # bytes queued for a blocked destination
 _PIECE = 1 << 16
 _SURE = 4096  # bytes that a ready pipe accepts without blocking (PIPE_BUF)
 NO_THREAD = "can't start new thread"  # as Python reports it
-_PAUSES = (1.0, 2.0, 5.0)  # seconds between retries; the last one repeats
 _FOLLOWS = (
     "Logs and records of this node are not kept; the job goes on, and its output here. "
     "Free or mend that disk, or choose another in AGENT_LOG_DIR"
@@ -101,20 +100,19 @@ class Sink:
         self._opener, self._trouble, self._most = opener, trouble, most
         self._fd: int | None = None
         self._left = False
-        self.failures = 0  # in a row, up to now
+        self.is_failing = False
         self.busy_since: float | None = None  # start of the current write, on the monotonic clock
 
     def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
         """Write all data; return False if `may_try_again` stopped the retries."""
         rest = memoryview(data)
         while rest and not self._left:
-            before = self.failures
-            rest = rest[self._write_some(rest) :]
-            pause = _PAUSES[min(before, len(_PAUSES) - 1)]
-            if self.failures > before and not may_try_again(pause):
+            written = self._write_some(rest)
+            rest = rest[written:]
+            if self.is_failing and not written and not may_try_again(times.LINES_RETRY):
                 return False
-        if self.failures and not self._left:
-            self.failures = 0
+        if self.is_failing:
+            self.is_failing = False
             self._trouble("")
         if self._most and self._fd is not None and os.fstat(self._fd).st_size > self._most:
             self.close()
@@ -145,12 +143,11 @@ class Sink:
             self.is_ready(None)
         except OSError as error:
             self._left = error.errno in {errno.EPIPE, errno.EBADF}  # nothing reads it any more
-            if not self._left:
-                self.failures += 1
-                if error.errno == errno.ESTALE:  # a network disk that came back as another
-                    self.close()
-                if self.failures == 1:
-                    self._trouble(error_text(error))
+            if error.errno == errno.ESTALE:  # a network disk that came back as another
+                self.close()
+            if not self._left and not self.is_failing:
+                self.is_failing = True
+                self._trouble(error_text(error))
         finally:
             self.busy_since = None
         return 0
@@ -244,7 +241,7 @@ class Writer(Background):
     @property
     def is_failing(self) -> bool:
         """Return whether the last write failed."""
-        return self._sink is not None and self._sink.failures > 0
+        return self._sink is not None and self._sink.is_failing
 
     def open(self, opener: Callable[[], int], most_of_file: int | None = None) -> None:
         """Set the destination, for lines queued before too; the thread opens it."""

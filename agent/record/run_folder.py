@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import convert, field, to_builtins
 from msgspec.json import decode
-from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
@@ -285,24 +284,21 @@ class RunFolder:
             return  # a writer is blocked: the head's next reply tries again
         try:
             if self.path.parent != target:
-                self._move_into(target, run_id)
+                self._move_into(target)
         except OSError as error:
             self._refused = run_id
             say(f"the log stays in {self.path}: {error_text(error)}", "warning")
         finally:
             self._moving.release()
 
-    def _move_into(self, target: Path, run_id: str) -> None:
+    def _move_into(self, target: Path) -> None:
         old = self.path
         access.make_folder(target)
         names = files.numbered_names(safe_name(self._name))
         new = next((n for n in map(target.joinpath, names) if _renamed(old, n)), None)
         if new is None:
             raise FileExistsError(errno.EEXIST, "all its numbers are taken")
-        self.path, self.own = new, replace(self.own, run_id=run_id)
-        record = NodeRecord.read(new / node_record.NODE_FILE)
-        if isinstance(record, NodeRecord):
-            replace(record, run_id=run_id).write(new / node_record.NODE_FILE, durable=False)
+        self.path = new
         for folder in (old, old.parent):
             with suppress(OSError):  # gone, or in use by another node
                 folder.rmdir()
