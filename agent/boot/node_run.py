@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import deque
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -355,7 +354,6 @@ _POLLED = (h.JobReported, h.RayNodes)
 """Events sent at every poll: recorded only when one differs from the last of its type."""
 _WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
 """Events of pending waits, of which several may alternate."""
-_MOST_WAIT_EVENTS = 16
 _MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
 
 
@@ -364,8 +362,7 @@ class EventFilter:
 
     def __init__(self) -> None:
         self._states: dict[type, h.HeadEvent] = {}
-        self._complaints: deque[h.HeadEvent] = deque(maxlen=_MOST_WAIT_EVENTS)
-        """Complaints since any other event."""
+        self._complaints: list[h.HeadEvent] = []  # since any other event
 
     def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
         """Return whether an event adds information to the workers' known state in `fleet`."""

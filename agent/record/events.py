@@ -180,7 +180,7 @@ def to_data(value: object, clean: Callable[[str], str]) -> object:
 # --- the file ------------------------------------------------------------------------------------
 
 
-class EventRecorder:
+class EventRecorder(Writer):
     """Appends events from any thread, with their times, to a rotated file of limited size.
 
     `where` yields the file's path and keeps the run folder from moving meanwhile.
@@ -197,21 +197,15 @@ class EventRecorder:
         self._where, self._clean, self._clock = where, clean, clock
         self._most_bytes = most_bytes
         self._began = self._line(began)
-        writer = Writer(
-            EVENTS_FILE,
-            most=MOST_QUEUED,
-            lost=lambda count: self._line(Unrecorded("events", f"{count}{_LOST}")),
-        )
-        self._writer = disk_alarm.follow(writer)
-        self._writer.open(self._open, most_bytes)
+        super().__init__(EVENTS_FILE, most=MOST_QUEUED, lost=self._lost_events)
+        disk_alarm.follow(self).open(self._open, most_bytes)
 
     def add(self, event: object) -> None:
         """Queue an event."""
-        self._writer.put(self._line(event))
+        self.put(self._line(event))
 
-    def finish(self, limit: float = times.FLUSH) -> None:
-        """Write the rest, for at most `limit` seconds."""
-        self._writer.finish(limit)
+    def _lost_events(self, count: int) -> str:
+        return self._line(Unrecorded("events", f"{count}{_LOST}"))
 
     def _open(self) -> int:
         """Open the file, rotated where it is full, with the agent's first event at its end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -209,21 +208,16 @@ _MOST = 200  # processes kept, the newest ones: restarted services must not fill
 _COUNTERS = {"passed_on", "copied", "unreached", "oom_kills"}  # written seldom
 
 
-class NodeRecorder:
+class NodeRecorder(ItemWriter[NodeRecord]):
     """Writes changes of a node's record in the background; callers never wait for the disk."""
 
     def __init__(
         self, record: NodeRecord, where: Callable[[], AbstractContextManager[Path]], disk: DiskAlarm
     ) -> None:
+        super().__init__(NODE_FILE, self._write_record, disk, times.RECORD_COUNTERS)
         self.record = record  # the record with all changes, written or not
         self._where = where
-        self._lock = threading.Lock()
-        self._writer = ItemWriter(NODE_FILE, self._write, disk, times.RECORD_COUNTERS)
-        self._writer.put(record)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._writer.start()
+        self.put(record)
 
     def add_process(self, name: str, pid: int) -> None:
         """Add a process; one that has exited already is skipped."""
@@ -238,17 +232,17 @@ class NodeRecorder:
 
     def update(self, **changes: object) -> None:
         """Change fields of the record; threads may call it."""
-        with self._lock:
+        with self._changed:
             record = replace(self.record, **changes)
             if record != self.record:
                 self.record = record
-                self._writer.put(record, urgent=not changes.keys() <= _COUNTERS)
+                self.put(record, urgent=not changes.keys() <= _COUNTERS)
 
     def finish(self, limit: float = 1.0) -> None:
         """Write that this agent ended in good order, for at most `limit` seconds."""
         self.update(ended=True)
-        self._writer.finish(limit)
+        super().finish(limit)
 
-    def _write(self, record: NodeRecord) -> OSError | None:
+    def _write_record(self, record: NodeRecord) -> OSError | None:
         with self._where() as path:
             return record.write(path, durable=False)  # no process outlives the machine's power
