@@ -20,7 +20,6 @@ from agent.boot.holding import hold_after_verdict
 from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import (
     EventFilter,
-    Guard,
     kill_leftovers,
     recorded_form,
     start_ray,
@@ -89,7 +88,6 @@ class HeadAgent:
         self._secrets: Path | None = None  # the file from which the driver reads its secrets
         self._bridge_scope = anyio.CancelScope()
         self._state = head.first_state(make_goal(plan, keeper, run.now(), run.finished_steps))
-        self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
         self._submission_task = SubmissionTask()
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
@@ -206,7 +204,8 @@ class HeadAgent:
             if self._event_filter.is_new(event, self._state.fleet):
                 run.record(recorded_form(event))
             before = self._state.phase
-            event, self._state, actions = self._guard.decide(self._state, event, run.now())
+            about = (head.decide, h.FROM_OUTSIDE, self._state)
+            event, self._state, actions = run.decide(*about, event)
             self._status.apply_event(event)
             self._worker_logs.request_logs(event, before, self._state, self._reports)
             run.set_phase(self._state.phase.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 from msgspec.structs import replace
@@ -182,6 +182,7 @@ class NodeRun:
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
         self._phase = ""
+        self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
         self.surviving = left  # the processes of a killed agent that this one replaces
         own = folder.own if left is None else folder.own.continuing(left.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
@@ -221,6 +222,28 @@ class NodeRun:
     def record(self, event: object) -> None:
         """Record an event."""
         self._recorder.add(event)
+
+    def decide(
+        self,
+        decide: Callable[[S, E, float], tuple[S, tuple[A, ...]]],
+        from_outside: tuple[type, ...],
+        state: S,
+        event: E,
+    ) -> tuple[E | Tick, S, tuple[A, ...]]:
+        """Decide on an event; an event of another node on which that raises becomes a tick."""
+        try:
+            return event, *decide(state, event, self.now())
+        except Exception as error:
+            if not isinstance(event, from_outside):
+                raise
+            name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
+            if (name, why) not in self._dropped:
+                self._dropped.add((name, why))
+                self.record(Dropped(name, f"{why}: {error}"))
+                what = "a bug in the agent, the message of another node is dropped"
+                say(f"{what}: {name}: {why}: {error}", "error")
+            return Tick(), state, ()
 
     def set_phase(self, phase: str) -> None:
         """Record a new phase; a killed agent's record may end in any phase."""
@@ -408,33 +431,3 @@ def _reported_state(one: Worker) -> tuple[object, ...]:
     """Return the parts of a worker's state that are worth a new record."""
     plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
     return (*plain, one.items, one.answers, one.notice is None)
-
-
-class Guard(Generic[S, E, A]):
-    """Calls the decision function; drops an event of another node on which it raises."""
-
-    def __init__(
-        self,
-        decide: Callable[[S, E, float], tuple[S, tuple[A, ...]]],
-        remote_events: tuple[type, ...],
-        record: Callable[[object], None],
-    ) -> None:
-        self._decide, self._remote_events, self._record = decide, remote_events, record
-        self._logged: set[str] = set()
-
-    def decide(self, state: S, event: E, now: float) -> tuple[E | Tick, S, tuple[A, ...]]:
-        """Return the event, the new state and the actions; a tick for a dropped event."""
-        try:
-            return event, *self._decide(state, event, now)
-        except Exception as error:
-            if not isinstance(event, self._remote_events):
-                raise
-            name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
-            why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
-            message = f"{name}: {why}"
-            if message not in self._logged:
-                self._logged.add(message)
-                self._record(Dropped(name, f"{why}: {error}"))
-                what = "a bug in the agent, the message of another node is dropped"
-                say(f"{what}: {message}: {error}", "error")
-            return Tick(), state, ()

@@ -19,7 +19,7 @@ from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.holding import hold_after_verdict
-from agent.boot.node_run import Guard, NodeRun, kill_leftovers, stop_ray, watch_until_end
+from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.boot.requests import HeadRequests
 from agent.boot.services import LocalShare, LocalWork
 from agent.control import server
@@ -165,7 +165,6 @@ class WorkerAgent:
             by_torchrun=plan.torchrun is not None,
         )
         self._state = worker.first_state(goal, surviving_ray(run), has_agent=head_had_agent(run))
-        self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
         self._requests = HeadRequests(run)
         self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
         self._own_ip = ""
@@ -213,7 +212,8 @@ class WorkerAgent:
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
-            event, self._state, actions = self._guard.decide(before, event, self._run.now())
+            about = (worker.decide, w.FROM_OUTSIDE, before)
+            event, self._state, actions = self._run.decide(*about, event)
             state = self._state
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)

@@ -27,7 +27,6 @@ KEPT = 3  # bundles kept in a run folder, the newest ones
 MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
 _LEAST = 512  # nothing is added once fewer bytes than this are left
-_SLACK = 4096  # bytes cut from the front of a line longer than the part that is read
 
 
 class BundlePart(Value):
@@ -44,8 +43,7 @@ def last_lines(path: Path, most: int, clean: Callable[[str], str]) -> str | None
     if data is None:
         return None
     if len(data) >= most:  # a secret that is cut in two would not be masked
-        cut = data.find(b"\n") + 1
-        data = data[cut or _SLACK :]
+        data = data.partition(b"\n")[2]
     return masked_end(data.decode(errors="replace"), most, clean)
 
 

@@ -102,25 +102,18 @@ class ProcessStat(NamedTuple):
 
     name: str
     state: str
-    parent: int
     start: int  # in ticks since boot
 
 
-def parse_stat(text: str) -> ProcessStat | None:
-    """Parse /proc/<pid>/stat; the process name in it may contain brackets."""
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
+def read_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
+    """Return the state of a process, or None; the process name may contain brackets."""
     try:
-        return ProcessStat(name, fields[0], int(fields[1]), int(fields[19]))
-    except (IndexError, ValueError):
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        return ProcessStat(name, fields[0], int(fields[19]))
+    except (OSError, IndexError, ValueError):
         return None
-
-
-def read_stat(pid: int) -> ProcessStat | None:
-    """Return the state of a process, or None."""
-    with suppress(OSError):
-        return parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace"))
-    return None
 
 
 def read_pid_space() -> PidSpace:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from msgspec.structs import replace
 
-from agent.boot.node_run import Guard
+from agent.boot.node_run import NodeRun
 from agent.boot.worker import shorten_facts
 from agent.control import verbs
 from agent.control.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
@@ -173,14 +174,27 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
+def guarding(recorded: list[object]) -> NodeRun:
+    """Return what of a run the guard needs."""
+    run = SimpleNamespace(record=recorded.append, now=lambda: 9.0, _dropped=set())
+    return cast("NodeRun", run)
+
+
+def decide(
+    run: NodeRun, state: h.HeadState, event: h.HeadEvent
+) -> tuple[h.HeadEvent, h.HeadState, tuple[h.HeadAction, ...]]:
+    """Decide on an event as a head does."""
+    return NodeRun.decide(run, head.decide, h.FROM_OUTSIDE, state, event)
+
+
 def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     """It is dropped, recorded and logged once; the state is restored, and the run continues."""
     recorded: list[object] = []
     trace = Trace(goal(1), PAIR)
-    guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)
+    run = guarding(recorded)
     broken = replace(reported(2).worker, items=(7,))
     for _ in range(3):
-        event, state, actions = guard.decide(trace.state, h.WorkerReported(broken), 9.0)
+        event, state, actions = decide(run, trace.state, h.WorkerReported(broken))
         assert (event, actions) == (Tick(), ())
         assert state is trace.state
     (line,), (dropped,) = said, recorded
@@ -188,7 +202,7 @@ def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     assert dropped.event == "WorkerReported"
     assert "AttributeError" in line
     assert "WorkerReported" in line
-    event, state, _ = guard.decide(trace.state, reported(2), 9.5)
+    event, state, _ = decide(run, trace.state, reported(2))
     assert event == reported(2)
     assert state.phase is h.HeadPhase.RUNNING
 
@@ -196,7 +210,6 @@ def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
 def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
     """That is a bug of this node, which ends with 70."""
     trace = Trace(goal(1), PAIR)
-    guard = Guard(head.decide, h.FROM_OUTSIDE, lambda _: None)
     with pytest.raises(TypeError):
-        guard.decide(trace.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
+        decide(guarding([]), trace.state, h.RayNodes(7))  # type: ignore[arg-type]  # same
     assert said == []

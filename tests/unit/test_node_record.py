@@ -29,9 +29,9 @@ from agent.record.node_record import (
     StartedProcess,
     may_reuse,
     own_record,
-    parse_stat,
     process_of,
     read_pid_space,
+    read_stat,
     running_processes,
 )
 
@@ -44,7 +44,7 @@ RAY = StartedProcess("ray start", 20, 2000)
 RECORD = NodeRecord(
     "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12, epoch=3, head_ip="10.0.0.4"
 )
-RUNS = ProcessStat("agent", "S", 1, 1000)
+RUNS = ProcessStat("agent", "S", 1000)
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def test_invalid_records_have_a_reason(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("place", "processes", "found"),
     [
-        (HERE, {10: RUNS, 20: ProcessStat("ray", "R", 10, 2000)}, (AGENT, RAY)),
-        (HERE, {20: ProcessStat("ray", "R", 1, 2000)}, (RAY,)),
-        (HERE, {10: ProcessStat("agent", "S", 1, 1001)}, ()),
-        (HERE, {10: ProcessStat("agent", "Z", 1, 1000)}, ()),
+        (HERE, {10: RUNS, 20: ProcessStat("ray", "R", 2000)}, (AGENT, RAY)),
+        (HERE, {20: ProcessStat("ray", "R", 2000)}, (RAY,)),
+        (HERE, {10: ProcessStat("agent", "S", 1001)}, ()),
+        (HERE, {10: ProcessStat("agent", "Z", 1000)}, ()),
         (HERE, {11: RUNS}, ()),
         (HERE, {}, ()),
         (replace(HERE, boot_id="boot-2"), {10: RUNS}, ()),
@@ -172,11 +172,17 @@ def test_a_real_process_runs_until_its_exit() -> None:
     ("name", "found"),
     [("sleep", True), ("a) R 1 2 3 (b", True), ("x\ny", True), (None, False)],
 )
-def test_stat_with_any_process_name(name: str | None, found: bool) -> None:  # noqa: FBT001 - a table's column
+def test_stat_with_any_process_name(
+    name: str | None,
+    found: bool,  # noqa: FBT001 - a table's column
+    tmp_path: Path,
+) -> None:
     """A process name may contain anything; other text is refused."""
     rest = "S 7 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1"
     text = "" if name is None else f"42 ({name}) {rest}"
-    assert parse_stat(text) == (ProcessStat(str(name), "S", 7, 12345) if found else None)
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "stat").write_text(text)
+    assert read_stat(42, tmp_path) == (ProcessStat(str(name), "S", 12345) if found else None)
 
 
 def test_the_scope_of_this_process() -> None:
