@@ -348,6 +348,7 @@ class HeadAgent:
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
+        self._status.job_lines.begin_attempt()
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(
                 state, self._reports, self._reward_ip, made.basis

@@ -117,14 +117,14 @@ class RunStatus:
             stats = self.worker_stats.get(event.worker.key)
             if stats is not None and stats.attempt == state.attempt.number:
                 # a report of an earlier attempt is skipped
-                self.job_lines.known.add_from_node(event.worker.name, stats.attempt, stats.known)
+                self.job_lines.known.add_from_node(event.worker.name, stats.known)
 
     def logs_of_nodes(self) -> tuple[Log, ...]:
         """Return what other nodes' shares printed about a cause, the first that failed first."""
         state = self._get_state()
         failed = state.shares.first_failed
         first = "" if failed is None else failed.node
-        return self.job_lines.known.logs_of_nodes(state.attempt.number, first)
+        return self.job_lines.known.logs_of_nodes(first)
 
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KnownLines:
-    """Logs known lines of the job's output, each cause once in an attempt.
+    """Logs known lines of an attempt's output, each cause once.
 
     One thread scans this node's output, another adds what the other nodes found.
     """
@@ -29,40 +29,29 @@ class KnownLines:
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self._found: dict[str, tuple[str, Known]] = {}  # by key, with the node; '' is this one
-        self._attempt: int | None = None  # the one of the other nodes' lines
-        self._is_over = False
         self._before: list[str] = []  # the lines before those that are scanned next
 
     def scan(self, lines: Sequence[bytes]) -> None:
         """Scan whole lines."""
-        if self._is_over:
-            self._begin(None)
         for known in find_known_lines(lines, [*self._found], self._before):
             self._add("", known)
         last = b"\n".join(line[:LONGEST] for line in lines[-NEAR:])
         self._before = [*self._before, *plain_lines(last.decode(errors="replace"))][-NEAR:]
 
-    def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
-        """Add the lines that another node found in its output of the current attempt."""
-        if found and self._attempt is None:
-            self._attempt = attempt
-        elif found and attempt != self._attempt:
-            self._begin(attempt)
+    def add_from_node(self, node: str, found: Sequence[Known]) -> None:
+        """Add the lines that another node found in its output of the attempt."""
         for known in found:
             if known.key not in self._found and known.key in table().live_keys:
                 self._add(node, known)
 
-    def logs_of_nodes(self, attempt: int, first: str = "") -> tuple[Log, ...]:
-        """Return the lines that other nodes reported in an attempt, those of one node first."""
+    def logs_of_nodes(self, first: str = "") -> tuple[Log, ...]:
+        """Return the lines that other nodes reported, those of one node first."""
         lines: dict[str, list[str]] = {}
-        for node, known in [*self._found.values()] if attempt == self._attempt else []:
+        for node, known in [*self._found.values()]:
             if node:
                 lines.setdefault(node, []).append(known.line)
         nodes = sorted(lines, key=lambda name: name != first)
         return tuple(Log(node, "the job's output", "\n".join(lines[node])) for node in nodes)
-
-    def _begin(self, attempt: int | None) -> None:
-        self._found, self._attempt, self._is_over, self._before = {}, attempt, False, []
 
     def _add(self, node: str, known: Known) -> None:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
@@ -70,10 +59,6 @@ class KnownLines:
         cleaned = replace(cleaned, line=cleaned.shown)
         self._found[known.key] = node, cleaned
         say(cleaned.sentence(node), "info" if known.is_noise else "warning")
-
-    def end_output(self) -> None:
-        """End the attempt's output: the next attempt's lines are logged again."""
-        self._is_over = True
 
     @property
     def causes(self) -> tuple[Known, ...]:
@@ -148,7 +133,10 @@ class JobLines:
             self.known.scan([self._rest])
             self._take(self._rest)
         self._rest = b""
-        self.known.end_output()
+
+    def begin_attempt(self) -> None:
+        """Log the known lines of the next attempt again."""
+        self.known = KnownLines(self._clean)
 
     def curve(self) -> dict[str, object]:
         """Return the rewards by step, and the number of steps if known."""

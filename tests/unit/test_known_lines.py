@@ -151,12 +151,8 @@ def test_each_cause_is_logged_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch
     assert shown["check"] == "job output"
     assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
     assert shown["remedy"].startswith("Take a smaller micro batch")
-    lines.end_output()
-    assert len(lines.warnings()) == 1
-    lines.scan([b"step 1"])
-    assert lines.warnings() == []
     lines.scan([full])
-    assert len(said) == 3
+    assert len(lines.warnings()) == 1
 
 
 FILES = b"OSError: [Errno 24] Too many open files: 'x'"
@@ -172,9 +168,9 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}".encode(), FILES
     (memory,), (handles,) = find_known_lines([full]), find_known_lines([files])
-    lines.add_from_node("podb", 1, (memory,))
+    lines.add_from_node("podb", (memory,))
     for node in ("podb", "podc"):
-        lines.add_from_node(node, 1, (memory,))
+        lines.add_from_node(node, (memory,))
     lines.scan([full])
     ((sentence, level),) = said
     assert level == "warning"
@@ -182,42 +178,38 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     assert "Take a smaller micro batch" in sentence
     assert SECRET not in sentence
     lines.scan([files])
-    lines.add_from_node("podb", 1, (memory, handles))
+    lines.add_from_node("podb", (memory, handles))
     assert len(said) == 2
     assert [one["what"][:9] for one in lines.warnings()] == ["podb: a G", "the limit"]
-    ((here, first),) = [(one.node, one.text) for one in lines.logs_of_nodes(1)]
+    ((here, first),) = [(one.node, one.text) for one in lines.logs_of_nodes()]
     assert (here, OOM in first) == ("podb", True)
 
 
-def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one(
+def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It adds no warning to the later one's; the same cause is logged again there."""
     said: list[tuple[str, str]] = []
-    lines = KnownLines(str)
+    lines = JobLines(str)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     (memory,) = find_known_lines([OOM.encode()])
-    lines.add_from_node("podb", 1, (memory,))
-    lines.add_from_node("podb", 2, ())  # its ranks start
-    assert lines.logs_of_nodes(2) == ()
-    lines.add_from_node("podc", 2, (memory,))
+    lines.known.add_from_node("podb", (memory,))
+    lines.begin_attempt()
+    assert lines.known.logs_of_nodes() == ()
+    lines.known.add_from_node("podc", (memory,))
     assert len(said) == 2
-    assert [one.node for one in lines.logs_of_nodes(2)] == ["podc"]
-    assert [one["what"][:5] for one in lines.warnings()] == ["podc:"]
-    lines.end_output()
-    lines.scan([OOM.encode()])  # of a third attempt, here
-    assert len(said) == 3
+    assert [one.node for one in lines.known.logs_of_nodes()] == ["podc"]
+    assert [one["what"][:5] for one in lines.known.warnings()] == ["podc:"]
 
 
 def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a part of a secret where the line is cut."""
     said: list[str] = []
-    lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
     start = "OSError: [Errno 28] No space left on device: \x1b[31m"
     for length in range(80, 160):
+        lines = KnownLines(Redactor((SECRET,)).clean)
         lines.scan([f"{start}{'x' * length}{SECRET}\x07".encode()])
-        lines.end_output()
     assert len(said) == 80
     assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
     assert any(MASK in sentence for sentence in said)
