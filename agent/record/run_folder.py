@@ -226,19 +226,16 @@ class RunFolder:
     # --- taking a folder -------------------------------------------------------------------------
 
     def _make(self, run_id: str) -> Path:
-        why = "all its numbers are taken"
         try:
             paths = map((self._root / run_id).joinpath, files.numbered_names(safe_name(self._name)))
-            path = next(filter(self._claim, paths), None)
+            path = next(filter(self._claim, paths))
         except OSError as error:
-            path, why = None, error_text(error)
-        if path is None:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",
-                why=why,
+                why=error_text(error),
                 remedy="Choose a writable folder in AGENT_LOG_DIR",
                 culprit="AGENT_LOG_DIR",
-            )
+            ) from None
         if access.fault:
             remedy = "Choose a disk with file modes in AGENT_LOG_DIR, or set AGENT_LOG_MODE=umask"
             say(f"AGENT_LOG_MODE: others can read {path}: {access.fault}. {remedy}", "warning")
@@ -277,28 +274,21 @@ class RunFolder:
 
     def move_to_run(self, run_id: str) -> None:
         """Move to the run's folder, with open files; if the disk refuses, the run goes on here."""
-        target = self._root / safe_name(run_id)
-        if self.path.parent == target or run_id == self._refused:
+        target, old = self._root / safe_name(run_id), self.path
+        if old.parent == target or run_id == self._refused:
             return
         if not self._moving.acquire(timeout=times.FOLDER_MOVE):
             return  # a writer is blocked: the head's next reply tries again
         try:
-            if self.path.parent != target:
-                self._move_into(target)
+            access.make_folder(target)
+            names = map(target.joinpath, files.numbered_names(safe_name(self._name)))
+            self.path = next(name for name in names if _renamed(old, name))
         except OSError as error:
             self._refused = run_id
-            say(f"the log stays in {self.path}: {error_text(error)}", "warning")
+            say(f"the log stays in {old}: {error_text(error)}", "warning")
+            return
         finally:
             self._moving.release()
-
-    def _move_into(self, target: Path) -> None:
-        old = self.path
-        access.make_folder(target)
-        names = files.numbered_names(safe_name(self._name))
-        new = next((n for n in map(target.joinpath, names) if _renamed(old, n)), None)
-        if new is None:
-            raise FileExistsError(errno.EEXIST, "all its numbers are taken")
-        self.path = new
         for folder in (old, old.parent):
             with suppress(OSError):  # gone, or in use by another node
                 folder.rmdir()
