@@ -389,13 +389,11 @@ class EventFilter:
 
     def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
         """Return whether an event adds information to the workers' known state in `fleet`."""
+        if isinstance(event, Tick) or event in self._complaints:
+            return False
         if isinstance(event, _WAIT_EVENTS):
-            if event in self._complaints:
-                return False
             self._complaints.append(event)
             return True
-        if isinstance(event, Tick):
-            return False
         if isinstance(event, h.WorkerReported):
             known = fleet.workers.get(event.worker.key)
             if known is not None and _reported_state(known) == _reported_state(event.worker):

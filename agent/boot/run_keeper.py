@@ -118,11 +118,10 @@ class RunKeeper:
         self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
         before = chosen.before
-        self._verdict: Outcome | None = None
+        self._verdict = before.ending if before is not None and replaces_agent else None
         self._replaces_agent = replaces_agent
-        if before is not None and before.ending is not None:
-            self._verdict = before.ending if replaces_agent else None
-            before = before if replaces_agent else replace(before, ending=None)
+        if before is not None and not replaces_agent:
+            before = replace(before, ending=None)
         if before is not None and not job_survives and before.open_attempt is not None:
             killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
             saved = before.open_attempt.snapshot  # with the end decided while the job was stopped

@@ -78,10 +78,9 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
         found = path.parent.glob(f"{PREFIX}*{ENDING}")
         for old in sorted(found, key=lambda one: one.lstat().st_mtime)[:-KEPT]:
             old.unlink(missing_ok=True)
-    except OSError as error:
-        return error_text(error)
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
-        return f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        return error_text(error) if isinstance(error, OSError) else why
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

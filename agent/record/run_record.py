@@ -166,8 +166,7 @@ def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
 
     Replies carry it instead of the fingerprint, so that a reader cannot forge other values.
     """
-    text = json.dumps([fingerprint, run_id, attempt, epoch])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _hash([fingerprint, run_id, attempt, epoch], 32)
 
 
 # --- fingerprint ---------------------------------------------------------------------------------
@@ -185,8 +184,12 @@ def fingerprint(
     """
     argv = None if job_argv is None else [*map(clean, job_argv)]
     settings = {name: clean(text) for name, text in recipe_settings.items()}
-    text = json.dumps([argv, launcher, settings], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _hash([argv, launcher, settings])
+
+
+def _hash(data: object, digits: int = 16) -> str:
+    text = json.dumps(data, sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
 
 
 # --- the run to work on --------------------------------------------------------------------------
@@ -407,5 +410,4 @@ def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -
         for name in KNOWN_NAMES
         if name in environ and name not in _NOT_OF_THE_JOB
     }
-    text = json.dumps([None if command is None else [*command], given], sort_keys=True)
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    return _hash([None if command is None else [*command], given])
