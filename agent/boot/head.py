@@ -153,7 +153,7 @@ class HeadAgent:
         )
         start(run.watch_machine)
         start(StallWatch(run, reports, self._status, self._link, lambda: self._state, put).run)
-        start(SilenceWatch(reports, plan.ports, put).run)
+        start(watch_silent_workers, reports, plan.ports, put)
         recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(run.best_effort.every, *recorded)
         what = "a look for a later head's record"
@@ -478,53 +478,47 @@ def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-class SilenceWatch:
-    """Probes each worker that stopped reporting, once, and sends the result."""
+async def watch_silent_workers(
+    reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
+) -> None:
+    """Probe workers whose connection broke, and at intervals those that are overdue.
 
-    def __init__(
-        self, reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
-    ) -> None:
-        self._reports, self._ports, self._send = reports, ports, send
+    An event is sent for each worker whose agent does not answer.
+    """
+    limit, pause = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, times.PROBE_INTERVAL
 
-    async def run(self) -> None:
-        """Probe workers whose connection broke, and at intervals those that are overdue."""
-        pause = times.PROBE_INTERVAL
-
-        async def probe_overdue() -> NotYet:
-            async with anyio.create_task_group() as tasks:
-                for key in self._reports.overdue():
-                    tasks.start_soon(self._probe_worker, key)
-            return NotYet()
-
-        async def on_disconnect(key: str) -> None:
-            if not await self._reports.reports_again(key, times.RECONNECT):
-                await self._probe_worker(key)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(until, probe_overdue, None, step=pause, longest=pause))
-            while True:
-                key = await self._reports.disconnected.take(None)
-                if key is not None:
-                    tasks.start_soon(on_disconnect, key)
-
-    async def _probe_worker(self, key: str) -> None:
-        """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
-        agent = self._reports.awaited(key)
+    async def probe(key: str) -> None:
+        agent, found = reports.awaited(key), dict[str, str]()
         if agent is None or not agent.ip:
             return
-        ip = agent.ip
-        limit, found = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, dict[str, str]()
-        url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
 
-        async def probe(part: str, ask: Callable[[], Awaitable[str]]) -> None:
-            found[part] = await first_answer(ask, times.PROBE_OF_SILENT)
+        async def ask(part: str, question: Callable[[], Awaitable[str]]) -> None:
+            found[part] = await first_answer(question, times.PROBE_OF_SILENT)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
-            ask_ray = partial(port_answers, ip, self._ports.node_manager, limit)
-            tasks.start_soon(probe, "ray", ask_ray)
-        if found["agent"] and self._reports.mark_silent(key):
-            self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
+        url = f"http://{in_url(agent.ip)}:{ports.agent}/livez"
+        async with anyio.create_task_group() as both:
+            both.start_soon(ask, "agent", partial(reply_evidence, url, None, "", limit))
+            ask_ray = partial(port_answers, agent.ip, ports.node_manager, limit)
+            both.start_soon(ask, "ray", ask_ray)
+        if found["agent"] and reports.mark_silent(key):
+            send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
+
+    async def probe_overdue() -> NotYet:
+        async with anyio.create_task_group() as overdue:
+            for key in reports.overdue():
+                overdue.start_soon(probe, key)
+        return NotYet()
+
+    async def on_disconnect(key: str) -> None:
+        if not await reports.reports_again(key, times.RECONNECT):
+            await probe(key)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(until, probe_overdue, None, step=pause, longest=pause))
+        while True:
+            key = await reports.disconnected.take(None)
+            if key is not None:
+                tasks.start_soon(on_disconnect, key)
 
 
 async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], None]) -> None:

@@ -106,7 +106,7 @@ class RunRecord(files.Record):
     attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
-    used: float = 0.0  # seconds that agents have run, if AGENT_MAX_HOURS or a price needs them
+    used: float = 0.0  # seconds that agents have run
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
 
     def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -12,7 +13,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.base.ports import port_map
-from agent.boot.head import SilenceWatch
+from agent.boot.head import watch_silent_workers
 from agent.bridge.child import enable_keepalive
 from agent.control.client import KeepaliveConnector
 from agent.control.sockets import bind
@@ -26,6 +27,7 @@ from unit.test_reports import BYE, LATE, POD1, Counter
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
+    from collections.abc import Callable, Coroutine
 
 SILENT = h.WorkerSilent("agent2", "connection refused by 10.0.0.2:8266", ray_answers=False)
 AGENT_ONLY = replace(SILENT, ray_answers=True)
@@ -169,11 +171,13 @@ def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> Non
 # --- how it is noticed -------------------------------------------------------------------------
 
 
-def watched(counter: Counter, port: int) -> tuple[SilenceWatch, list[h.WorkerSilent]]:
+def watched(
+    counter: Counter, port: int
+) -> tuple[Callable[[], Coroutine[None, None, None]], list[h.WorkerSilent]]:
     """Return a watch of agents at a port, and its events."""
     told: list[h.WorkerSilent] = []
     ports = replace(port_map(None, None, None), agent=port, node_manager=port)
-    return SilenceWatch(counter.reports, ports, told.append), told
+    return partial(watch_silent_workers, counter.reports, ports, told.append), told
 
 
 async def until_told(told: list[h.WorkerSilent]) -> None:
@@ -198,7 +202,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch.run)
+            tasks.start_soon(watch)
             with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
                 await counter.reports.handle(WAITS)
             await until_told(told)
@@ -216,7 +220,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch.run)
+            tasks.start_soon(watch)
             with anyio.move_on_after(0.1):
                 await counter.reports.handle(WAITS)
             await anyio.sleep(0.1)
@@ -252,7 +256,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
             return True if calls > 1 else NotYet()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch.run)
+            tasks.start_soon(watch)
             with anyio.move_on_after(0.1):
                 await counter.reports.handle(WAITS)
             await until(asked_again, 20.0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.boot.head import SilenceWatch, probe_nodes
+from agent.boot.head import probe_nodes, watch_silent_workers
 from agent.boot.head_server import count_possible_callers, first_reply, make_expected
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.control.protocol import Report, protocol_mismatch
@@ -85,7 +85,7 @@ class HeadAgent(Agent):
         self.reports = await self._reports(plan)
         self.bridge = Bridge(self)
         machine.serves = self._serves
-        self.go(SilenceWatch(self.reports, plan.ports, self.inbox.put).run())
+        self.go(watch_silent_workers(self.reports, plan.ports, self.inbox.put))
         self.go(self._watch_record())
         self.go(self._watch_stall(plan.settings.stall))
         if unfit is None:
