@@ -338,7 +338,7 @@ class HeadAgent:
             await self._link.run()
 
     async def _submit(self, job_id: str) -> None:
-        made = await self._submission_task.make(self._make_submission, self._reward_ip)
+        made = await self._submission_task.make(self._make_submission)
         if not isinstance(made, Submission):
             canceled = h.SubmitWaits(job_id, "stopped before it was submitted", canceled=True)
             self._inbox.put(canceled if made is None else Refused(made))
@@ -373,7 +373,7 @@ class HeadAgent:
 
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
-        made = await self._make_submission(self._reward_ip, is_followed=True)
+        made = await self._make_submission(is_followed=True)
         line = made.entrypoint.line if isinstance(made, Submission) else ""
         await self._link.follow(job_id, await self._start_output(job_id, line))
 
@@ -386,10 +386,9 @@ class HeadAgent:
         self._output, mirror = head_job.start_job_output(run, job_id, line, watcher)
         return mirror
 
-    async def _make_submission(
-        self, reward: str, *, is_followed: bool = False
-    ) -> Submission | Outcome:
-        url = reward_url(self._plan.all_services, replace(self._placeholders, node_ip=reward))
+    async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
+        place = replace(self._placeholders, node_ip=self._reward_ip)
+        url = reward_url(self._plan.all_services, place)
         keeper, basis = self._keeper, self._keeper.record.basis
         if basis is None:
             basis = await head_job.read_basis(self._plan, self._state)

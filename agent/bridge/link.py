@@ -49,7 +49,7 @@ class RayLink:
         self._restarted = False
         self._stops_accepted: dict[str, anyio.Event] = {}  # by job id, set once Ray has accepted it
         self._answers: dict[str, dict[str, Any]] = {}  # the last one to each kind of question
-        self._answered = anyio.Event()
+        self._asked: dict[str, anyio.Event] = {}  # set once it is answered
 
     async def run(self) -> None:
         """Keep a bridge running until canceled; a new one is sent all commands again."""
@@ -131,12 +131,12 @@ class RayLink:
     async def _ask(self, limit: float, **question: object) -> dict[str, Any]:
         """Return the bridge's answer; {} if it takes longer than `limit`."""
         kind = str(question["do"])
-        self._answers.pop(kind, None)
+        self._answers.pop(kind, None)  # of a question whose time was over
+        answered = self._asked[kind] = anyio.Event()
         await self._send(question)
         with anyio.move_on_after(limit):
-            while kind not in self._answers:
-                await self._answered.wait()
-        return self._answers.get(kind, {})
+            await answered.wait()
+        return self._answers.pop(kind, {})
 
     def forget(self, job_id: str) -> None:
         """Drop the commands of a job that is over."""
@@ -163,7 +163,6 @@ class RayLink:
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
             elif data["event"] in {"actors", "tasks"}:
                 self._answers[data["event"]] = data
-                self._answered.set()
-                self._answered = anyio.Event()
+                self._asked[data["event"]].set()
             else:
                 self._emit(convert(data, _EVENTS[data["event"]]))
