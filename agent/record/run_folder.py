@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ def _nodes_below(folder: Path) -> Iterator[Path]:
             folders.remove(_CHECKPOINTS)
 
 
-_DEEPEST = 2  # depth at which frameworks put steps, as in `ckpt/_actor/global_step40`
+_PLACES = ("*", "*/*", "*/*/*")  # of steps in a folder, as in `ckpt/_actor/global_step40`
 
 
 def read_checkpoints(folder: str) -> checkpoints.FolderContents:
@@ -127,7 +128,12 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
         fault = error_text(error) if isinstance(error, OSError) else str(error)
     with suppress(OSError, ValueError):
         tracked = read_small(place / checkpoints.TRACKER).strip()
-    newest = checkpoints.latest(_folders(place, "", 0))
+    newest = ""
+    with suppress(OSError):
+        paths = chain.from_iterable(map(place.glob, _PLACES))
+        named = (path for path in paths if checkpoints.step_of(path.name) is not None)
+        folders = (str(path.relative_to(place)) for path in named if path.is_dir())
+        newest = checkpoints.latest(folders)
     return checkpoints.FolderContents(mark, fault, newest, tracked)
 
 
@@ -166,18 +172,6 @@ def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
     text = json.dumps(to_builtins(mark), indent=2) + "\n"
     failure = write_atomically(Path(folder) / checkpoints.CHECKPOINT_FILE, text, mode=0o666)
     return "" if failure is None else error_text(failure)
-
-
-def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
-    """Yield the folders below a folder by relative path; folders of steps are not entered."""
-    found: list[os.DirEntry[str]] = []
-    with suppress(OSError), os.scandir(place) as entries:
-        found = [entry for entry in entries if entry.is_dir()]
-    for entry in found:
-        path = f"{above}{entry.name}"
-        yield path
-        if depth < _DEEPEST and checkpoints.step_of(entry.name) is None:
-            yield from _folders(Path(entry.path), f"{path}/", depth + 1)
 
 
 _LOCK = ".agent.lock"
