@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
-KEPT = 3  # bundles kept in a run folder, the newest ones
 MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
 _LEAST = 512  # nothing is added once fewer bytes than this are left
@@ -75,9 +74,6 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
         _write(part, path.name.removesuffix(ENDING), parts, clean, until)
         if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
             part.replace(path)
-        found = path.parent.glob(f"{PREFIX}*{ENDING}")
-        for old in sorted(found, key=lambda one: one.lstat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
         why = f"{type(error).__name__}: {error}"
         return error_text(error) if isinstance(error, OSError) else why

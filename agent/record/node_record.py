@@ -197,7 +197,6 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
 
 # --- the writer ----------------------------------------------------------------------------------
 
-_MOST = 200  # processes kept, the newest ones: restarted services must not fill the record
 _COUNTERS = {"passed_on", "copied", "unreached", "oom_kills"}  # written seldom
 
 
@@ -216,7 +215,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         """Add a process; one that has exited already is skipped."""
         process = process_of(name, pid)
         if process is not None:
-            others = [one for one in self.record.started if one.pid != pid][-_MOST + 1 :]
+            others = [one for one in self.record.started if one.pid != pid]
             self.update(started=(*others, process))
 
     def remove_process(self, pid: int) -> None:

@@ -90,7 +90,7 @@ def _bundle() -> Iterator[str]:
         "of others, 16 KiB of a worker's), at most 20 MiB in all. Known secrets are masked, "
         "control characters are removed, and only its owner may read it (0600). Writing it "
         "takes at most 2 s, less if AGENT_STOP_GRACE is below its default, after the workers "
-        "received the verdict. The last three bundles of a folder are kept."
+        "received the verdict."
     )
     yield ""
 

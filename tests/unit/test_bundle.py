@@ -23,7 +23,6 @@ from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests, fitted
 from agent.record import bundle
 from agent.record.bundle import (
-    KEPT,
     BundlePart,
     last_lines,
     make,
@@ -139,18 +138,6 @@ def test_any_text_fits(text: str, most: int) -> None:
     told = masked_end(text, most, CLEAN)
     assert len(told.encode(errors="replace")) <= most
     assert not {c for c in told if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
-
-
-def test_old_bundles_are_removed(tmp_path: Path) -> None:
-    """The newest three are kept, and no other file is removed."""
-    (tmp_path / "agent.log").touch()
-    for number in range(5):
-        path = new_bundle(tmp_path, 1_800_000_000 + number)
-        make(path, [BundlePart("a", "text")], CLEAN, until())
-        os.utime(path, (number, number))
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["agent.log", *(f"failure-20270115T08000{n}Z.tar.gz" for n in (2, 3, 4))]
-    assert len(left) == KEPT + 1
 
 
 def test_a_pipe_instead_of_a_log_does_not_block(tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -37,6 +35,7 @@ from agent.record.node_record import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 HERE = PidSpace("boot-1", "pid:[1]", "node-a")
 AGENT = StartedProcess("agent", 10, 1000)
@@ -339,15 +338,3 @@ def test_a_failing_disk_is_reported_once(tmp_path: Path) -> None:
     recording.recorder.finish()
     (line,) = recording.lines
     assert line.startswith("node.json cannot be written: No such file or directory. ")
-
-
-def test_the_record_is_bounded() -> None:
-    """A service that restarts a thousand times leaves a bounded record."""
-    disk, nowhere = DiskAlarm(print), lambda: nullcontext(Path("none"))
-    recorder = NodeRecorder(own_record("a", "b"), nowhere, disk)
-    fake = tuple(StartedProcess("x", pid, 1) for pid in range(-300, 0))
-    recorder = NodeRecorder(replace(recorder.record, started=fake), nowhere, disk)
-    recorder.add_process("python", os.getpid())
-    assert len(recorder.record.started) == 200
-    assert recorder.record.started[-1].pid == os.getpid()
-    assert sys.executable
