@@ -383,8 +383,7 @@ class DiskAlarm:
 
     def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
         """Check a writer for stalled writes by the start of its current write."""
-        with self._changed:
-            self._watched = {**self._watched, name: busy_since}
+        self._watched[name] = busy_since
 
     def follow(self, writer: Writer) -> Writer:
         """Report failures and stalled writes of a writer of lines."""
@@ -407,7 +406,7 @@ class DiskAlarm:
     def check(self, now: float | None = None) -> None:
         """Report writes that stall, and stalled writes that ended."""
         now = time.monotonic() if now is None else now
-        for name, busy_since in self._watched.items():
+        for name, busy_since in [*self._watched.items()]:
             since = busy_since()
             stalls = since is not None and now - since > times.WRITE_STALLED
             why = f"a write takes longer than {times.WRITE_STALLED:g} s" if stalls else ""

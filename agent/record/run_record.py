@@ -254,16 +254,16 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         lock.release()
     latest, names = None, numbered_names(safe_name(platform_run_id or ""))
     if platform_run_id is None:
-        latest, names = _latest(root), (safe_name(new_id()) for _ in range(_TRIES))
-    for number, name in enumerate(chain([latest] if latest else [], names)):
-        is_latest = latest is not None and number == 0
+        latest, new = _latest(root), (safe_name(new_id()) for _ in range(_TRIES))
+        names = chain([latest] if latest else [], new)
+    for name in names:
         lock, found, why = _find_run(root, name)
         if isinstance(found, RunRecord):
-            last_head = (node, retries) if is_latest else ()
+            last_head = (node, retries) if name == latest else ()
             why = why or why_not_resumed(found, fingerprint, *last_head)
             if not why:
                 return _resume(root, name, found, lock)._replace(skipped=skipped)
-        elif not why and found.is_missing and not is_latest:
+        elif not why and found.is_missing and name != latest:
             return ChosenRun(name, None, lock, skipped=skipped)
         else:
             why = why or ("" if found.is_missing else found.why)
