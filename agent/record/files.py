@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-MAX_BYTES = 4 << 20  # larger files are no records of the agent
 PART_SUFFIX = ".part"  # suffix of a file that is being written
 _RECORD_VERSION = 1
 _LONGEST_NAME = 200
@@ -123,12 +122,9 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_small(path: Path) -> str:
-    """Return a file's text; raise OSError, or ValueError if it cannot be a record."""
+    """Return a file's text; raise OSError, or ValueError if it is none."""
     with _reading(path) as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES} bytes")
-    return data.decode()
+        return file.read().decode()
 
 
 class NoRecord(Value):
