@@ -56,14 +56,14 @@ def asked(  # noqa: PLR0913 - as many as a table varies
     )
 
 
-FLAT = openrlhf.program("train_ppo_ray", "ppo", (0, 9, 10))
+FLAT = openrlhf.arguments_of("train_ppo_ray", "ppo", asked((8,), (0, 9, 10)))
 """A release whose flags have no dots."""
 
 
 def number(command: Command, flag: str) -> int:
     """Return the number of a flag by its dotted name, whatever the version calls it."""
     flags = flags_of(command)
-    words = flags[flag] if flag in flags else flags[FLAT.spelling_of(flag)]
+    words = flags[flag] if flag in flags else flags[FLAT.name_of(flag)]
     return int(words[0])
 
 
@@ -117,13 +117,13 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
     samples: int,
 ) -> None:
     """Any nodes and batches of the user give a command that fits, or a refusal."""
-    program = openrlhf.program("train_ppo_ray", "ppo", version)
+    program = openrlhf.arguments_of("train_ppo_ray", "ppo", asked((8,), version))
     flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
     args = [
         word
         for flag, value in flags
         if value
-        for word in (f"--{program.spelling_of(flag)}", str(value))
+        for word in (f"--{program.name_of(flag)}", str(value))
     ]
     what = asked(tuple(gpus), version, *args, recipe=recipe, tensor_parallel=tensor_parallel)
     having = [count for count in gpus if count]

@@ -105,7 +105,6 @@ def test_the_recipe_has_its_programs_flags() -> None:
         (asked((0,), "--per-device-train-batch-size", "4"), "no whole groups of 8"),
         (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4 and 6"),
         (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
-        (asked((8,), "--beta", "{attempt}"), "--beta takes a number, not '{attempt}'"),
     ],
 )
 def test_refusals(what: RecipeInput, said: str) -> None:

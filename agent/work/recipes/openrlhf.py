@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import Arguments, Program, check_keys, rows_for
+from agent.work.recipes.arguments import Arguments, check_keys, rows_for
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -116,7 +116,7 @@ _ALGORITHM = {
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
     grpo, version = asked.recipe == "openrlhf-grpo", asked.version
-    arguments = Arguments(program("train_ppo_ray", "ppo", version), asked.args)
+    arguments = arguments_of("train_ppo_ray", "ppo", asked)
     check_cpus(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
     add_lengths(arguments, 1024, 3072)
     sizing = size_engines(arguments, asked, critic=not grpo)
@@ -251,12 +251,12 @@ def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layou
     return tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
 
 
-def program(
-    module: str, flags: str, version: Version, spelling: Mapping[str, str] = SPELLING
-) -> Program:
-    """Return a program of OpenRLHF in one release, with the flags of that release."""
-    name = f"{module} of OpenRLHF {version_text(version)}"
-    return Program(name, flags_of(flags, version), spelling)
+def arguments_of(
+    module: str, flags: str, asked: RecipeInput, spelling: Mapping[str, str] = SPELLING
+) -> Arguments:
+    """Return the arguments of a program of OpenRLHF, with the flags of the release."""
+    name = f"{module} of OpenRLHF {version_text(asked.version)}"
+    return Arguments(name, flags_of(flags, asked.version), spelling, *asked.args)
 
 
 def flags_of(program: str, version: Version) -> dict[str, str]:
@@ -381,7 +381,7 @@ def add_batches(
 def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> None:
     if size % step:
         raise MisfitError(
-            f"AGENT_JOB_ARGS: {arguments.flag_text(flag)} {size} is no multiple of {step} ({of}); "
+            f"AGENT_JOB_ARGS: {arguments.text(flag)} {size} is no multiple of {step} ({of}); "
             f"the nearest that is: {nearest(size, step)}"
         )
 
@@ -499,8 +499,8 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
     if apart and arguments.holds("vllm.enable_sleep"):
         raise MisfitError(
-            f"{arguments.flag_text('train.async_enable')} excludes "
-            f"{arguments.flag_text('vllm.enable_sleep')}: add "
+            f"{arguments.text('train.async_enable')} excludes "
+            f"{arguments.text('vllm.enable_sleep')}: add "
             f"{arguments.left_out_text('vllm.enable_sleep')} to AGENT_JOB_ARGS"
         )
     others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
@@ -521,7 +521,7 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     elif engines != wanted["actor"]:
         raise MisfitError(
             f"actor and engines share GPUs, and the actor has {wanted['actor']}, the engines "
-            f"{engines}: leave out {arguments.flag_text('vllm.num_engines')}, or set "
+            f"{engines}: leave out {arguments.text('vllm.num_engines')}, or set "
             "AGENT_TENSOR_PARALLEL so that engines × GPUs of each are as many"
         )
     if sum(wanted.values()) > gpus:

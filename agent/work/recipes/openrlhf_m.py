@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments, Program, check_keys
+from agent.work.recipes.arguments import Arguments, check_keys
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import Command, RecipeInput, Version
@@ -44,8 +44,7 @@ _SETTINGS = (
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
     flags = openrlhf.flags_of("m", VERSIONS[-1])
-    program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.SPELLING)
-    arguments = Arguments(program, asked.args)
+    arguments = Arguments("train_ppo_ray of OpenRLHF-M", flags, openrlhf.SPELLING, *asked.args)
     openrlhf.check_cpus(asked, reward_tasks=True)
     openrlhf.add_lengths(arguments, 4096, 8000)
     sizing = openrlhf.size_engines(arguments, asked, critic=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments, check_keys
+from agent.work.recipes.arguments import check_keys
 from agent.work.recipes.recipe import MisfitError, count_of, gpu_processes
 from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
 
 if TYPE_CHECKING:
+    from agent.work.recipes.arguments import Arguments
     from agent.work.recipes.recipe import Command, RecipeInput
 
 VERSIONS = openrlhf.VERSIONS
@@ -44,8 +45,7 @@ def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
     kind = asked.recipe.removeprefix("openrlhf-")
     module = f"train_{kind}"
-    program = openrlhf.program(module, kind, asked.version, _SPELLING)
-    arguments = Arguments(program, asked.args)
+    arguments = openrlhf.arguments_of(module, kind, asked, _SPELLING)
     world = gpu_processes(asked.nodes)
     if not world:
         raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
+from agent.work.recipes.arguments import merged, quoted, read, texts, whole
 from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
 from agent.work.recipes.sizing import SEARCH_R1, SEARCH_R1_OFFLOAD, Sizing, Workload, sizing_for
 from agent.work.recipes.verl import (
@@ -134,7 +134,7 @@ def make(asked: RecipeInput) -> Command:
         ("trainer.default_hdfs_dir", "null", "the default copies models to its authors' HDFS"),
         ("trainer.save_freq", _EVERY, "its default is -1: never"),
     ]
-    arguments, why = merged_with_reasons(rows, users)
+    arguments, why = merged(rows, users)
     url = given.get(_RETRIEVER_KEY, _RETRIEVER)
     notes = [
         "Search-R1 cannot resume: it saves models, and every attempt starts at step 0",

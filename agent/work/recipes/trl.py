@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.arguments import Arguments, Program, check_keys
+from agent.work.recipes.arguments import Arguments, check_keys
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -47,7 +47,7 @@ _FLAGS_BY_WORDS = {
     "*": "config",
 }
 FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
-"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Program.flags`)."""
+"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Arguments`)."""
 
 _GPUS_ONLY: Version = (1, 15)
 """Its Triton kernels run on GPUs only; releases before and after it also run on CPUs."""
@@ -65,7 +65,7 @@ _ANSWERS = 128  # Answers per update, approximately
 
 def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
-    arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
+    arguments = Arguments("trl_grpo", FLAGS, {}, *asked.args)
     world = gpu_processes(asked.nodes)
     arguments.add("model", asked.model_path, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
@@ -113,12 +113,13 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     Prompts are not counted: they are usually much shorter than the answers.
     """
     answers = arguments.count("per-device-train-batch-size")
+    beta = arguments.word("beta") or "0"
     load = Workload(
         nodes=asked.gpu_nodes,
         layouts=TRL if world > 1 else (TRL_RESIDENT,),
         tokens=answers * arguments.count("max-completion-length", _COMPLETION),
         samples=answers,
-        frozen=1 if arguments.number("beta") else 0,
+        frozen=1 if beta.startswith("{") or float(beta) else 0,
         share=_SHARE,
         tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
     )

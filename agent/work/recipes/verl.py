@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agent.base.value import Value
 from agent.work.recipes.arguments import (
     Row,
-    merged_with_reasons,
+    merged,
     quoted,
     read,
     rows_for,
@@ -287,7 +287,7 @@ def make(asked: RecipeInput) -> Command:
     if asked.version >= (0, 9):
         needs = "verl 0.9 needs the packages TransferQueue and orjson, which pip does not install"
         notes.append(needs)
-    arguments, why = merged_with_reasons(rows, users)
+    arguments, why = merged(rows, users)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
