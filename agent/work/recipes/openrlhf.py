@@ -190,7 +190,7 @@ def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
         return
     arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
     tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
-    why = "; ".join(filter(None, ("at least the longest sample", sizing.why.get("tokens"))))
+    why = f"at least the longest sample; {sizing.why['tokens']}"
     arguments.add("train.max_tokens_per_gpu", tokens, why=why)
     tokens = arguments.whole("train.max_tokens_per_gpu") or tokens
     arguments.add("rollout.max_tokens_per_gpu", tokens, why="as many as for training")
@@ -419,10 +419,9 @@ def place(
         arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=why)
     text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
     arguments.add("vllm.num_engines", engines, why=text)
-    why = sizing.why["tensor_parallel"]
-    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=why)
-    why = sizing.why.get("share", "training shares the GPUs; the default is nearly 1")
-    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=why)
+    reasons = sizing.why
+    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
+    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=reasons["share"])
     arguments.add_all(_COLOCATED)
     if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
@@ -434,7 +433,7 @@ def place(
 
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
-    why = sizing.why.get("layout", "weights sharded over all GPUs")
+    why = sizing.why["layout"]
     arguments.add("ds.zero_stage", "2" if sizing.layout == ZERO2 else "3", why=why)
     if sizing.layout == ZERO3_OFFLOAD:
         arguments.add("ds.adam_offload", why=why)

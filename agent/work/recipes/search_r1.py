@@ -222,13 +222,11 @@ def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[R
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     """Return the settings that depend on the nodes' memory and on the size of the model."""
-    why = sizing.why.get("share", "as its authors run it")
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
     critic = asked.recipe == "search-r1-ppo"
     if sizing.layout == SEARCH_R1_OFFLOAD:
-        why = sizing.why.get("layout", "as its authors run it on one node")
         for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if critic else ())):
-            yield key, "True", why
+            yield key, "True", sizing.why["layout"]
     model = asked.basis.model
     if asked.recipe == "search-r1-grpo" and model is not None:
         rate = next((rate for size, rate in _LARGE_RATES if model.parameters >= size), "")

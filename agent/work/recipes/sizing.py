@@ -44,6 +44,7 @@ SLOW_LINK = 1e9
 
 Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
 """
+_FIELDS = ("layout", "tensor_parallel", "share", "tokens")
 _KEPT = "as in the checkpoints"
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
 
@@ -165,7 +166,7 @@ class Sizing(Value):
     tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
     within_nodes: bool = False
     """Whether weights are gathered within each node, and only gradients cross the network."""
-    why: Mapping[str, str] = field(default_factory=dict)  # The arithmetic, by the name of the field
+    why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -173,19 +174,18 @@ class Sizing(Value):
 def sizing_of(load: Workload) -> Sizing:
     """Return the settings of the first layout that fits; raises MisfitError if none does."""
     load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
-    model = load.model
+    model, kept = load.model, {"within_nodes": _KEPT}
+    by_user = {"tensor_parallel": "AGENT_TENSOR_PARALLEL"} if load.tensor_parallel else {}
     if model is None or not load.nodes:
         layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
         size, unknown = load.tensor_parallel or 1, "the model's size is not known"
-        engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
         note = (
-            f"{unknown} (no config.json here, no size in its name), and nothing is "
-            f"sized for it; assumed: {layout.name}{engines}"
+            f"{unknown} (no config.json here, no size in its name), and nothing is sized for it; "
+            f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
         )
-        asked = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else unknown
         return Sizing(
             *(layout, size, load.share, 0, load.within is True),
-            why={"layout": unknown, "tensor_parallel": asked, "within_nodes": _KEPT},
+            why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
             notes=(note,) if load.nodes else (),
         )
     notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
@@ -200,10 +200,10 @@ def sizing_of(load: Workload) -> Sizing:
     if not load.given and knows_memory:
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
-    least, size = "takes the least memory", max(_engine_sizes(load, model))
+    size = max(_engine_sizes(load, model))
     return Sizing(
         *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
-        why={"layout": least, "tensor_parallel": least, "within_nodes": _KEPT},
+        why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
     )
@@ -344,23 +344,17 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
-    within = f"over all {count_of(load.world, 'GPU')}"
-    if fit.within:
-        rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
-        because = f", {_KEPT}" if load.within else f": the network is slow{rate}"
-        within = f"over the {load.gpus} GPUs of a node{because}"
+    rate = (load.link or 0) / 1e6
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
         "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
-        "within_nodes": within,
+        "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
     warnings = []
     if fit.host:
         notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
-    if load.prefers_nodes and layout.copy is not None and not fit.within:
-        notes.append("the network is slow, but a node's GPUs alone cannot hold all weights")
     if is_tight:
         warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
     if fit.tokens < load.tokens:
@@ -377,19 +371,16 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
 
 def _states_text(fit: _Fit) -> str:
     """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
-    load, model, layout = fit.load, fit.model, fit.layout
-    trained = layout.busy + (load.trained - 1) * layout.idle
-    sharded = ((trained, ""), (load.frozen * layout.frozen, " of frozen models"))
-    parts = [
-        f"{model.billions} × {each:g} bytes / {count_of(fit.shards, 'GPU')} = "
-        f"{_gb(model.parameters * each / fit.shards)}{what}"
-        for each, what in sharded
-        if each
-    ]
-    each = (load.trained + load.frozen) * layout.everywhere
-    if each:
-        parts.append(f"{model.billions} × {each:g} bytes = {_gb(model.parameters * each)}")
-    return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
+    load, layout = fit.load, fit.layout
+
+    def bytes_of(each: float, shards: int) -> str:
+        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
+        size = _gb(fit.model.parameters * each / shards)
+        return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
+
+    each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
+    whole = (load.trained + load.frozen) * layout.everywhere
+    return bytes_of(each, fit.shards) + (f" + {bytes_of(whole, 1)}" if whole else "")
 
 
 def _refusal(load: Workload, model: ModelShape) -> str:
@@ -422,8 +413,6 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
     fit = _best(replace(free, nodes=endless), model)
     if fit is not None and fit.host > load.host:
         yield f"with {_gb(fit.host / _HOST_PART)} of memory in each node, by {fit.layout.name}"
-    if load.tensor_parallel and _best(free, model) is not None:
-        yield "without AGENT_TENSOR_PARALLEL"
 
 
 def _gb(size: float) -> str:

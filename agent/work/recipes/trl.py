@@ -91,9 +91,8 @@ def make(asked: RecipeInput) -> Command:
         release = version_text(asked.version)
         raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
     if sizing is not None and world > 1:
-        divided = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
         shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
-        arguments.add("shard", shard, why=sizing.why.get("layout", divided))
+        arguments.add("shard", shard, why=sizing.why["layout"])
     _engines(arguments, asked, sizing)
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")

@@ -323,8 +323,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
 
 def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     """Return the settings that follow from the memory of the GPUs."""
-    why = sizing.why.get("share", "training shares the GPUs; the default is 0.5")
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
     critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
     for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
         if part == "critic" and asked.recipe == "verl-grpo":
@@ -514,8 +513,7 @@ def _batches_by_tokens(
         elif key == f"{ACTOR}.use_dynamic_bsz" or (micro and not (grpo and "critic" in key)):
             yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
-    parts = ("at least the longest prompt and answer", sizing.why.get("tokens"))
-    tokens = "; ".join(filter(None, parts))
+    tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
     yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(min(_ACTOR_TOKENS, fitting), longest), tokens
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
         yield "critic.ppo_max_token_len_per_gpu", max(fitting, longest), tokens
