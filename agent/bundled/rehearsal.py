@@ -24,23 +24,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 FAILED, SETTINGS_WRONG = 1, 78
-_CONNECT_SECONDS = 60.0
-_ACTORS_SECONDS = 60.0
-_STEP_SECONDS = 60.0
+_CONNECT_SECONDS = 60
+_ACTOR_SECONDS = 60.0  # for its start, and for each step
 _SCORE_SECONDS = 45.0  # a restart of the reward server fits, and the actor can still report why
-_START_ONE = (
-    "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
-)
+_START_ONE = "start it with `ray start --head`, or let `pod-agent` boot it and submit this"
 
 
 # --- rewards --------------------------------------------------------------------------------------
@@ -150,17 +146,16 @@ class Node(NamedTuple):
 
 def connect(least: int) -> list[Node]:
     """Connect to the cluster as a driver; return its alive nodes in a fixed order."""
-    address = os.environ.get("RAY_ADDRESS", "auto")
     import ray  # noqa: PLC0415 # a third of a second that --help need not pay
 
-    silent = f"no Ray cluster answers at {address}: {_START_ONE}; waited"
-    with _deadline(_CONNECT_SECONDS, silent, SETTINGS_WRONG):
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-            alive = [node for node in ray.nodes() if node["Alive"]]
-        except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
-            why = f"no Ray cluster to join ({' '.join(str(problem).split())[:300]}): {_START_ONE}"
-            raise RehearsalError(why, SETTINGS_WRONG) from None
+    signal.alarm(_CONNECT_SECONDS)  # Ray tries for minutes
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        alive = [node for node in ray.nodes() if node["Alive"]]
+    except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
+        why = f"no Ray cluster to join ({' '.join(str(problem).split())[:300]}): {_START_ONE}"
+        raise RehearsalError(why, SETTINGS_WRONG) from None
+    signal.alarm(0)
     nodes = sorted(Node(node["NodeManagerAddress"], node["NodeID"]) for node in alive)
     if len(nodes) < least:
         there = ", ".join(node.ip for node in nodes)
@@ -168,7 +163,6 @@ def connect(least: int) -> list[Node]:
     return nodes
 
 
-T = TypeVar("T")
 Sample = tuple[str, str, str, list[float]]
 """The seed of an answer, its prompt and label, and the probabilities of the answers."""
 
@@ -178,10 +172,6 @@ class Rollout:
 
     def __init__(self, reward_url: str, seconds: float = _SCORE_SECONDS) -> None:
         self._client = RewardClient(reward_url, seconds)
-
-    def ready(self) -> bool:
-        """Confirm that the actor runs."""
-        return True
 
     def step(self, samples: Sequence[Sample]) -> list[tuple[int, float]] | str:
         """Draw and score answers; return each with its reward, or a sentence on failure."""
@@ -215,24 +205,25 @@ class Actors:
             there = NodeAffinitySchedulingStrategy(node.id, soft=False)
             made = actor_class.options(num_cpus=0, scheduling_strategy=there).remote(reward_url)
             self._actors.append(made)
-        calls = [actor.ready.remote() for actor in self._actors]
-        self._gather(calls, _ACTORS_SECONDS, "the rehearsal: its actor did not start")
+        calls = [actor.__ray_ready__.remote() for actor in self._actors]
+        self._gather(calls, "the rehearsal: its actor did not start")
 
     def step(self, step: int, samples: Sequence[Sample]) -> list[tuple[int, float]]:
         """Draw and score an equal part of the samples on each node; return all in order."""
-        parts = divided(samples, len(self._actors))
-        calls = [actor.step.remote(part) for actor, part in zip(self._actors, parts, strict=True)]
-        return list(chain.from_iterable(self._gather(calls, _STEP_SECONDS, f"step {step}")))
+        count, scored = len(self._actors), [(0, 0.0)] * len(samples)
+        calls = [actor.step.remote(samples[i::count]) for i, actor in enumerate(self._actors)]
+        for i, reply in enumerate(self._gather(calls, f"step {step}")):
+            scored[i::count] = reply
+        return scored
 
-    def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:
+    def _gather(self, calls: list[Any], part: str) -> list[Any]:
         """Wait for the replies of all nodes; raise RehearsalError with the nodes that failed."""
-        with _deadline(seconds + 10, f"Ray did not answer in {part} within"):
-            done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
-            replies = [self._reply(call) if call in done else None for call in calls]
+        done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=_ACTOR_SECONDS)
+        replies = [self._reply(call) if call in done else None for call in calls]
         reasons: dict[str, list[str]] = {}
         for node, reply in zip(self._nodes, replies, strict=True):
             if reply is None or isinstance(reply, str):
-                reason = reply or f"no answer within {seconds:g} s"
+                reason = reply or f"no answer within {_ACTOR_SECONDS:g} s"
                 reasons.setdefault(reason, []).append(node.ip)
         failures = [
             f"nodes {', '.join(ips)} took no part in {part}: {why}" for why, ips in reasons.items()
@@ -246,23 +237,6 @@ class Actors:
             return self._ray.get(call)
         except self._ray.exceptions.RayError as problem:
             return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float, sentence: str, code: int = FAILED) -> Iterator[None]:
-    """Exit the process if a Ray call blocks forever, since it cannot be interrupted."""
-
-    def end() -> None:
-        print(f"rehearsal: {sentence} {seconds:g} s", file=sys.stderr, flush=True)
-        os._exit(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 ANSWERS = 10  # every sum is one digit, so one guess in ten is right
@@ -307,14 +281,9 @@ def updated(
     return row
 
 
-def divided(samples: Sequence[T], count: int) -> list[Sequence[T]]:
-    """Divide samples among nodes as evenly as possible."""
-    total = len(samples)
-    return [samples[i * total // count : (i + 1) * total // count] for i in range(count)]
-
-
-def learn(options: argparse.Namespace, nodes: Sequence[Node], means: list[float]) -> None:
-    """Run the steps: sample and score on every node, update here; append each mean reward."""
+def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
+    """Run the steps: sample and score on every node, update here; return the mean rewards."""
+    means: list[float] = []
     actors = Actors(nodes, options.reward_url)
     problems = exercises(_PROBLEMS, options.seed)
     policy = [[0.0] * ANSWERS for _ in problems]
@@ -324,10 +293,9 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], means: list[float]
         groups = [zip(*scored[start : start + options.group], strict=True) for start in starts]
         policy = [updated(row, *group) for row, group in zip(policy, groups, strict=True)]
         means.append(sum(reward for _, reward in scored) / len(scored))
-        print(
-            f"step {step}/{options.steps} mean reward {means[-1]:.2f} nodes {len(nodes)}",
-            flush=True,
-        )
+        at = f"step {step}/{options.steps}"
+        print(f"{at} mean reward {means[-1]:.2f} nodes {len(nodes)}", flush=True)
+    return means
 
 
 def samples_of(
@@ -342,71 +310,43 @@ def samples_of(
     return [(f"{options.seed}:{step}:{at}", *one) for at, one in enumerate(every)]
 
 
-def last(means: Sequence[float]) -> float:
-    """Return the mean reward of the last steps, which has to reach the target."""
-    recent = means[-_LAST_STEPS:]
-    return sum(recent) / len(recent)
-
-
 def rehearse(options: argparse.Namespace) -> str:
     """Connect, train and write the curve; return the final sentence."""
     begun = time.monotonic()
-    with _writing():
+    try:
         options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
     nodes = connect(options.nodes)
     samples = _PROBLEMS * options.group
     if len(nodes) > samples:
-        why = f"{len(nodes)} nodes share {samples} samples a step, so some would have none"
-        raise RehearsalError(f"{why}: raise --group")
+        raise RehearsalError(f"{len(nodes)} nodes share {samples} samples: raise --group")
     where = f"nodes {', '.join(node.ip for node in nodes)}"
     print(f"rehearsing on {where}", file=sys.stderr, flush=True)
-    means: list[float] = []
-    try:
-        learn(options, nodes, means)
-    finally:
-        if means:
-            write_curve(options, nodes, means)
-    # Ray merges stderr and stdout of a job into one file: this must not look like a step line
-    measured = f"{last(means):.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
-    curve = options.out / "curve.json"
-    if last(means) >= options.target:
-        spent = f"{samples * options.steps} samples on {where} in {time.monotonic() - begun:.1f} s"
-        return f"the mean is {measured}; {spent}; see {curve}"
-    look = f"see {curve}; raise --steps or --group"
-    if max(means) == min(means):
-        look = (
-            f"it never changed; does {options.reward_url} score `The answer is \\boxed{{7}}` for "
-            "`What is 3+4?` with label 7 higher than a wrong answer?"
-        )
-    raise RehearsalError(f"the mean was {measured}: {look}")
-
-
-def write_curve(options: argparse.Namespace, nodes: Sequence[Node], means: list[float]) -> None:
-    """Write curve.json, by renaming a complete file."""
-    done = len(means)
-    parts = divided(range(_PROBLEMS * options.group), len(nodes))
-    record = {
-        "steps": list(range(1, done + 1)),
+    means = learn(options, nodes)
+    recent = means[-_LAST_STEPS:]
+    mean = sum(recent) / len(recent)
+    curve = {
+        "steps": list(range(1, options.steps + 1)),
         "mean_reward": means,
         "nodes": [
-            {"ip": node.ip, "samples": done * len(part)}
-            for node, part in zip(nodes, parts, strict=True)
+            {"ip": node.ip, "samples": options.steps * len(range(i, samples, len(nodes)))}
+            for i, node in enumerate(nodes)
         ],
         "target": options.target,
-        "passed": done == options.steps and last(means) >= options.target,
+        "passed": mean >= options.target,
     }
-    draft = options.out / f".curve.json.{os.getpid()}"
-    with _writing():
-        draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        draft.replace(options.out / "curve.json")
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
+    file = options.out / "curve.json"
+    file.write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
+    # Ray merges stderr and stdout of a job into one file: this must not look like a step line
+    measured = f"{mean:.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
+    if mean >= options.target:
+        spent = f"{samples * options.steps} samples on {where} in {time.monotonic() - begun:.1f} s"
+        return f"the mean is {measured}; {spent}; see {file}"
+    raise RehearsalError(
+        f"the mean was {measured}: see {file}; raise --steps or --group, if {options.reward_url} "
+        "scores `\\boxed{7}` for `What is 3+4?` with label 7 higher than a wrong answer"
+    )
 
 
 def _end_on_signals() -> None:
@@ -415,13 +355,15 @@ def _end_on_signals() -> None:
     A thread waits for them, because ray.init replaces handlers (Ray 2.40 to 2.60 exit with 15), and
     because a handler would not run while the main thread is inside Ray.
     """
-    ends = {signal.SIGTERM, signal.SIGINT}
+    ends = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 
     def wait() -> None:
         number = signal.sigwait(ends)
-        print(f"rehearsal: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        os._exit(128 + number)
+        is_late = number == signal.SIGALRM
+        why = f"no Ray: {_START_ONE}" if is_late else f"stopped by {signal.Signals(number).name}"
+        print(f"rehearsal: {why}", file=sys.stderr, flush=True)
+        os._exit(SETTINGS_WRONG if is_late else 128 + number)
 
     threading.Thread(target=wait, daemon=True, name="signals").start()
 
@@ -445,17 +387,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     for name, least in (("nodes", 1), ("steps", 1), ("group", 2)):
         if getattr(options, name) < least:
             parser.error(f"--{name}: expected a whole number from {least} on")
-    if not math.isfinite(options.target):
-        parser.error("--target: expected a finite number")
     return options
 
 
 def main(argv: list[str]) -> int:
     """Run: 0 when the target is reached, 1 when not, 2 and 78 for errors to fix first."""
-    try:
-        options = _arguments(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
+    options = _arguments(argv)
     _end_on_signals()
     try:
         sentence = rehearse(options)

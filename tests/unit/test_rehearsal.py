@@ -27,7 +27,6 @@ from agent.bundled.rehearsal import (
     Rollout,
     Sample,
     advantages,
-    divided,
     exercises,
     main,
     probabilities,
@@ -51,17 +50,13 @@ REHEARSAL = [
 ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_samples_do_not_depend_on_the_nodes(count: int) -> None:
-    """A step's samples have seeds of their own, and are evenly distributed in order."""
+def test_samples_do_not_depend_on_the_nodes() -> None:
+    """A step's samples have seeds of their own."""
     options = argparse.Namespace(group=16, seed=3)
     tasks = exercises(24, 3)
     samples = samples_of(options, 5, tasks, [[0.0] * ANSWERS for _ in tasks])
     assert len({seed for seed, *_ in samples}) == len(samples) == 24 * 16
     assert [(prompt, label) for _, prompt, label, _ in samples[::16]] == tasks
-    parts = divided(samples, count)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert [one for part in parts for one in part] == samples
 
 
 def certain(*, right: bool) -> list[Sample]:
@@ -198,11 +193,11 @@ def test_a_rollout_needs_no_package_on_its_node(tmp_path: Path) -> None:
     )
     load = (
         "import sys, pickle; sys.path.insert(0, '.')\n"
-        "print(pickle.load(open(sys.argv[1], 'rb'))('http://127.0.0.1:9/').ready())\n"
+        "print(pickle.load(open(sys.argv[1], 'rb'))('http://127.0.0.1:9/').__class__.__name__)\n"
         "assert 'agent' not in sys.modules"
     )
     run(["-c", dump, str(pickled)], ROOT)
-    assert run(["-I", "-c", load, str(pickled)], tmp_path) == "True\n"
+    assert run(["-I", "-c", load, str(pickled)], tmp_path) == "Rollout\n"
 
 
 def run(arguments: list[str], folder: Path) -> str:
@@ -243,14 +238,15 @@ def test_a_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> Non
         (["--reward-url", "http://host/", "--steps", "0"], "--steps"),
         (["--reward-url", "http://host/", "--nodes", "x"], "--nodes"),
         (["--reward-url", "http://host/", "--group", "1"], "--group"),
-        (["--reward-url", "http://host/", "--target", "nan"], "--target"),
     ],
 )
 def test_wrong_flags_are_usage_errors(
     flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A wrong flag is 2, and names the flag."""
-    assert main(flags) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
     assert named in capsys.readouterr().err
 
 
