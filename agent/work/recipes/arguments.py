@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.work.recipes.recipe import MisfitError, check_columns
@@ -45,8 +45,7 @@ class Arguments:
     """The arguments of one program: the recipe's, replaced by the user's.
 
     `flags` has every flag of the program without dashes, and its words: `0`, `1`, `2`, `+` or `*`,
-    then `i` for whole numbers or `f` for any. `spelling` has what a version without dotted flags
-    calls those whose names do not follow from the dots.
+    then `i` for whole numbers or `f` for any. `spelling` has what this version calls them.
     """
 
     def __init__(
@@ -65,8 +64,7 @@ class Arguments:
             words = [value] if equals else _words_of(rest)
             if name.startswith(_NO_PREFIX):
                 if equals:
-                    what = f"'{word}' takes no value: it leaves a flag out"
-                    raise MisfitError(f"AGENT_JOB_ARGS: {what}")
+                    raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value")
                 name = name.removeprefix(_NO_PREFIX)
                 self._words_taken(name)
                 self._users[name] = None
@@ -77,13 +75,8 @@ class Arguments:
             self._users[name] = tuple(words)
 
     def name_of(self, flag: str) -> str:
-        """Return the flag as this version spells it.
-
-        Before flags had dots, train.batch_size was train_batch_size, and data.max_len max_len.
-        """
-        last = flag.rpartition(".")[2]
-        names = (flag, self._spelling.get(flag, flag), flag.replace(".", "_"), last)
-        return next((name for name in names if name in self._flags), flag)
+        """Return the flag as this version spells it."""
+        return self._spelling.get(flag, flag)
 
     def _words_taken(self, name: str) -> str:
         if name not in self._flags:
@@ -106,9 +99,8 @@ class Arguments:
             try:
                 parse(word)
             except ValueError:
-                wanted = "a whole number" if kind == "i" else "a number"
-                what = f"--{name} takes {wanted}, not '{word}'"
-                raise MisfitError(f"AGENT_JOB_ARGS: {what}") from None
+                what = f"{'a whole' if kind == 'i' else 'a'} number, not '{word}'"
+                raise MisfitError(f"AGENT_JOB_ARGS: --{name} takes {what}") from None
 
     def add(self, flag: str, *words: object, why: str = "") -> None:
         """Set an argument of the recipe, unless the user gives or leaves out this flag."""
@@ -155,9 +147,8 @@ class Arguments:
             return default
         word = self.word(flag)
         if not re.fullmatch(r"\d+", word):
-            raise MisfitError(
-                f"AGENT_JOB_ARGS: {self.text(flag)} takes a whole number, not '{word}'"
-            )
+            what = f"takes a whole number, not '{word}'"
+            raise MisfitError(f"AGENT_JOB_ARGS: {self.text(flag)} {what}")
         return int(word)
 
     def count(self, flag: str, default: int = 1) -> int:
@@ -167,13 +158,9 @@ class Arguments:
             raise MisfitError(f"AGENT_JOB_ARGS: {self.text(flag)} must be at least 1")
         return number
 
-    def text(self, flag: str) -> str:
-        """Return the flag with its dashes, as this version spells it."""
-        return f"--{self.name_of(flag)}"
-
-    def left_out_text(self, flag: str) -> str:
-        """Return what leaves out a flag that the recipe sets."""
-        return f"--{_NO_PREFIX}{self.name_of(flag)}"
+    def text(self, flag: str, *, left_out: bool = False) -> str:
+        """Return the flag with its dashes, as this version spells it, or what leaves it out."""
+        return f"--{_NO_PREFIX if left_out else ''}{self.name_of(flag)}"
 
     def argv(self) -> tuple[str, ...]:
         """Return the arguments: the recipe's in its order, then what only the user gave."""
@@ -210,13 +197,12 @@ def _words_of(rest: Sequence[str]) -> list[str]:
 def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
     """Refuse data without the columns that these flags name."""
     wanted = {arguments.text(flag): word for flag in flags if (word := arguments.word(flag))}
-    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
+    check_columns(asked, wanted)
 
 
 Row = tuple[str, object, str]
 """A setting of a recipe: key (`+key` if the configuration lacks it), value and reason."""
-Prefix = Literal["", "+", "++", "~"]
-_PREFIXES: tuple[Prefix, ...] = ("++", "+", "~", "")
+_PREFIXES = ("++", "+", "~", "")
 
 _KEY = re.compile(r"[A-Za-z_][\w$]*(?:[./@:-][\w$]+)*", re.ASCII)
 _PLAIN = re.compile(r"[\w/.+$%*@?|:-]+", re.ASCII)
@@ -236,7 +222,7 @@ class Override(Value):
 
     key: str
     value: str = ""  # As in the argument: quoted where necessary
-    prefix: Prefix = ""
+    prefix: str = ""
 
     def argument(self) -> str:
         """Return the argument for the command line."""
@@ -263,12 +249,12 @@ def texts(value: str) -> str:
 
 def read(argument: str) -> Override:
     """Parse one argument of the user; raise MisfitError for one that hydra refuses."""
-    prefix: Prefix = next(sign for sign in _PREFIXES if argument.startswith(sign))
+    prefix = next(sign for sign in _PREFIXES if argument.startswith(sign))
     key, equals, value = argument.removeprefix(prefix).partition("=")
     if not _KEY.fullmatch(key) or not (equals or prefix == "~"):
         raise MisfitError(
             f"AGENT_JOB_ARGS: {argument!r} is no argument for hydra: expected key=value, "
-            "+key=value, ++key=value or ~key; for a command of your own put it after --"
+            "+key=value, ++key=value or ~key"
         )
     if not _STRUCTURED.match(value) and _ENDS_A_WORD.search(_ESCAPED.sub("", value)):
         raise MisfitError(

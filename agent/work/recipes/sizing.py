@@ -99,9 +99,9 @@ OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 class Workload(Value):
     """What is trained, and on what."""
 
-    nodes: tuple[NodeSize, ...]
     layouts: tuple[Layout, ...]
     tokens: int  # The longest micro batch: prompt and answer of its samples
+    nodes: tuple[NodeSize, ...] = ()  # All with GPUs, if there are none
     samples: int = 1  # The samples of a micro batch
     model: ModelShape | None = None
     trained: int = 1  # Models with an optimizer: 2 with a critic
@@ -152,9 +152,8 @@ class Workload(Value):
 
     def text(self) -> str:
         """Return the nodes: 2×8×80 GB."""
-        is_even = len({node.gpus for node in self.nodes}) == 1
-        shape = f"{len(self.nodes)}×{self.gpus}" if is_even else f"{self.world} GPUs"
-        return f"{shape}×{self.memory} GB"
+        counts = sorted({str(node.gpus) for node in self.nodes})
+        return f"{len(self.nodes)}×{' or '.join(counts)}×{self.memory} GB"
 
 
 class Sizing(Value):
@@ -215,6 +214,7 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
     return sizing_of(
         replace(
             load,
+            nodes=load.nodes or asked.gpu_nodes,
             model=asked.basis.model,
             link=asked.basis.link,
             tensor_parallel=load.tensor_parallel or asked.tensor_parallel,
@@ -361,12 +361,8 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
     tokens = max(fit.tokens, load.tokens)
-    return Sizing(
-        *(layout, fit.engine, share, tokens, fit.within),
-        why=why,
-        notes=tuple(notes),
-        warnings=tuple(warnings),
-    )
+    said = tuple(notes), tuple(warnings)
+    return Sizing(layout, fit.engine, share, tokens, fit.within, why, *said)
 
 
 def _states_text(fit: _Fit) -> str:
@@ -396,7 +392,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
 
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
-    """Yield what it would fit: more GPUs, larger ones, more memory of the nodes."""
+    """Yield what it would fit: more GPUs, or larger ones."""
     free, first, count = replace(load, tensor_parallel=None), load.nodes[0], len(load.nodes)
     more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
     more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
@@ -409,12 +405,7 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
         if _best(replace(free, nodes=larger), model) is not None:
             yield f"with GPUs of {label} GB"
             break
-    endless = tuple(replace(node, memory=1 << 60) for node in load.nodes)
-    fit = _best(replace(free, nodes=endless), model)
-    if fit is not None and fit.host > load.host:
-        yield f"with {_gb(fit.host / _HOST_PART)} of memory in each node, by {fit.layout.name}"
 
 
 def _gb(size: float) -> str:
-    """Format bytes: 5.1 GB, 145 GB."""
     return f"{size / 1e9:.1f} GB" if size < 99.95e9 else f"{size / 1e9:,.0f} GB"
