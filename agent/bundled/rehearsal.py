@@ -288,7 +288,10 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
     problems = exercises(_PROBLEMS, options.seed)
     policy = [[0.0] * ANSWERS for _ in problems]
     for step in range(1, options.steps + 1):
-        scored = actors.step(step, samples_of(options, step, problems, policy))
+        drawn = zip(problems, map(probabilities, policy), strict=True)
+        every = [(*problem, weights) for problem, weights in drawn for _ in range(options.group)]
+        samples = [(f"{options.seed}:{step}:{at}", *one) for at, one in enumerate(every)]
+        scored = actors.step(step, samples)
         starts = range(0, len(scored), options.group)
         groups = [zip(*scored[start : start + options.group], strict=True) for start in starts]
         policy = [updated(row, *group) for row, group in zip(policy, groups, strict=True)]
@@ -296,18 +299,6 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
         at = f"step {step}/{options.steps}"
         print(f"{at} mean reward {means[-1]:.2f} nodes {len(nodes)}", flush=True)
     return means
-
-
-def samples_of(
-    options: argparse.Namespace,
-    step: int,
-    problems: Sequence[tuple[str, str]],
-    policy: Sequence[Sequence[float]],
-) -> list[Sample]:
-    """Return a step's samples, a group for each prompt; each has its own seed."""
-    groups = zip(problems, map(probabilities, policy), strict=True)
-    every = [(*problem, weights) for problem, weights in groups for _ in range(options.group)]
-    return [(f"{options.seed}:{step}:{at}", *one) for at, one in enumerate(every)]
 
 
 def rehearse(options: argparse.Namespace) -> str:

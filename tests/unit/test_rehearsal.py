@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import math
@@ -30,7 +29,6 @@ from agent.bundled.rehearsal import (
     exercises,
     main,
     probabilities,
-    samples_of,
     updated,
 )
 from reward_process import ROOT, SECONDS, reward_server
@@ -48,15 +46,6 @@ REHEARSAL = [
     "--reward-url",
     "http://127.0.0.1:9/",
 ]
-
-
-def test_samples_do_not_depend_on_the_nodes() -> None:
-    """A step's samples have seeds of their own."""
-    options = argparse.Namespace(group=16, seed=3)
-    tasks = exercises(24, 3)
-    samples = samples_of(options, 5, tasks, [[0.0] * ANSWERS for _ in tasks])
-    assert len({seed for seed, *_ in samples}) == len(samples) == 24 * 16
-    assert [(prompt, label) for _, prompt, label, _ in samples[::16]] == tasks
 
 
 def certain(*, right: bool) -> list[Sample]:

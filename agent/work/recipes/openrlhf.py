@@ -39,7 +39,6 @@ _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
 """Before it each call of the reward server is a Ray task, which takes a CPU."""
 _DOTTED: Version = (0, 10, 2)
 """The first release whose flags have dots."""
-_BATCHES_PER_ROLLOUT = 8  # 1,024 samples in batches of 128
 _WANDB = "by-WANDB_API_KEY"
 """Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
 
@@ -289,27 +288,23 @@ def train_batch(arguments: Arguments, gpus: int, target: int) -> tuple[int, int,
 
 
 def add_batches(
-    arguments: Arguments,
-    gpus: int,
-    samples: int,
-    *,
-    prompts_by_rank: bool = False,
-    per_rollout: int = _BATCHES_PER_ROLLOUT,
+    arguments: Arguments, gpus: int, samples: int, *, is_fork: bool = False
 ) -> tuple[str, ...]:
     """Set batches that fit the ranks, or refuse the user's sizes that do not; return notes.
 
     If a rollout is not whole batches, or one rank has more samples than another, ranks wait for
-    each other in a collective until NCCL's timeout. With `prompts_by_rank` every rank also gets the
-    same number of prompts.
+    each other in a collective until NCCL's timeout. In OpenRLHF-M every rank also gets the same
+    number of prompts.
     """
     size, train_micro, ranks = train_batch(arguments, gpus, 128)
     micro = arguments.count("rollout.micro_batch_size")
     samples = arguments.count("rollout.n_samples_per_prompt", samples)
     unit = lcm(size, micro * ranks)
     step = unit // gcd(unit, samples)
-    if prompts_by_rank:
+    if is_fork:
         step = lcm(step, gpus)
-    rollout = arguments.count("rollout.batch_size", nearest(per_rollout * size // samples, step))
+    near = (4 if is_fork else 8) * size // samples  # 8 batches of 128 are 1,024 samples
+    rollout = arguments.count("rollout.batch_size", nearest(near, step))
     check_multiple(arguments.text("rollout.batch_size"), rollout, step)
     arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 128")
     arguments.add("train.micro_batch_size", train_micro, why=LEAST)

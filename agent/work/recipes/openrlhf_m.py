@@ -45,9 +45,7 @@ def make(asked: RecipeInput) -> Command:
     openrlhf.add_lengths(arguments, 4096, 8000)
     sizing = openrlhf.size_engines(arguments, asked, critic=False)
     groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
-    batches = openrlhf.add_batches(
-        *(arguments, groups.total, 4), prompts_by_rank=True, per_rollout=4
-    )
+    batches = openrlhf.add_batches(arguments, groups.total, 4, is_fork=True)
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")

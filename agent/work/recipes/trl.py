@@ -57,8 +57,9 @@ _GPUS_ONLY: Version = (1, 15)
 _COMPLETION = 1024
 _SHARE = 0.3
 """Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
+_ENGINE = "vllm-tensor-parallel-size"
 _MEMORY = (
-    *("shard", "vllm-tensor-parallel-size", "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
+    *("shard", _ENGINE, "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
     *("per-device-train-batch-size", "max-completion-length", "config"),
 )
 """Flags that change the memory that a model takes."""
@@ -100,7 +101,7 @@ def make(asked: RecipeInput) -> Command:
     elif asked.version[:2] == _GPUS_ONLY:
         release = version_text(asked.version)
         raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
-    elif not world and (asked.tensor_parallel or 1) > 1:
+    elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
         raise MisfitError("AGENT_TENSOR_PARALLEL needs GPUs, and no node has one")
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
@@ -123,7 +124,7 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
         samples=answers,
         frozen=1 if beta.startswith("{") or float(beta) else 0,
         share=_SHARE,
-        tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
+        tensor_parallel=arguments.whole(_ENGINE) or None,
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
 
@@ -154,8 +155,8 @@ def _batch(arguments: Arguments, world: int) -> str:
 def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
     size, why = sizing.tensor_parallel, sizing.why
     sleeps = f"vLLM generates, and sleeps while the model trains; {why['tensor_parallel']}"
-    arguments.add("vllm-tensor-parallel-size", size, why=sleeps)
-    if not arguments.whole("vllm-tensor-parallel-size"):  # turned off by the user
+    arguments.add(_ENGINE, size, why=sleeps)
+    if not arguments.whole(_ENGINE):  # turned off by the user
         return
     counts = sorted({node.gpus for node in asked.nodes})
     if any(count % size for count in counts):
