@@ -104,7 +104,7 @@ def test_the_recipe_has_its_programs_flags() -> None:
         (asked((1,), "--per-device-train-batch-size", "3"), "is no multiple of 8"),
         (asked((0,), "--per-device-train-batch-size", "4"), "is no multiple of 8"),
         (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4, 6 GPUs"),
-        (asked((0,), tensor_parallel=2), "AGENT_TENSOR_PARALLEL needs GPUs"),
+        (asked((0,), tensor_parallel=2), "engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL)"),
     ],
 )
 def test_refusals(what: RecipeInput, said: str) -> None:

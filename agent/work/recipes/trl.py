@@ -102,7 +102,7 @@ def make(asked: RecipeInput) -> Command:
         release = version_text(asked.version)
         raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
     elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
-        raise MisfitError("AGENT_TENSOR_PARALLEL needs GPUs, and no node has one")
+        raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
         arguments.add("run-name", asked.named, why=NAMED_BY)
