@@ -25,8 +25,8 @@ SHAPES = {
     "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5"),
     "16x8": ((8,) * 16, 8, "128 GPUs = 16 engines × 8; batch 128 = 128 × 1"),
     "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16"),
-    "2x4 TP 8": ((4, 4), 8, "8 GPUs = 1 engine × 8 (each engine spans 2 nodes"),
-    "uneven": ((8, 8, 4), 2, "nodes of 8, 8, 4 GPUs count as 5 groups of 4"),
+    "2x4 TP 8": ((4, 4), 8, "nodes of 4, 4 GPUs: 8 GPUs = 1 engine × 8"),
+    "uneven": ((8, 8, 4), 2, "nodes of 8, 8, 4 GPUs: 20 GPUs = 10 engines × 2"),
     "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
 }
 

@@ -97,7 +97,7 @@ M_SHAPES = {
     "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5; rollout 120 prompts"),
     "16x8": ((8,) * 16, 1, "128 GPUs = 128 engines × 1; batch 128 = 128 × 1; rollout 128"),
     "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16; rollout 128"),
-    "uneven": ((8, 8, 4), 1, "(nodes of 8, 8, 4 GPUs count as 5 groups of 4); batch 120"),
+    "uneven": ((8, 8, 4), 1, "nodes of 8, 8, 4 GPUs: 20 GPUs = 20 engines × 1; batch 120"),
     "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
 }
 

@@ -216,13 +216,11 @@ def test_a_head_without_cpus_is_accepted_before_0_9(version: Version) -> None:
     assert arguments(make(asked("0/0,8/33", version)))["trainer.nnodes"] == "1"
 
 
-def test_notes_on_idle_gpus_and_engines_over_nodes() -> None:
-    """Idle GPUs and engines that span nodes are noted."""
+def test_notes_on_idle_gpus() -> None:
+    """Idle GPUs are noted."""
     notes = make(asked("8,8,6", tensor_parallel=4)).notes
     assert notes[0].startswith("20 GPUs = 5 engines × 4")
     assert "2 of 22 GPUs stay idle" in notes
-    notes = make(asked("2x4", tensor_parallel=8)).notes
-    assert "an engine spans 2 nodes" in notes
 
 
 def test_unknown_cpus_are_noted() -> None:

@@ -326,17 +326,15 @@ def place(
     arguments: Arguments, asked: RecipeInput, sizing: Sizing, *, critic: bool
 ) -> tuple[GpuGroups, str]:
     """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
-    found, counts = groups_of(asked.gpu_nodes), [node.gpus for node in asked.gpu_nodes]
+    counts = [node.gpus for node in asked.gpu_nodes]
     is_uneven = len(set(counts)) > 1
     shape = f"nodes of {', '.join(map(str, counts))} GPUs"
     groups, in_pairs = _group_of(arguments, asked, "actor"), any(map(arguments.given, _PAIRS))
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
-    spans = ""
-    if any(count % tensor_parallel for count in counts):
+    parts = any(count % tensor_parallel for count in counts)
+    if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):
         # the GPUs of an engine communicate in every layer: it may fill whole nodes, not parts
-        if is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel:
-            raise engines_misfit(tensor_parallel, counts)
-        spans = f" (each engine spans {tensor_parallel // counts[0]} nodes, over the network)"
+        raise engines_misfit(tensor_parallel, counts)
     if groups.total % tensor_parallel and not in_pairs:
         raise engines_misfit(tensor_parallel, (groups.gpus,) * groups.count)
     engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
@@ -352,9 +350,8 @@ def place(
     if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
-    uneven = f" ({shape} count as {found.count} groups of {found.gpus})" if is_uneven else ""
     idle = 0 if in_pairs else sum(counts) - groups.total
-    return groups, text + uneven + spans + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
+    return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
 
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:

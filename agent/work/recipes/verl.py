@@ -354,8 +354,6 @@ def _sizes(
     idle = sum(gpus) - groups.total
     if idle:
         notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")
-    if tensor_parallel > groups.gpus:
-        notes.append(f"an engine spans {tensor_parallel // groups.gpus} nodes")
     return rows, [*notes, *cpu_notes]
 
 
