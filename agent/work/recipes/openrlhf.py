@@ -35,17 +35,13 @@ ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
 
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
-_REWARD_TASKS_UNTIL: Version = (0, 9, 1)
-"""Before it each call of the reward server is a Ray task, which takes a CPU."""
-_DOTTED: Version = (0, 10, 2)
-"""The first release whose flags have dots."""
-_WANDB = "by-WANDB_API_KEY"
-"""Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
+_REWARD_TASKS_UNTIL: Version = (0, 9, 1)  # Before it calls of the reward server take a CPU each
+_DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
+_WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the environment
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
 """Flags by which a user shares GPUs between two models each, instead of all."""
-_SHARE, _SHARE_OF_PPO = 0.6, 0.5
-"""The engines' usual part of each GPU: training shares it, and the default is nearly 1."""
+_SHARE, _SHARE_OF_PPO = 0.6, 0.5  # The engines' usual part of each GPU; the default is nearly 1
 MEMORY = (
     *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
     *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),

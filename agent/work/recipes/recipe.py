@@ -175,11 +175,9 @@ class RecipeInput(Value):
     basis: JobBasis = JobBasis()  # What sizes it besides the nodes
     revision: str = ""  # AGENT_MODEL_REVISION, or ''
     args: tuple[str, ...] = ()  # The user's own arguments, which replace the recipe's
-    scores: bool = False
-    """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
+    scores: bool = False  # Whether a reward server scores; its URL is `{reward_url}`
     reward_model: str = ""  # The reward model to load on the training GPUs, or ''
-    needs_labels: bool = False
-    """True if that server is the bundled one, which compares answers with labels."""
+    needs_labels: bool = False  # Whether that server is the bundled one, which needs labels
     columns: Mapping[str, bool] | None = None
     """The columns of the training data, and whether each holds lists; None if not known."""
     infiniband: bool = False  # Whether this node has an InfiniBand device
@@ -346,11 +344,8 @@ def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
 
 
 def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:
-    """Return the number of processes with a GPU each; 0 if no node has GPUs.
-
-    A node without GPUs among others with some would start processes with another backend, and the
-    first collective would wait for them forever.
-    """
+    """Return the number of processes with a GPU each; 0 if no node has GPUs."""
+    # processes without one have another backend: the first collective would wait forever
     gpus = [node.gpus for node in nodes]
     if any(gpus) and not all(gpus):
         raise MisfitError(f"torchrun uses all nodes, and node {gpus.index(0)} has no GPU")

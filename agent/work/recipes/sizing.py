@@ -24,19 +24,16 @@ if TYPE_CHECKING:
 
 _USABLE = 0.97 * (1 << 30)
 """Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
-_COMFORT = 0.9
-"""The part of a GPU that an estimate may fill; up to all of it, with a warning, if nothing less."""
+_COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
 _ASSUMED_MEMORY = 80
 _ASSUMED_HOST = 128e9  # Memory of a node for each of its GPUs, if it is not known
 _HOST_PART = 0.85  # The part of a node's memory for offloaded states
-_ENGINE_PART = 0.25
-"""The part of a GPU that an engine's weights take before they are divided further."""
+_ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
 _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
 _SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
 _MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become faster
-_LEAST_SHARE = 0.4
-"""Of each GPU for engines, if there is room: below it they hold few sequences at once."""
+_LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
 SLOW_LINK = 1e9
@@ -106,17 +103,13 @@ class Workload(Value):
     model: ModelShape | None = None
     trained: int = 1  # Models with an optimizer: 2 with a critic
     frozen: int = 0  # References and reward models on the same GPUs
-    share: float = 0.0
-    """The part of each GPU that engines usually have; 0 without engines on these GPUs."""
+    share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
     adapters: bool = False  # Whether only adapters are trained (LoRA)
-    link: float | None = None
-    """Bits per second between nodes, by the slowest link; None if not known."""
-    within: bool | None = None
-    """Whether to gather weights within nodes; None if the network decides."""
+    link: float | None = None  # Bits per second between nodes, by the slowest link, if known
+    within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
-    given: tuple[str, ...] = ()
-    """Arguments of the user that change the memory: then a misfit is a warning."""
+    given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
 
     @property
     def gpus(self) -> int:
@@ -163,8 +156,7 @@ class Sizing(Value):
     tensor_parallel: int
     share: float  # The part of each GPU that engines have
     tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
-    within_nodes: bool = False
-    """Whether weights are gathered within each node, and only gradients cross the network."""
+    within_nodes: bool = False  # Whether only gradients cross the network, and no weights
     why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

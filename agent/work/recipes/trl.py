@@ -51,8 +51,7 @@ _FLAGS_BY_WORDS = {
 FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
 """The flags of bundled/trl_grpo.py, each with the words that it takes (see `Arguments`)."""
 
-_GPUS_ONLY: Version = (1, 15)
-"""Its Triton kernels run on GPUs only; releases before and after it also run on CPUs."""
+_GPUS_ONLY: Version = (1, 15)  # Its Triton kernels run on GPUs only, unlike other releases
 
 _COMPLETION = 1024
 _SHARE = 0.3

@@ -140,8 +140,7 @@ class Placement(Value):
     version: Version
     groups: GpuGroups
     tensor_parallel: int
-    has_servers: bool = True
-    """Whether each engine is a server process, as in verl's asynchronous rollout."""
+    has_servers: bool = True  # Whether each engine is a process, as in asynchronous rollouts
 
     def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...], stores: int) -> int:
         """Return the CPUs that a node needs beside so many stores of TransferQueue in all."""
