@@ -153,10 +153,8 @@ class JobBasis(Value):
     """What sizes a recipe besides the nodes, equal on every node of an attempt."""
 
     model: ModelShape | None = None  # None if its size is not known
-    link: Rate | None = None
-    """Bits per second between the nodes, by the slowest link; None if that does not matter."""
-    kept: ByName[str] = field(default_factory=dict)
-    """The settings on which the format of existing checkpoints depends, by name."""
+    link: Rate | None = None  # Bits per second by the slowest link; None if it does not matter
+    kept: ByName[str] = field(default_factory=dict)  # `Command.format` of existing checkpoints
     commit: str = ""  # The commit of the model in the hub's cache, '' if not known
     folder: str = ""  # The folder of that commit, if AGENT_MODEL_REVISION names it
 
@@ -178,8 +176,7 @@ class RecipeInput(Value):
     scores: bool = False  # Whether a reward server scores; its URL is `{reward_url}`
     reward_model: str = ""  # The reward model to load on the training GPUs, or ''
     needs_labels: bool = False  # Whether that server is the bundled one, which needs labels
-    columns: Mapping[str, bool] | None = None
-    """The columns of the training data, and whether each holds lists; None if not known."""
+    columns: Mapping[str, bool] | None = None  # Of the training data, and whether they hold lists
     infiniband: bool = False  # Whether this node has an InfiniBand device
     wandb: bool = False
     run_name: str = ""  # AGENT_RUN_NAME; '' for the default

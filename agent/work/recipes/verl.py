@@ -427,9 +427,8 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
 
 def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
     """Return the settings of the function that asks the reward server, unless the user has one."""
-    root = "custom_reward_function"
-    if asked.version >= (0, 7, 1):
-        root = f"reward.{root}"
+    has_section = asked.version >= (0, 7, 1)
+    root = "reward.custom_reward_function" if has_section else "custom_reward_function"
     yield from _reward_model(asked, given)
     if not asked.scores or f"{root}.path" in given:
         return
