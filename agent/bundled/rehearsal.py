@@ -4,22 +4,21 @@ A small policy, a table of logits over ten answers to each prompt, learns additi
 clipping or a reference. An actor on each node draws answers and requests their rewards; the mean
 reward rises from chance to the target, or the job names the node that failed.
 
-trl_grpo.py loads this file by its path for `RewardClient`: without Ray it needs only the standard
-library, and not the agent.
+trl_grpo.py and verl_reward.py load this file by its path for `RewardClient`: without Ray it needs
+only the standard library, and not the agent.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import http.client
 import json
 import math
 import os
 import random
-import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,21 +26,17 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
 
 FAILED, SETTINGS_WRONG = 1, 78
-_CONNECT_SECONDS = 60.0
-_ACTORS_SECONDS = 60.0
-_STEP_SECONDS = 60.0
+_CONNECT_SECONDS = 60
+_ACTOR_SECONDS = 60.0  # for its start, and for each step
 _SCORE_SECONDS = 45.0  # a restart of the reward server fits, and the actor can still report why
-_NOISE = re.compile(r"(?m)^\s+(?:class_name|actor_id|pid|namespace|ip): .*$")
-_START_ONE = (
-    "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
-)
+_START_ONE = "start it with `ray start --head`, or let `pod-agent` boot it and submit this"
 
 
 # --- rewards --------------------------------------------------------------------------------------
@@ -70,10 +65,18 @@ class RewardClient:
     """Requests rewards from one server, which may be down for some seconds."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        self._url, self._seconds = url, seconds
+        self._seconds = seconds
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        self._url = parts._replace(netloc=host).geturl()
+        self._name = f"{parts.scheme}://{host}{parts.path}"  # without secrets, for messages
+        self._headers = {"Content-Type": "application/json"}
         token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
-        login = {"Authorization": f"Bearer {token}"} if token else {}
-        self._headers = {"Content-Type": "application/json", **login}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif login:
+            encoded = base64.b64encode(unquote(login).encode()).decode()
+            self._headers["Authorization"] = f"Basic {encoded}"
         # The server is within the cluster: an environment's proxy is not meant for it.
         proxies = urllib.request.ProxyHandler({})
         self._opener = urllib.request.build_opener(proxies, _NoRedirects)
@@ -91,7 +94,7 @@ class RewardClient:
             except _BusyError as busy:
                 why, least = busy.args
             if time.monotonic() + least + pause >= until:
-                sentence = f"{self._url} returned no rewards for {self._seconds:g} s: {why}"
+                sentence = f"{self._name} returned no rewards for {self._seconds:g} s: {why}"
                 raise RewardError(f"{sentence}; is it up, at an address that this node can reach?")
             # Jittered, so that the retries of all processes do not arrive at the same time.
             time.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
@@ -106,7 +109,7 @@ class RewardClient:
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
-                raise RewardError(f"{self._url} refuses to score: {text}") from error
+                raise RewardError(f"{self._name} refuses to score: {text}") from error
             wish = error.headers.get("Retry-After", "")
             pause = min(float(wish), _LONGEST_PAUSE) if wish.isdecimal() else 0.0
             raise _BusyError(text, pause) from error
@@ -120,7 +123,7 @@ class RewardClient:
             return [float(one) for one in rewards]
         text = body[:200].decode(errors="replace")
         expected = f"`rewards` with {count} finite numbers"
-        raise RewardError(f"{self._url} replied {text!r}, and not {expected}")
+        raise RewardError(f"{self._name} replied {text!r}, and not {expected}")
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -143,23 +146,16 @@ class Node(NamedTuple):
 
 def connect(least: int) -> list[Node]:
     """Connect to the cluster as a driver; return its alive nodes in a fixed order."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.rpartition(":")
-    if host and "/" not in address and port.isdigit():  # Ray's own client takes a minute
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except (OSError, OverflowError) as problem:
-            why = f"no Ray cluster answers at RAY_ADDRESS={address} ({problem}): {_START_ONE}"
-            raise RehearsalError(why, SETTINGS_WRONG) from None
     import ray  # noqa: PLC0415 # a third of a second that --help need not pay
 
-    with _deadline(_CONNECT_SECONDS, f"Ray at {address or 'auto'} did not answer", SETTINGS_WRONG):
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-            alive = [node for node in ray.nodes() if node["Alive"]]
-        except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
-            why = f"no Ray cluster to join ({' '.join(str(problem).split())[:300]}): {_START_ONE}"
-            raise RehearsalError(why, SETTINGS_WRONG) from None
+    signal.alarm(_CONNECT_SECONDS)  # Ray tries for minutes
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        alive = [node for node in ray.nodes() if node["Alive"]]
+    except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
+        why = f"no Ray cluster to join ({' '.join(str(problem).split())[:300]}): {_START_ONE}"
+        raise RehearsalError(why, SETTINGS_WRONG) from None
+    signal.alarm(0)
     nodes = sorted(Node(node["NodeManagerAddress"], node["NodeID"]) for node in alive)
     if len(nodes) < least:
         there = ", ".join(node.ip for node in nodes)
@@ -167,13 +163,8 @@ def connect(least: int) -> list[Node]:
     return nodes
 
 
-def named(ips: Sequence[str]) -> str:
-    """Return the names of nodes for a message."""
-    return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
-
-
-RolloutShare = tuple[str, str, list[float], list[str]]
-"""A prompt, its label, the answers' probabilities and a seed for each answer that a node draws."""
+Sample = tuple[str, str, str, list[float]]
+"""The seed of an answer, its prompt and label, and the probabilities of the answers."""
 
 
 class Rollout:
@@ -182,26 +173,19 @@ class Rollout:
     def __init__(self, reward_url: str, seconds: float = _SCORE_SECONDS) -> None:
         self._client = RewardClient(reward_url, seconds)
 
-    def ready(self) -> bool:
-        """Confirm that the actor runs."""
-        return True
-
-    def step(self, shares: Sequence[RolloutShare]) -> object:
-        """Draw and score one step's shares; return a sentence on failure."""
-        drawn: list[list[int]] = []
+    def step(self, samples: Sequence[Sample]) -> list[tuple[int, float]] | str:
+        """Draw and score answers; return each with its reward, or a sentence on failure."""
+        drawn = []
         asked: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
-        for prompt, label, weights, seeds in shares:
-            everything = range(len(weights))
-            drawn.append([random.Random(seed).choices(everything, weights)[0] for seed in seeds])  # noqa: S311 # no secret
-            for answer in drawn[-1]:
-                asked["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{answer}}}.")
-                asked["prompts"].append(prompt)
-                asked["labels"].append(label)
+        for seed, prompt, label, weights in samples:
+            drawn += random.Random(seed).choices(range(len(weights)), weights)  # noqa: S311 # no secret
+            asked["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{drawn[-1]}}}.")
+            asked["prompts"].append(prompt)
+            asked["labels"].append(label)
         try:
-            rewards = iter(self._client.rewards(asked))
+            return list(zip(drawn, self._client.rewards(asked), strict=True))
         except RewardError as error:
             return str(error)
-        return [(group, [next(rewards) for _ in group]) for group in drawn]
 
 
 class Actors:
@@ -221,25 +205,29 @@ class Actors:
             there = NodeAffinitySchedulingStrategy(node.id, soft=False)
             made = actor_class.options(num_cpus=0, scheduling_strategy=there).remote(reward_url)
             self._actors.append(made)
-        calls = [actor.ready.remote() for actor in self._actors]
-        self._gather(calls, _ACTORS_SECONDS, "the rehearsal: its actor did not start")
+        calls = [actor.__ray_ready__.remote() for actor in self._actors]
+        self._gather(calls, "the rehearsal: its actor did not start")
 
-    def step(self, step: int, shares: Sequence[Sequence[RolloutShare]]) -> list[list[Any]]:
-        """Draw and score shares on each node; return answers and rewards in order."""
-        calls = [one.step.remote(own) for one, own in zip(self._actors, shares, strict=True)]
-        return self._gather(calls, _STEP_SECONDS, f"step {step}")
+    def step(self, step: int, samples: Sequence[Sample]) -> list[tuple[int, float]]:
+        """Draw and score an equal part of the samples on each node; return all in order."""
+        count, scored = len(self._actors), [(0, 0.0)] * len(samples)
+        calls = [actor.step.remote(samples[i::count]) for i, actor in enumerate(self._actors)]
+        for i, reply in enumerate(self._gather(calls, f"step {step}")):
+            scored[i::count] = reply
+        return scored
 
-    def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:
+    def _gather(self, calls: list[Any], part: str) -> list[Any]:
         """Wait for the replies of all nodes; raise RehearsalError with the nodes that failed."""
-        with _deadline(seconds + 10, f"Ray did not answer in {part}"):
-            done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
-            replies = [self._reply(call) if call in done else None for call in calls]
+        done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=_ACTOR_SECONDS)
+        replies = [self._reply(call) if call in done else None for call in calls]
         reasons: dict[str, list[str]] = {}
         for node, reply in zip(self._nodes, replies, strict=True):
             if reply is None or isinstance(reply, str):
-                reason = reply or f"no answer within {seconds:g} s"
+                reason = reply or f"no answer within {_ACTOR_SECONDS:g} s"
                 reasons.setdefault(reason, []).append(node.ip)
-        failures = [f"{named(ips)} took no part in {part}: {why}" for why, ips in reasons.items()]
+        failures = [
+            f"nodes {', '.join(ips)} took no part in {part}: {why}" for why, ips in reasons.items()
+        ]
         if failures:
             raise RehearsalError("; ".join(failures))
         return replies
@@ -248,25 +236,7 @@ class Actors:
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayError as problem:
-            message = _NOISE.sub("", str(problem).partition("Some common causes")[0])
-            return f"{type(problem).__name__}: {' '.join(message.split())[:300]}"
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float, sentence: str, code: int = FAILED) -> Iterator[None]:
-    """Exit the process if a Ray call blocks forever, since it cannot be interrupted."""
-
-    def end() -> None:
-        print(f"rehearsal: {sentence} within {seconds:g} s", file=sys.stderr, flush=True)
-        os._exit(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+            return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
 
 
 ANSWERS = 10  # every sum is one digit, so one guess in ten is right
@@ -311,117 +281,63 @@ def updated(
     return row
 
 
-class History(NamedTuple):
-    """The results by step."""
-
-    rewards: list[float]
-    samples: list[int]
-
-    def last(self) -> float:
-        """Return the mean reward of the last steps, which has to reach the target."""
-        recent = self.rewards[-_LAST_STEPS:]
-        return sum(recent) / len(recent) if recent else 0.0
-
-
-def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
-    """Run the steps: sample and score on every node, update here."""
+def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
+    """Run the steps: sample and score on every node, update here; return the mean rewards."""
+    means: list[float] = []
     actors = Actors(nodes, options.reward_url)
     problems = exercises(_PROBLEMS, options.seed)
     policy = [[0.0] * ANSWERS for _ in problems]
     for step in range(1, options.steps + 1):
-        dealt = shares(options, step, problems, policy, len(nodes))
-        replies = actors.step(step, [[share for _, share in own] for own in dealt])
-        answers: list[list[int]] = [[] for _ in problems]
-        rewards: list[list[float]] = [[] for _ in problems]
-        for rank, (own, reply) in enumerate(zip(dealt, replies, strict=True)):
-            for (problem, _), (drawn, worth) in zip(own, reply, strict=True):
-                answers[problem] += drawn
-                rewards[problem] += worth
-                history.samples[rank] += len(drawn)
-        policy = list(map(updated, policy, answers, rewards))
-        mean = sum(map(sum, rewards)) / sum(map(len, rewards))
-        history.rewards.append(mean)
-        print(f"step {step}/{options.steps} mean reward {mean:.2f} nodes {len(nodes)}", flush=True)
-
-
-def shares(
-    options: argparse.Namespace,
-    step: int,
-    problems: Sequence[tuple[str, str]],
-    policy: Sequence[Sequence[float]],
-    count: int,
-) -> list[list[tuple[int, RolloutShare]]]:
-    """Distribute a step's samples evenly; each has its own seed, whatever the number of nodes."""
-    total = len(problems) * options.group
-    weights = [probabilities(logits) for logits in policy]
-    dealt = []
-    for rank in range(count):
-        mine: dict[int, RolloutShare] = {}
-        for sample in range(rank * total // count, (rank + 1) * total // count):
-            at = sample // options.group
-            prompt, label = problems[at]
-            share = mine.setdefault(at, (prompt, label, weights[at], []))
-            share[3].append(f"{options.seed}:{step}:{sample}")
-        dealt.append([*mine.items()])
-    return dealt
+        drawn = zip(problems, map(probabilities, policy), strict=True)
+        every = [(*problem, weights) for problem, weights in drawn for _ in range(options.group)]
+        samples = [(f"{options.seed}:{step}:{at}", *one) for at, one in enumerate(every)]
+        scored = actors.step(step, samples)
+        starts = range(0, len(scored), options.group)
+        groups = [zip(*scored[start : start + options.group], strict=True) for start in starts]
+        policy = [updated(row, *group) for row, group in zip(policy, groups, strict=True)]
+        means.append(sum(reward for _, reward in scored) / len(scored))
+        at = f"step {step}/{options.steps}"
+        print(f"{at} mean reward {means[-1]:.2f} nodes {len(nodes)}", flush=True)
+    return means
 
 
 def rehearse(options: argparse.Namespace) -> str:
     """Connect, train and write the curve; return the final sentence."""
     begun = time.monotonic()
-    with _writing():
+    try:
         options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
     nodes = connect(options.nodes)
     samples = _PROBLEMS * options.group
     if len(nodes) > samples:
-        why = f"{len(nodes)} nodes share {samples} samples a step, so some would have none"
-        raise RehearsalError(f"{why}: raise --group")
-    where = named([node.ip for node in nodes])
+        raise RehearsalError(f"{len(nodes)} nodes share {samples} samples: raise --group")
+    where = f"nodes {', '.join(node.ip for node in nodes)}"
     print(f"rehearsing on {where}", file=sys.stderr, flush=True)
-    history = History([], [0] * len(nodes))
-    try:
-        learn(options, nodes, history)
-    finally:
-        if history.rewards:
-            write_curve(options, nodes, history)
-    # Ray merges stderr and stdout of a job into one file: this must not look like a step line
-    measured = f"{history.last():.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
-    curve = options.out / "curve.json"
-    if history.last() >= options.target:
-        spent = f"{sum(history.samples)} samples on {where} in {time.monotonic() - begun:.1f} s"
-        return f"the mean is {measured}; {spent}; see {curve}"
-    look = f"see {curve}; raise --steps or --group"
-    if max(history.rewards) == min(history.rewards):
-        look = (
-            f"it never changed; does {options.reward_url} score `The answer is \\boxed{{7}}` for "
-            "`What is 3+4?` with label 7 higher than a wrong answer?"
-        )
-    raise RehearsalError(f"the mean was {measured}: {look}")
-
-
-def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
-    """Write curve.json, by renaming a complete file."""
-    done = len(history.rewards)
-    drawn = zip(nodes, history.samples, strict=True)
-    record = {
-        "steps": list(range(1, done + 1)),
-        "mean_reward": history.rewards,
-        "nodes": [{"ip": node.ip, "samples": samples} for node, samples in drawn],
+    means = learn(options, nodes)
+    recent = means[-_LAST_STEPS:]
+    mean = sum(recent) / len(recent)
+    curve = {
+        "steps": list(range(1, options.steps + 1)),
+        "mean_reward": means,
+        "nodes": [
+            {"ip": node.ip, "samples": options.steps * len(range(i, samples, len(nodes)))}
+            for i, node in enumerate(nodes)
+        ],
         "target": options.target,
-        "passed": done == options.steps and history.last() >= options.target,
+        "passed": mean >= options.target,
     }
-    draft = options.out / f".curve.json.{os.getpid()}"
-    with _writing():
-        draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        draft.replace(options.out / "curve.json")
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
+    file = options.out / "curve.json"
+    file.write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
+    # Ray merges stderr and stdout of a job into one file: this must not look like a step line
+    measured = f"{mean:.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
+    if mean >= options.target:
+        spent = f"{samples * options.steps} samples on {where} in {time.monotonic() - begun:.1f} s"
+        return f"the mean is {measured}; {spent}; see {file}"
+    raise RehearsalError(
+        f"the mean was {measured}: see {file}; raise --steps or --group, if {options.reward_url} "
+        "scores `\\boxed{7}` for `What is 3+4?` with label 7 higher than a wrong answer"
+    )
 
 
 def _end_on_signals() -> None:
@@ -430,13 +346,15 @@ def _end_on_signals() -> None:
     A thread waits for them, because ray.init replaces handlers (Ray 2.40 to 2.60 exit with 15), and
     because a handler would not run while the main thread is inside Ray.
     """
-    ends = {signal.SIGTERM, signal.SIGINT}
+    ends = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 
     def wait() -> None:
         number = signal.sigwait(ends)
-        print(f"rehearsal: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        os._exit(128 + number)
+        is_late = number == signal.SIGALRM
+        why = f"no Ray: {_START_ONE}" if is_late else f"stopped by {signal.Signals(number).name}"
+        print(f"rehearsal: {why}", file=sys.stderr, flush=True)
+        os._exit(SETTINGS_WRONG if is_late else 128 + number)
 
     threading.Thread(target=wait, daemon=True, name="signals").start()
 
@@ -447,9 +365,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--reward-url", required=True, help="the reward server, as each node reaches it")
-    add("--nodes", type=_at_least(1), default=1, help="nodes that must take part (%(default)s)")
-    add("--steps", type=_at_least(1), default=40, help="(%(default)s)")
-    add("--group", type=_at_least(2), default=16, help="samples per prompt (%(default)s)")
+    add("--nodes", type=int, default=1, help="nodes that must take part (%(default)s)")
+    add("--steps", type=int, default=40, help="(%(default)s)")
+    add("--group", type=int, default=16, help="samples per prompt (%(default)s)")
     add("--seed", type=int, default=0, help="(%(default)s)")
     out = Path("rehearsal-out")
     add("--out", type=Path, default=out, help="folder of curve.json (./%(default)s)")
@@ -457,26 +375,15 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if urlsplit(options.reward_url).scheme not in ("http", "https"):
         parser.error(f"--reward-url: expected http://… or https://…, got {options.reward_url!r}")
-    if not math.isfinite(options.target):
-        parser.error("--target: expected a finite number")
+    for name, least in (("nodes", 1), ("steps", 1), ("group", 2)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name}: expected a whole number from {least} on")
     return options
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on")
-        return int(text)
-
-    return number
 
 
 def main(argv: list[str]) -> int:
     """Run: 0 when the target is reached, 1 when not, 2 and 78 for errors to fix first."""
-    try:
-        options = _arguments(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
+    options = _arguments(argv)
     _end_on_signals()
     try:
         sentence = rehearse(options)

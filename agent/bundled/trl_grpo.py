@@ -47,13 +47,6 @@ _SHARDS: dict[str, dict[str, str]] = {
     "offload": {**_FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
 }
 """What `accelerate launch` sets for TRL's own configuration fsdp2.yaml."""
-_PASSED_ON = {
-    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("max_completion_length", "max_steps", "num_train_epochs", "learning_rate"),
-    *("temperature", "beta", "seed", "save_steps", "save_total_limit"),
-}
-"""Arguments that are fields of GRPOConfig."""
-_PASSED_TO_VLLM = ("vllm_tensor_parallel_size", "vllm_gpu_memory_utilization")
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -127,11 +120,6 @@ def train(options: argparse.Namespace) -> None:
     from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
     from trl import GRPOTrainer  # noqa: PLC0415 - as above
 
-    if options.vllm_tensor_parallel_size and importlib.util.find_spec("vllm") is None:
-        raise TrainerSetupError(
-            "vLLM is not installed: pip install 'trl[vllm]', or leave out "
-            "--vllm-tensor-parallel-size, and transformers generates, slowly"
-        )
     config = config_of(options)
     last = agreed(last_checkpoint(Path(options.checkpoints)))
     evaluated = None
@@ -161,7 +149,7 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
     from trl import GRPOConfig  # noqa: PLC0415 - as above
 
     known = {field.name for field in dataclasses.fields(GRPOConfig)}
-    fields = {name: value for name, value in vars(options).items() if name in _PASSED_ON}
+    fields = {name: value for name, value in vars(options).items() if name in known}
     fields |= {
         "output_dir": options.checkpoints,
         "logging_steps": 1,
@@ -172,19 +160,17 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
     if options.cpu:
         fields |= {"use_cpu": True, "bf16": False, "ddp_backend": "gloo"}
     if options.eval_data:
-        fields |= {"eval_strategy": "steps", "eval_steps": options.eval_steps, "do_eval": True}
+        fields |= {"eval_strategy": "steps", "do_eval": True}
         fields |= {"per_device_eval_batch_size": options.num_generations}
     if options.vllm_tensor_parallel_size:
         longest = options.vllm_prompt_tokens + options.max_completion_length
         fields |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-        fields |= {name: vars(options)[name] for name in _PASSED_TO_VLLM}
         fields |= {"vllm_max_model_length": longest}
+    else:
+        del fields["vllm_tensor_parallel_size"]
     if options.shard != "none" and not options.cpu:
         # FSDP keeps float32 for the optimizer; every process loads half as much
         fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
-    if options.wandb and importlib.util.find_spec("wandb") is None:
-        why = "--wandb needs the package wandb: pip install wandb, or leave out --wandb"
-        raise TrainerSetupError(why)
     fields |= further(options.config, known)
     try:
         return GRPOConfig(**fields)
@@ -212,11 +198,8 @@ def prompts_of(options: argparse.Namespace, data: str, split: str) -> Any:  # no
     wanted = [key for key in (options.prompt_key, options.label_key) if key]
     missing = [key for key in wanted if key not in rows.column_names]
     if missing:
-        why = (
-            f"{data} has no column {' and no '.join(missing)}, only {', '.join(rows.column_names)}"
-        )
-        remedy = "name them by --prompt-key and --label-key ('' for no answers)"
-        raise TrainerSetupError(f"{why}: {remedy}")
+        why = f"{data} has no column {' and no '.join(missing)}, only {rows.column_names}"
+        raise TrainerSetupError(f"{why}: name them by --prompt-key and --label-key ('' for none)")
     if options.prompt_key != "prompt":
         if "prompt" in rows.column_names:
             rows = rows.remove_columns("prompt")
@@ -289,9 +272,8 @@ def agreed(last: str | None) -> str | None:
     distributed.all_gather_object(seen, last)
     if len(set(seen)) == 1:
         return last
-    others = " and ".join(sorted({str(one or "none") for one in seen[1:]} - {seen[0]}))
     raise TrainerSetupError(
-        f"process 0 sees {seen[0] or 'no checkpoint'} and others {others}: "
+        f"processes see different checkpoints ({', '.join(sorted({str(one) for one in seen}))}): "
         "--checkpoints must be a folder on a disk that all nodes share"
     )
 
@@ -325,7 +307,6 @@ class Rewards:
 
 
 def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages
-    """Return a prompt or an answer as text."""
     if isinstance(words, str):
         return words
     return "\n".join(str(message.get("content") or "") for message in words)

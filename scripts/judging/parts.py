@@ -178,7 +178,7 @@ def digest(part: Part) -> str:
             total.update(
                 f"{one.recipe} {one.nodes} {one.how} {told}".replace(str(REPO), "").encode()
             )
-    ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py",)}
+    ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py", "rehearsal.py")}
     bundled = [REPO / "agent/bundled" / name for name in ours.get(part.framework, ())]
     for file in [*judges(part), *bundled]:
         total.update(file.read_bytes() if file.exists() else b"")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.work.recipes.arguments import Arguments, Program
+from agent.work.recipes.arguments import Arguments
 from agent.work.recipes.recipe import MisfitError
 
 FLAGS = {
@@ -23,12 +23,17 @@ FLAGS = {
     "modules": "*",
     "files": "+",
 }
-PROGRAM = Program("train of Demo 1.0", FLAGS, {"train.batch": "train_batch_size"})
+SPELLING = {"train.batch": "train_batch_size"}
+
+
+def taken(*given: str) -> Arguments:
+    """Return the arguments of a small program with what a user gave."""
+    return Arguments("train of Demo 1.0", FLAGS, SPELLING, *given)
 
 
 def made(*given: str) -> Arguments:
     """Return the arguments of a small recipe with what a user gave."""
-    arguments = Arguments(PROGRAM, given)
+    arguments = taken(*given)
     arguments.add("train.batch", 128, why="sized")
     arguments.add("bf16")
     return arguments
@@ -70,12 +75,12 @@ def test_given_arguments_replace(given: tuple[str, ...], argv: str) -> None:
         (("--train_batch", "1"), "did you mean --train_batch_size?"),
         (("--lr",), "--lr takes one value, not none"),
         (("--lr", "1", "2"), "--lr takes one value, not 1 2"),
-        (("--betas", "1"), "--betas takes 2 values, not 1"),
-        (("--betas=1",), "--betas takes 2 values, not 1"),
+        (("--betas", "1"), "--betas takes two values, not 1"),
+        (("--betas=1",), "--betas takes two values, not 1"),
         (("--files",), "--files takes one value or more, not none"),
         (("--bf16", "true"), "--bf16 takes no value, not true"),
         (("--bf16=true",), "--bf16 takes no value, not true"),
-        (("--no-lr",), "does not set --lr"),
+        (("--no-lr",), "--no-lr leaves out a flag that the recipe does not set"),
         (("--no-bf16=1",), "takes no value"),
         (("--no-nothing",), "has no flag --nothing"),
         (("lr", "1"), "'lr' belongs to no flag"),
@@ -162,10 +167,10 @@ def test_argparse_agrees(words: list[str]) -> None:
             theirs = vars(parser.parse_args(words))
     except SystemExit:
         with pytest.raises(MisfitError):
-            Arguments(PROGRAM, words).argv()
+            taken(*words).argv()
         return
     try:
-        ours = vars(parser.parse_args(list(Arguments(PROGRAM, words).argv())))
+        ours = vars(parser.parse_args(list(taken(*words).argv())))
     except MisfitError:
         assert "--" in words, f"{words} would have been taken"
         return

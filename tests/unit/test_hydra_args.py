@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes.arguments import Override, merge, quoted, read, texts
+from agent.work.recipes.arguments import Override, merged, quoted, read, texts
 from agent.work.recipes.recipe import MisfitError
 
 KEYS = st.sampled_from(["a", "a.b", "trainer.nnodes", "+a", "++a.b", "~a", "~a.b"])
@@ -120,7 +120,7 @@ def test_a_refusal_has_the_quoted_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "users", "merged"),
+    ("own", "users", "arguments"),
     [
         (["a=1", "b=2"], ["a=3"], ["a=3", "b=2"]),
         (["a=1"], ["c=3", "c=4"], ["a=1", "c=4"]),
@@ -136,24 +136,24 @@ def test_a_refusal_has_the_quoted_form() -> None:
     ],
 )
 def test_a_users_argument_replaces_the_recipes(
-    own: list[str], users: list[str], merged: list[str]
+    own: list[str], users: list[str], arguments: list[str]
 ) -> None:
     """In its place, once, and with the prefix that the configuration needs."""
-    made = merge(map(read, own), map(read, users))
-    assert [override.argument() for override in made] == merged
+    rows = [(key, value, "why") for key, _, value in (row.partition("=") for row in own)]
+    made, why = merged(rows, map(read, users))
+    assert list(made) == arguments
+    assert set(why) == {read(argument).key for argument in arguments}
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 9))), st.lists(st.tuples(KEYS, st.integers(0, 9))))
 def test_no_key_occurs_twice(own: list[tuple[str, int]], users: list[tuple[str, int]]) -> None:
     """Each key occurs once, with the user's last value."""
-
-    def overrides(given: list[tuple[str, int]]) -> list[Override]:
-        return [read(key if key[0] == "~" else f"{key}={value}") for key, value in given]
-
-    made = merge(overrides(own), overrides(users))
+    rows = [(key.replace("++", "+"), value, "why") for key, value in own if key[0] != "~"]
+    given = [read(key if key[0] == "~" else f"{key}={value}") for key, value in users]
+    made = [read(argument) for argument in merged(rows, given)[0]]
     values = [override.key for override in made if override.prefix != "~"]
     assert len(values) == len(set(values))
-    for override in overrides(users)[-1:]:
+    for override in given[-1:]:
         standing = [one for one in made if one.key == override.key and one.prefix != "~"]
         assert [one.value for one in standing] == (
             [] if override.prefix == "~" else [override.value]

@@ -25,8 +25,8 @@ SHAPES = {
     "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5"),
     "16x8": ((8,) * 16, 8, "128 GPUs = 16 engines × 8; batch 128 = 128 × 1"),
     "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16"),
-    "2x4 TP 8": ((4, 4), 8, "8 GPUs = 1 engine × 8 (each engine spans 2 nodes"),
-    "uneven": ((8, 8, 4), 2, "nodes of 8, 8 and 4 GPUs count as 5 groups of 4"),
+    "2x4 TP 8": ((4, 4), 8, "nodes of 4, 4 GPUs: 8 GPUs = 1 engine × 8"),
+    "uneven": ((8, 8, 4), 2, "nodes of 8, 8, 4 GPUs: 20 GPUs = 10 engines × 2"),
     "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
 }
 
@@ -56,14 +56,14 @@ def asked(  # noqa: PLR0913 - as many as a table varies
     )
 
 
-FLAT = openrlhf.program("train_ppo_ray", "ppo", (0, 9, 10))
+FLAT = openrlhf.arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked((8,), (0, 9, 10)))
 """A release whose flags have no dots."""
 
 
 def number(command: Command, flag: str) -> int:
     """Return the number of a flag by its dotted name, whatever the version calls it."""
     flags = flags_of(command)
-    words = flags[flag] if flag in flags else flags[FLAT.spelling_of(flag)]
+    words = flags[flag] if flag in flags else flags[FLAT.name_of(flag)]
     return int(words[0])
 
 
@@ -89,7 +89,7 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
     """Flags are those of the version, sizes are divisible, and the note has the arithmetic."""
     gpus, tensor_parallel, told = SHAPES[shape]
     command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
-    known = openrlhf.flags_of("ppo", version)
+    known = openrlhf.flags_of("ppo", version)[0]
     for flag, words in flags_of(command).items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     check_sizes(command, sum(gpus))
@@ -117,13 +117,13 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
     samples: int,
 ) -> None:
     """Any nodes and batches of the user give a command that fits, or a refusal."""
-    program = openrlhf.program("train_ppo_ray", "ppo", version)
+    program = openrlhf.arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked((8,), version))
     flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
     args = [
         word
         for flag, value in flags
         if value
-        for word in (f"--{program.spelling_of(flag)}", str(value))
+        for word in (f"--{program.name_of(flag)}", str(value))
     ]
     what = asked(tuple(gpus), version, *args, recipe=recipe, tensor_parallel=tensor_parallel)
     having = [count for count in gpus if count]
@@ -140,11 +140,14 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
     ("what", "said"),
     [
         (asked((0, 0)), "no node has one"),
-        (asked((6, 6), tensor_parallel=4), "set AGENT_TENSOR_PARALLEL to 1 or 2 or 3 or 6"),
-        (asked((8, 4), tensor_parallel=8), "nodes of 8 and 4 GPUs cannot hold engines of 8"),
-        (asked((4, 4, 4), tensor_parallel=8), "cannot hold engines of 8"),
-        (asked((8,), cpus=6), "node 0 has 8 GPUs and only 6 CPUs"),
-        (asked((8,), (0, 8, 11), cpus=8), "calls of the reward server take one more"),
+        (
+            asked((6, 6), tensor_parallel=4),
+            "engines of 4 GPUs do not fit nodes of 6, 6 GPUs: set AGENT_TENSOR_PARALLEL",
+        ),
+        (asked((8, 4), tensor_parallel=8), "engines of 8 GPUs do not fit nodes of 8, 4 GPUs"),
+        (asked((4, 4, 4), tensor_parallel=8), "engines of 8 GPUs do not fit nodes of 4, 4, 4 GPUs"),
+        (asked((8,), cpus=6), "node 0 has 6 of 8 CPUs"),
+        (asked((8,), (0, 8, 11), cpus=8), "calls of the reward server take one more CPU"),
         (asked((8,), scores=False), "no source of rewards"),
         (asked((8,), (0, 11, 2), "--train.batch_size", "100"), "nearest that is: 104"),
         (asked((8,), (0, 9, 10), "--rollout_batch_size", "100"), "no multiple of 16"),
@@ -160,7 +163,7 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
             asked((8,), (0, 11, 2), "--no-train.colocate_all"),
             "24 GPUs are needed (actor 8, ref 8, engines 8) and 8 joined",
         ),
-        (asked((8,), (0, 9, 10), "--async_train"), "add --no-vllm_enable_sleep"),
+        (asked((8,), (0, 9, 10), "--async_train"), "--async_train wants --no-vllm_enable_sleep"),
         (
             asked((8,), (0, 9, 10), "--async_train", "--no-vllm_enable_sleep"),
             "16 GPUs are needed (actor 8, engines 8)",
@@ -256,14 +259,13 @@ def test_numbers_of_argparse() -> None:
 
 def test_flags_by_release() -> None:
     """A release has the flags that were added up to it and not removed."""
-    flags = {v: openrlhf.flags_of("sft", v) for v in ((0, 8, 0), (0, 9, 2), (0, 10, 2))}
+    flags = {v: openrlhf.flags_of("sft", v)[0] for v in ((0, 8, 0), (0, 9, 2), (0, 10, 2))}
     assert [("bf16" in known) for known in flags.values()] == [True, False, False]
     assert [("param_dtype" in known) for known in flags.values()] == [False, True, False]
     assert [known.get("train.seed") for known in flags.values()] == [None, None, "1i"]
     assert flags[0, 8, 0]["adam_betas"] == "2f"
     assert "beta" not in flags[0, 8, 0]
-    assert openrlhf.flags_of("dpo", (0, 8, 0))["beta"] == "1f"
-    assert openrlhf.flags_of("sft", (0, 7, 9)) == {}
+    assert openrlhf.flags_of("dpo", (0, 8, 0))[0]["beta"] == "1f"
 
 
 def test_batches_by_tokens_give_way_to_micro_batches() -> None:
@@ -338,7 +340,7 @@ def test_a_reward_model() -> None:
     assert flags["reward.num_nodes"] == ("2",)
     assert "reward.remote_url" not in flags
     assert "data.label_key" not in flags
-    with pytest.raises(MisfitError, match="by a reward server only: unset it"):
+    with pytest.raises(MisfitError, match="wants a reward server"):
         openrlhf.make(replace(what, eval_data="/data/eval.jsonl"))
 
 

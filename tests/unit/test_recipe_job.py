@@ -77,7 +77,7 @@ def test_an_unknown_version_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "near"), [("0.7.0", "0.8.0"), ("0.10.0", "0.9.1")])
 def test_the_refusal_names_the_release_to_install(text: str, near: str) -> None:
     """It is the nearest known one."""
-    with pytest.raises(UnknownVersionError, match=f"{text}, which is not known: install {near};"):
+    with pytest.raises(UnknownVersionError, match=f"'{text}': install {near};"):
         choose(VERSIONS, text)
 
 

@@ -88,7 +88,7 @@ def test_settings_follow_from_memory(
 @pytest.mark.parametrize(
     ("recipe", "shape", "size", "why"),
     [
-        ("openrlhf-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB"),
+        ("openrlhf-grpo", "3x8x80", "7.6B", "7.6 B × 18 bytes / 24 GPUs = 5.7 GB"),
         ("openrlhf-grpo", "3x8x80", "7.6B", "engine 0.6 × 80 GB"),
         ("verl-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB"),
         ("openrlhf-grpo", "2x8x80", "32B", "64.0 GB of weights / 4 = 16.0 GB of 80 GB"),
@@ -133,8 +133,8 @@ PAIRS = (
 @pytest.mark.parametrize(
     ("size", "engines", "settings", "why"),
     [
-        ("7B", "8", {TP: "1", OFFLOAD: None}, "ZeRO-3: 7 B × 16 bytes / 4 GPUs = 28.0 GB"),
-        ("32B", "2", {TP: "4", OFFLOAD: "on"}, "32 B × 4 bytes / 4 GPUs = 32.0 GB"),
+        ("7B", "8", {TP: "1", OFFLOAD: None}, "ZeRO-3: 7 B × 18 bytes / 4 GPUs = 31.5 GB"),
+        ("32B", "2", {TP: "4", OFFLOAD: "on"}, "32 B × 6 bytes / 4 GPUs = 48.0 GB"),
         ("70B", "1", {TP: "8", OFFLOAD: "on"}, "takes the least memory"),
     ],
 )
@@ -167,7 +167,7 @@ def test_the_command_line(
     words = ["recipe", "openrlhf-ppo", "--nodes", "1", "--gpus", "8", "--json"]
     assert main([*words, "--gpu-memory", "80GB", "--model-size", "8B"]) == 0
     made = json.loads(capfd.readouterr().out)
-    assert "8 B × 18 bytes / 8 GPUs = 18.0 GB" in made["why"][f"--{STAGE}"]
+    assert "8 B × 20 bytes / 8 GPUs = 20.0 GB" in made["why"][f"--{STAGE}"]
     assert main([*words, "--gpu-memory", "24", "--model-size", "72B"]) == 78
     assert "72 B on 1×8×24 GB: no: " in capfd.readouterr().err
     for wrong in (["--gpu-memory", "0"], ["--model-size", "large"]):

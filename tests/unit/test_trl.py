@@ -22,7 +22,7 @@ SHAPES = {
     "16x8": ((8,) * 16, 1, "128 GPUs = 128 processes; batch 1024 = 128 × 8 × 1"),
     "2x4 TP 4": ((4, 4), 4, "8 GPUs = 8 processes; batch 128 = 8 × 8 × 2"),
     "uneven": ((8, 8, 4), 4, "20 GPUs = 20 processes; batch 160 = 20 × 8 × 1"),
-    "CPUs": ((0, 0), 1, "each process: batch 8 = 8 × 1; 1 prompt × 8"),
+    "CPUs": ((0, 0), 1, "each process; batch 8 = 8 × 1; 1 prompt × 8"),
 }
 
 
@@ -96,16 +96,15 @@ def test_the_recipe_has_its_programs_flags() -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (asked((0, 8)), "the head has no GPU"),
+        (asked((0, 8)), "node 0 has no GPU"),
         (asked((8,), scores=False), "no source of rewards"),
-        (asked((8,), "--num-generations", "1"), "at least 2, to compare"),
+        (asked((8,), "--num-generations", "1"), "--num-generations must be at least 2"),
         (asked((8,), "--num-generations", "0"), "must be at least 1"),
         (asked((1,), "--num_generations", "4"), "did you mean --num-generations?"),
-        (asked((1,), "--per-device-train-batch-size", "3"), "no whole groups of 8"),
-        (asked((0,), "--per-device-train-batch-size", "4"), "no whole groups of 8"),
-        (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4 and 6"),
-        (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
-        (asked((8,), "--beta", "{attempt}"), "--beta takes a number, not '{attempt}'"),
+        (asked((1,), "--per-device-train-batch-size", "3"), "is no multiple of 8"),
+        (asked((0,), "--per-device-train-batch-size", "4"), "is no multiple of 8"),
+        (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4, 6 GPUs"),
+        (asked((0,), tensor_parallel=2), "engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL)"),
     ],
 )
 def test_refusals(what: RecipeInput, said: str) -> None:

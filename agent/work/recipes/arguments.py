@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.work.recipes.recipe import MisfitError, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.work.recipes.recipe import RecipeInput, Version
 
@@ -42,61 +41,18 @@ def rows_for(table: str, version: Version) -> tuple[list[str], ...]:
     )
 
 
-class Program(Value):
-    """The program that reads the arguments."""
-
-    name: str  # As in a message: train_sft of OpenRLHF 0.9.10
-    flags: Mapping[str, str]
-    """Every flag without dashes, and its words: `0`, `1`, `2`, `+` or `*`, then `i` or `f`.
-
-    Words after `i` are whole numbers, after `f` any numbers.
-    """
-    spelling: Mapping[str, str]
-    """How a version without dotted flags calls those whose names do not follow from the dots."""
-
-    def spelling_of(self, flag: str) -> str:
-        """Return the flag as this version spells it.
-
-        Before flags had dots, train.batch_size was train_batch_size, and data.max_len max_len.
-        """
-        last = flag.rpartition(".")[2]
-        names = (flag, self.spelling.get(flag, flag), flag.replace(".", "_"), last)
-        return next((name for name in names if name in self.flags), flag)
-
-    def checked(self, flag: str, words: list[str]) -> tuple[str, ...]:
-        """Return the words of a flag, or refuse the flag or words that the program would refuse."""
-        takes = self.flags.get(flag)
-        if takes is None:
-            near = get_close_matches(flag, self.flags, n=1)
-            hint = f"; did you mean --{near[0]}?" if near else ""
-            raise MisfitError(f"AGENT_JOB_ARGS: {self.name} has no flag --{flag}{hint}")
-        count, kind = takes[0], takes[1:]
-        if count != "*" and not (words if count == "+" else len(words) == int(count)):
-            expected = {"0": "no value", "1": "one value", "+": "one value or more"}
-            raise MisfitError(
-                f"AGENT_JOB_ARGS: --{flag} takes {expected.get(count, count + ' values')}, "
-                f"not {' '.join(words) or 'none'}"
-            )
-        parse = {"": str, "i": int, "f": float}[kind]
-        for word in words:
-            if _PLACEHOLDER.fullmatch(word):
-                continue
-            try:
-                parse(word)
-            except ValueError:
-                wanted = "a whole number" if kind == "i" else "a number"
-                what = f"--{flag} takes {wanted}, not '{word}'"
-                raise MisfitError(f"AGENT_JOB_ARGS: {what}") from None
-        return tuple(words)
-
-
 class Arguments:
-    """The arguments of one program: the recipe's, replaced by the user's."""
+    """The arguments of one program: the recipe's, replaced by the user's.
 
-    def __init__(self, program: Program, given: Sequence[str]) -> None:
-        self._program = program
-        self._given: dict[str, tuple[str, ...]] = {}
-        self._without: dict[str, None] = {}
+    `flags` has every flag of the program without dashes, and its words: `0`, `1`, `2`, `+` or `*`,
+    then `i` for whole numbers or `f` for any. `spelling` has what this version calls them.
+    """
+
+    def __init__(
+        self, program: str, flags: Mapping[str, str], spelling: Mapping[str, str], *given: str
+    ) -> None:
+        self._program, self._flags, self._spelling = program, flags, spelling
+        self._users: dict[str, tuple[str, ...] | None] = {}  # None: left out
         self._made: dict[str, tuple[str, ...]] = {}
         self._why: dict[str, str] = {}
         rest = list(given)
@@ -105,25 +61,50 @@ class Arguments:
             if not word.startswith("--") or word == "--" or " " in word.partition("=")[0]:
                 raise MisfitError(f"AGENT_JOB_ARGS: '{word}' belongs to no flag")
             name, equals, value = word[2:].partition("=")
+            words = [value] if equals else _words_of(rest)
             if name.startswith(_NO_PREFIX):
                 if equals:
-                    what = f"'{word}' takes no value: it leaves a flag out"
-                    raise MisfitError(f"AGENT_JOB_ARGS: {what}")
-                flag = name.removeprefix(_NO_PREFIX)
-                if flag not in program.flags:
-                    program.checked(flag, [])  # which refuses it
-                self._given.pop(flag, None)
-                self._without[flag] = None
+                    raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value")
+                name = name.removeprefix(_NO_PREFIX)
+                self._words_taken(name)
+                self._users[name] = None
                 continue
-            words = [value] if equals else _words_of(rest)
             if not equals:
                 del rest[: len(words)]
-            self._given[name] = program.checked(name, words)
-            self._without.pop(name, None)
+            self._check(name, words)
+            self._users[name] = tuple(words)
+
+    def name_of(self, flag: str) -> str:
+        """Return the flag as this version spells it."""
+        return self._spelling.get(flag, flag)
+
+    def _words_taken(self, name: str) -> str:
+        if name not in self._flags:
+            near = get_close_matches(name, self._flags, n=1)
+            hint = f"; did you mean --{near[0]}?" if near else ""
+            raise MisfitError(f"AGENT_JOB_ARGS: {self._program} has no flag --{name}{hint}")
+        return self._flags[name]
+
+    def _check(self, name: str, words: list[str]) -> None:
+        """Refuse words that the program would refuse."""
+        count, kind = self._words_taken(name)[0], self._flags[name][1:]
+        if count != "*" and not (words if count == "+" else len(words) == int(count)):
+            counts = {"0": "no value", "1": "one value", "+": "one value or more"}
+            what = f"takes {counts.get(count, 'two values')}, not {' '.join(words) or 'none'}"
+            raise MisfitError(f"AGENT_JOB_ARGS: --{name} {what}")
+        parse = {"": str, "i": int, "f": float}[kind]
+        for word in words:
+            if _PLACEHOLDER.fullmatch(word):
+                continue
+            try:
+                parse(word)
+            except ValueError:
+                what = f"{'a whole' if kind == 'i' else 'a'} number, not '{word}'"
+                raise MisfitError(f"AGENT_JOB_ARGS: --{name} takes {what}") from None
 
     def add(self, flag: str, *words: object, why: str = "") -> None:
         """Set an argument of the recipe, unless the user gives or leaves out this flag."""
-        name = self._program.spelling_of(flag)
+        name = self.name_of(flag)
         self._made[name] = tuple(str(word) for word in words)
         if why:
             self._why[name] = why
@@ -134,80 +115,62 @@ class Arguments:
             self.add(flag, *([value] if value else []), why=why)
 
     def leave_out(self, flag: str) -> None:
-        """Leave out an argument of the recipe, as `--no-FLAG` of the user does."""
-        self._without[self._program.spelling_of(flag)] = None
+        """Leave out an argument of the recipe, unless the user gives it."""
+        self._users.setdefault(self.name_of(flag), None)
 
     def supports(self, flag: str) -> bool:
         """Return whether this version has the flag."""
-        return self._program.spelling_of(flag) in self._program.flags
+        return self.name_of(flag) in self._flags
 
     def given(self, flag: str) -> bool:
         """Return whether the user gave the flag."""
-        return self._program.spelling_of(flag) in self._given
+        return self._users.get(self.name_of(flag)) is not None
 
     def changed(self, flags: Iterable[str]) -> list[str]:
         """Return those of these flags that the user gave or left out, as in AGENT_JOB_ARGS."""
-        names = [self._program.spelling_of(flag) for flag in flags]
-        given = [f"--{name}" for name in names if name in self._given]
-        return given + [f"--{_NO_PREFIX}{name}" for name in names if name in self._without]
+        names = [name for name in map(self.name_of, flags) if name in self._users]
+        return [f"--{_NO_PREFIX if self._users[name] is None else ''}{name}" for name in names]
 
     def holds(self, flag: str) -> bool:
         """Return whether the flag is among the arguments, from the user or made so far."""
-        name = self._program.spelling_of(flag)
-        return name in self._given or (name in self._made and name not in self._without)
+        name = self.name_of(flag)
+        return self._users.get(name, self._made.get(name)) is not None
 
     def word(self, flag: str) -> str:
         """Return the first word of a flag: the user's, else the recipe's, else ''."""
-        if not self.holds(flag):
-            return ""
-        name = self._program.spelling_of(flag)
-        return (self._given.get(name) or self._made[name])[0]
+        name = self.name_of(flag)
+        return (self._users.get(name, self._made.get(name)) or [""])[0]
 
     def whole(self, flag: str, default: int = 0) -> int:
         """Return the number of a flag: the user's, else the recipe's, else the default."""
         if not self.holds(flag):
             return default
-        name, word = self._program.spelling_of(flag), self.word(flag)
+        word = self.word(flag)
         if not re.fullmatch(r"\d+", word):
-            raise MisfitError(f"AGENT_JOB_ARGS: --{name} takes a whole number, not '{word}'")
+            what = f"takes a whole number, not '{word}'"
+            raise MisfitError(f"AGENT_JOB_ARGS: {self.text(flag)} {what}")
         return int(word)
 
     def count(self, flag: str, default: int = 1) -> int:
         """Return the number of a flag that must be at least one."""
         number = self.whole(flag, default)
         if number < 1:
-            raise MisfitError(f"AGENT_JOB_ARGS: {self.flag_text(flag)} must be at least 1")
+            raise MisfitError(f"AGENT_JOB_ARGS: {self.text(flag)} must be at least 1")
         return number
 
-    def number(self, flag: str) -> float:
-        """Return the number of a flag, which need not be whole; 0 without the flag."""
-        word = self.word(flag) or "0"
-        if _PLACEHOLDER.fullmatch(word):
-            raise MisfitError(
-                f"AGENT_JOB_ARGS: {self.flag_text(flag)} takes a number, not '{word}'"
-            )
-        return float(word)
-
-    def flag_text(self, flag: str) -> str:
-        """Return the flag with its dashes, as this version spells it."""
-        return f"--{self._program.spelling_of(flag)}"
-
-    def left_out_text(self, flag: str) -> str:
-        """Return what leaves out a flag that the recipe sets."""
-        return f"--{_NO_PREFIX}{self._program.spelling_of(flag)}"
+    def text(self, flag: str, *, left_out: bool = False) -> str:
+        """Return the flag with its dashes, as this version spells it, or what leaves it out."""
+        return f"--{_NO_PREFIX if left_out else ''}{self.name_of(flag)}"
 
     def argv(self) -> tuple[str, ...]:
         """Return the arguments: the recipe's in its order, then what only the user gave."""
-        unset = next((name for name in self._without if name not in self._made), None)
-        if unset is not None:
-            raise MisfitError(
-                f"AGENT_JOB_ARGS: --{_NO_PREFIX}{unset} leaves out a flag of the recipe, which "
-                f"does not set --{unset}"
-            )
-        unwanted = self._without.keys() - self._given.keys()
-        kept = {name: words for name, words in self._made.items() if name not in unwanted}
         argv: list[str] = []
-        for name, words in (kept | self._given).items():
+        for name, words in {**self._made, **self._users}.items():
+            if words is None:
+                if name not in self._made:
+                    what = f"--{_NO_PREFIX}{name} leaves out a flag that the recipe does not set"
+                    raise MisfitError(f"AGENT_JOB_ARGS: {what}")
+                continue
             # after `=` argparse does not take a word for another flag
             needs_equals = len(words) == 1 and not _words_of(words)
             argv += [f"--{name}={words[0]}"] if needs_equals else [f"--{name}", *words]
@@ -215,9 +178,9 @@ class Arguments:
 
     def why(self) -> dict[str, str]:
         """Return the reason of each derived argument, by its flag."""
-        reasons = {name: why for name, why in self._why.items() if name not in self._without}
-        reasons |= dict.fromkeys(self._given, _FROM_USER)
-        return {f"--{name}": why for name, why in reasons.items()}
+        reasons = self._why | dict.fromkeys(self._users, _FROM_USER)
+        left_out = {name for name, words in self._users.items() if words is None}
+        return {f"--{name}": why for name, why in reasons.items() if name not in left_out}
 
 
 def _words_of(rest: Sequence[str]) -> list[str]:
@@ -233,14 +196,13 @@ def _words_of(rest: Sequence[str]) -> list[str]:
 
 def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
     """Refuse data without the columns that these flags name."""
-    wanted = {arguments.flag_text(flag): word for flag in flags if (word := arguments.word(flag))}
-    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
+    wanted = {arguments.text(flag): word for flag in flags if (word := arguments.word(flag))}
+    check_columns(asked, wanted)
 
 
 Row = tuple[str, object, str]
 """A setting of a recipe: key (`+key` if the configuration lacks it), value and reason."""
-Prefix = Literal["", "+", "++", "~"]
-_PREFIXES: tuple[Prefix, ...] = ("++", "+", "~", "")
+_PREFIXES = ("++", "+", "~", "")
 
 _KEY = re.compile(r"[A-Za-z_][\w$]*(?:[./@:-][\w$]+)*", re.ASCII)
 _PLAIN = re.compile(r"[\w/.+$%*@?|:-]+", re.ASCII)
@@ -260,7 +222,7 @@ class Override(Value):
 
     key: str
     value: str = ""  # As in the argument: quoted where necessary
-    prefix: Prefix = ""
+    prefix: str = ""
 
     def argument(self) -> str:
         """Return the argument for the command line."""
@@ -287,12 +249,12 @@ def texts(value: str) -> str:
 
 def read(argument: str) -> Override:
     """Parse one argument of the user; raise MisfitError for one that hydra refuses."""
-    prefix: Prefix = next(sign for sign in _PREFIXES if argument.startswith(sign))
+    prefix = next(sign for sign in _PREFIXES if argument.startswith(sign))
     key, equals, value = argument.removeprefix(prefix).partition("=")
     if not _KEY.fullmatch(key) or not (equals or prefix == "~"):
         raise MisfitError(
             f"AGENT_JOB_ARGS: {argument!r} is no argument for hydra: expected key=value, "
-            "+key=value, ++key=value or ~key; for a command of your own put it after --"
+            "+key=value, ++key=value or ~key"
         )
     if not _STRUCTURED.match(value) and _ENDS_A_WORD.search(_ESCAPED.sub("", value)):
         raise MisfitError(
@@ -302,40 +264,34 @@ def read(argument: str) -> Override:
     return Override(key, value, prefix)
 
 
-def merge(own: Iterable[Override], users: Iterable[Override]) -> tuple[Override, ...]:
-    """Replace the recipe's arguments by the user's: each key occurs once."""
-    merged: dict[tuple[str, bool], Override] = {}
-    for override in (*own, *users):
-        known = merged.get((override.key, False))
+def merged(
+    rows: Iterable[Row], users: Iterable[Override]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Replace a recipe's rows by the user's; return the arguments, and the reason of each key.
+
+    Each key occurs once.
+    """
+    overrides: dict[tuple[str, bool], Override] = {}
+    why: dict[str, str] = {}
+    for row, value, reason in rows:
+        key = row.removeprefix("+")
+        overrides[key, False] = Override(key, str(value), "" if row == key else "+")
+        why[key] = reason
+    for override in users:
+        known = overrides.get((override.key, False))
+        why[override.key] = _FROM_USER
         if override.prefix == "~":
-            merged.pop((override.key, False), None)
+            overrides.pop((override.key, False), None)
             if known is not None and known.prefix == "+":
                 continue  # only the recipe would have added it: there is nothing to remove
-            merged[override.key, True] = override
+            overrides[override.key, True] = override
             continue
         # if the recipe has the key, its prefix matches whether the configuration has it
         mine = override if known is None or override.prefix == "++" else known
-        merged[override.key, False] = Override(override.key, override.value, mine.prefix)
-    return tuple(merged.values())
-
-
-def merged_with_reasons(
-    rows: Iterable[Row], users: Sequence[Override]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the arguments and the reason of each key, from a recipe's rows and the user's."""
-    own: list[Override] = []
-    why: dict[str, str] = {}
-    for key, value, reason in rows:
-        prefix: Prefix = "+" if key.startswith("+") else ""
-        own.append(Override(key.removeprefix("+"), str(value), prefix))
-        why[own[-1].key] = reason
-    arguments = merge(own, users)
-    why |= {override.key: _FROM_USER for override in users}
-    kept = {override.key for override in arguments}
-    return (
-        tuple(override.argument() for override in arguments),
-        {key: reason for key, reason in why.items() if key in kept},
-    )
+        overrides[override.key, False] = Override(override.key, override.value, mine.prefix)
+    arguments = tuple(override.argument() for override in overrides.values())
+    kept = {key for key, _ in overrides}
+    return arguments, {key: reason for key, reason in why.items() if key in kept}
 
 
 def whole(values: Mapping[str, str], key: str) -> int | None:

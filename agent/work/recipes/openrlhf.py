@@ -5,91 +5,51 @@ The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's progra
 
 from __future__ import annotations
 
-from math import gcd, lcm, prod
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base.value import Value
-from agent.work.recipes.arguments import Arguments, Program, check_keys, rows_for
+from agent.work.recipes.arguments import Arguments, check_keys, rows_for
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
     GpuGroups,
     MisfitError,
+    check_cpus,
+    check_multiple,
     count_of,
+    engines_misfit,
     engines_text,
+    nearest,
     version_text,
 )
-from agent.work.recipes.sizing import (
-    OPENRLHF,
-    ZERO2,
-    ZERO3,
-    ZERO3_OFFLOAD,
-    Layout,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.work.recipes.sizing import OPENRLHF, ZERO2, ZERO3, ZERO3_OFFLOAD, Workload, sizing_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.work.recipes.recipe import NodeSize, RecipeInput, Version
+    from agent.work.recipes.sizing import Layout, Sizing
 
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
 
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
-_REWARD_TASKS_UNTIL: Version = (0, 9, 1)
-"""Before it each call of the reward server is a Ray task, which takes a CPU."""
-_BATCHES_PER_ROLLOUT = 8  # 1,024 samples in batches of 128
-_WANDB = "by-WANDB_API_KEY"
-"""Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
-
-SPELLING = {
-    "train.colocate_all": "colocate_all_models",
-    "train.async_enable": "async_train",
-    "train.dynamic_batch_enable": "use_dynamic_batch",
-    "train.micro_batch_size": "micro_train_batch_size",
-    "rollout.micro_batch_size": "micro_rollout_batch_size",
-    "actor.model_name_or_path": "pretrain",
-    "actor.gradient_checkpointing_enable": "gradient_checkpointing",
-    "actor.adam.lr": "actor_learning_rate",
-    "reward.model_name_or_path": "reward_pretrain",
-    "reward.remote_url": "remote_rm_url",
-    "reward.normalize_enable": "normalize_reward",
-    "ds.enable_sleep": "deepspeed_enable_sleep",
-    "ds.lora.rank": "lora_rank",
-    "data.prompt_dataset": "prompt_data",
-    "ckpt.output_dir": "save_path",
-    "ckpt.load_enable": "load_checkpoint",
-    "algo.advantage.estimator": "advantage_estimator",
-    "algo.kl.use_loss": "use_kl_loss",
-    "algo.kl.estimator": "kl_estimator",
-    "algo.kl.init_coef": "init_kl_coef",
-    "algo.advantage.is_correction_enable": "enable_vllm_is_correction",
-    "logger.wandb.key": "use_wandb",
-    "logger.wandb.run_name": "wandb_run_name",
-}
-"""What a dotted flag was called up to 0.10.1, if that does not follow from its dots."""
-
+_REWARD_TASKS_UNTIL: Version = (0, 9, 1)  # Before it calls of the reward server take a CPU each
+_DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
+_WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the environment
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
 """Flags by which a user shares GPUs between two models each, instead of all."""
-_SHARE, _SHARE_OF_PPO = 0.6, 0.5
-"""The engines' usual part of each GPU: training shares it, and the default is nearly 1."""
+_SHARE, _SHARE_OF_PPO = 0.6, 0.5  # The engines' usual part of each GPU; the default is nearly 1
 MEMORY = (
     *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
     *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
-)
-"""Flags that change the memory that a model takes."""
-_ENGINE_MEMORY = (
     *("vllm.tensor_parallel_size", "vllm.num_engines", "vllm.gpu_memory_utilization"),
     *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all", "train.async_enable"),
     *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
 )
+"""Flags that change the memory that a model takes."""
 _TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
 _COLOCATED = (
     ("train.colocate_all", "", ""),
@@ -99,15 +59,16 @@ _COLOCATED = (
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
 LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
 NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
+GRPO = (
+    ("algo.advantage.estimator", "group_norm", "GRPO"),
+    ("algo.kl.use_loss", "", "GRPO"),
+    ("algo.kl.estimator", "k3", "the estimator for a loss"),
+    ("algo.kl.init_coef", "1e-3", "as its GRPO scripts; the default of 0.01 is PPO's"),
+    LEARNING_RATE,
+)
+PREFIX_CACHING = ("vllm.enable_prefix_caching", "", "answers to one prompt share its cache")
 _ALGORITHM = {
-    "openrlhf-grpo": (
-        ("algo.advantage.estimator", "group_norm", "GRPO"),
-        ("algo.kl.use_loss", "", "GRPO"),
-        ("algo.kl.estimator", "k3", "the estimator for a loss"),
-        ("algo.kl.init_coef", "1e-3", "as its GRPO scripts; the default of 0.01 is PPO's"),
-        LEARNING_RATE,
-        ("vllm.enable_prefix_caching", "", "answers to one prompt share its cache"),
-    ),
+    "openrlhf-grpo": (*GRPO, PREFIX_CACHING),
     "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"), LEARNING_RATE, NORMALIZED),
 }
 """Settings of a recipe that do not depend on the nodes: flag, value ('' for a switch), reason."""
@@ -116,8 +77,8 @@ _ALGORITHM = {
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
     grpo, version = asked.recipe == "openrlhf-grpo", asked.version
-    arguments = Arguments(program("train_ppo_ray", "ppo", version), asked.args)
-    check_cpus(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
+    arguments = arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked)
+    check_nodes(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
     add_lengths(arguments, 1024, 3072)
     sizing = size_engines(arguments, asked, critic=not grpo)
     groups, placement = place(arguments, asked, sizing, critic=not grpo)
@@ -144,22 +105,22 @@ def command(
     module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
 ) -> Command:
     """Return the command of a program, with the settings that decide its checkpoints' format."""
-    sizes = ("ds.ring_attn_size", "ds.tensor_parallel_size")
-    apart = prod(arguments.count(flag) for flag in sizes if arguments.supports(flag))
-    dtype = arguments.word("ds.param_dtype") if arguments.supports("ds.param_dtype") else ""
-    stage = arguments.word("ds.zero_stage")
+    made_with = {
+        _STAGE: arguments.word("ds.zero_stage"),
+        "dtype": arguments.word("ds.param_dtype") or "bf16",
+        "GPUs of a rank": str(_rank_gpus(arguments)),
+    }
     return Command(
         (asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
         {},
         arguments.why(),
         (*notes, *sizing.notes),
         sizing.warnings,
-        {_STAGE: stage, "dtype": dtype or "bf16", "GPUs of a rank": str(apart)},
+        made_with,
     )
 
 
 def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
-    """Set the data: columns, template and evaluation."""
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "input", why="column of the prompt")
     # a server may also score by labels of data that are not known here
@@ -168,14 +129,11 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
         arguments.add("data.label_key", "label", why="column of the right answer")
     check_keys(arguments, asked, "data.input_key", "data.label_key")
     if not arguments.given("data.input_template"):
-        plain = arguments.left_out_text("data.apply_chat_template")
+        plain = arguments.text("data.apply_chat_template", left_out=True)
         arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")
     if asked.eval_data:
         if not asked.scores and not _has_own_server(arguments):
-            raise MisfitError(
-                "OpenRLHF evaluates AGENT_EVAL_DATA by a reward server only: unset it, or set "
-                "AGENT_REWARD to a server"
-            )
+            raise MisfitError("AGENT_EVAL_DATA wants a reward server (AGENT_REWARD): unset it")
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         arguments.add("eval.steps", 20, why="the default never evaluates")
 
@@ -190,7 +148,7 @@ def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
         return
     arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
     tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
-    why = "; ".join(filter(None, ("at least the longest sample", sizing.why.get("tokens"))))
+    why = f"at least the longest sample; {sizing.why['tokens']}"
     arguments.add("train.max_tokens_per_gpu", tokens, why=why)
     tokens = arguments.whole("train.max_tokens_per_gpu") or tokens
     arguments.add("rollout.max_tokens_per_gpu", tokens, why="as many as for training")
@@ -206,7 +164,6 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
     has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
     load = Workload(
-        nodes=asked.gpu_nodes,
         layouts=kept_layouts(asked, OPENRLHF),
         tokens=longest(arguments),
         trained=2 if critic else 1,
@@ -215,7 +172,7 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
-    given = arguments.changed((*MEMORY, *_ENGINE_MEMORY))
+    given = arguments.changed(MEMORY)
     sizing = sizing_for(asked, given, load)
     if not any(map(arguments.given, _PAIRS)):
         return sizing
@@ -251,23 +208,29 @@ def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layou
     return tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
 
 
-def program(
-    module: str, flags: str, version: Version, spelling: Mapping[str, str] = SPELLING
-) -> Program:
-    """Return a program of OpenRLHF in one release, with the flags of that release."""
-    name = f"{module} of OpenRLHF {version_text(version)}"
-    return Program(name, flags_of(flags, version), spelling)
+def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
+    """Return the arguments of a program of OpenRLHF, with the flags of the release."""
+    flags, spelling = flags_of(program, asked.version)
+    return Arguments(f"{name} {version_text(asked.version)}", flags, spelling, *asked.args)
 
 
-def flags_of(program: str, version: Version) -> dict[str, str]:
-    """Return the flags of a program in one release, each with the words that it takes."""
-    rows = rows_for("openrlhf_flags.txt", version)
-    return {
-        flag: words
-        for programs, words, *flags in rows
-        if program in programs.split(",")
-        for flag in flags
-    }
+def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the flags of a program in one release, and how it spells those with dots.
+
+    Each flag has the words that it takes.
+    """
+    flags, spelling, words = {}, {}, ""
+    for programs, *row in rows_for("openrlhf_flags.txt", version):
+        for word in row if program in programs.split(",") else ():
+            if not word[0].isalpha():
+                words = word
+                continue
+            dotted, _, flat = word.partition("=")
+            flat = flat or dotted.rpartition(":")[2].replace(".", "_")
+            dotted = dotted.replace(":", ".")
+            spelling[dotted] = flat if version < _DOTTED else dotted
+            flags[spelling[dotted]] = words
+    return flags, spelling
 
 
 def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
@@ -279,162 +242,117 @@ def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
     return GpuGroups(sum(counts) // size, size)
 
 
-def check_cpus(asked: RecipeInput, *, reward_tasks: bool) -> None:
+def check_nodes(asked: RecipeInput, *, reward_tasks: bool) -> None:
     """Refuse nodes on which a process would wait for a CPU: each GPU takes one.
 
     With `reward_tasks`, one more is needed on any node: calls of the reward server are Ray tasks of
     a CPU each (an actor without a number of CPUs starts without any).
     """
-    for index, node in enumerate(asked.nodes):
-        if node.gpus and node.cpus is not None and node.cpus < node.gpus:
-            raise MisfitError(
-                f"node {index} has {node.gpus} GPUs and only {node.cpus} CPUs, and OpenRLHF takes "
-                f"one CPU for each GPU: raise AGENT_NUM_CPUS there, or set "
-                f"AGENT_NUM_GPUS={node.cpus}"
-            )
+    check_cpus(asked.nodes, (node.gpus for node in asked.nodes))
     known = [node.cpus for node in asked.nodes if node.cpus is not None]
     gpus = sum(node.gpus for node in asked.nodes)
     if reward_tasks and len(known) == len(asked.nodes) and sum(known) <= gpus:
-        raise MisfitError(
-            f"the {gpus} GPUs take one CPU each and there are {sum(known)} CPUs, but calls of the "
-            "reward server take one more: raise AGENT_NUM_CPUS on a node by one"
-        )
+        what = "calls of the reward server take one more CPU than there are GPUs"
+        raise MisfitError(f"{what}, and there are {sum(known)}: raise AGENT_NUM_CPUS on a node")
 
 
-def nearest(target: int, step: int) -> int:
-    """Return the multiple of a step nearest to a target, at least one step."""
-    return max(1, (target + step // 2) // step) * step
+def _rank_gpus(arguments: Arguments) -> int:
+    """Return the GPUs of a rank: processes with the same data."""
+    return arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
 
 
-class TrainBatch(Value):
-    """Samples of one update: `size` = `micro` × steps × `ranks`, as DeepSpeed asserts."""
-
-    size: int
-    micro: int  # Samples of a rank per step
-    ranks: int  # Groups of processes with different data
-    gpus: int
-
-    def text(self) -> str:
-        """Return the arithmetic."""
-        steps = self.size // (self.micro * self.ranks)
-        factors = [self.ranks, *([self.micro] if self.micro > 1 else []), steps]
-        apart = self.gpus // self.ranks
-        ranks = "" if apart == 1 else f" ({count_of(self.ranks, 'rank')} of {apart} GPUs)"
-        return f"batch {self.size} = {' × '.join(map(str, factors))}{ranks}"
+def batch_text(size: int, micro: int, ranks: int) -> str:
+    """Return the arithmetic of an update's samples."""
+    each = f"{micro} × " if micro > 1 else ""
+    return f"batch {size} = {ranks} × {each}{size // (micro * ranks)}"
 
 
-def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
-    """Return the batch nearest to a target that the ranks divide."""
-    apart = arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
+def train_batch(arguments: Arguments, gpus: int, target: int) -> tuple[int, int, int]:
+    """Return the samples of an update, those of a rank per step, and the ranks.
+
+    The first is the number nearest to a target that is `micro` × steps × `ranks`, as DeepSpeed
+    asserts. Ranks are groups of processes with different data.
+    """
+    apart = _rank_gpus(arguments)
     if gpus % apart:
-        raise MisfitError(
-            f"{gpus} GPUs cannot form ranks of {apart}: ring attention times DeepSpeed's "
-            "tensor parallel must divide them"
-        )
+        raise MisfitError(f"{gpus} GPUs cannot form ranks of {apart} (ring × tensor parallel)")
     ranks = gpus // apart
     micro = arguments.count("train.micro_batch_size")
     size = arguments.count("train.batch_size", nearest(target, micro * ranks))
-    _divides(arguments, "train.batch_size", size, micro * ranks, f"{ranks} ranks × micro {micro}")
-    return TrainBatch(size, micro, ranks, gpus)
+    check_multiple(arguments.text("train.batch_size"), size, micro * ranks)
+    return size, micro, ranks
 
 
 def add_batches(
-    arguments: Arguments,
-    gpus: int,
-    samples: int,
-    *,
-    prompts_by_rank: bool = False,
-    per_rollout: int = _BATCHES_PER_ROLLOUT,
+    arguments: Arguments, gpus: int, samples: int, *, is_fork: bool = False
 ) -> tuple[str, ...]:
     """Set batches that fit the ranks, or refuse the user's sizes that do not; return notes.
 
     If a rollout is not whole batches, or one rank has more samples than another, ranks wait for
-    each other in a collective until NCCL's timeout. With `prompts_by_rank` every rank also gets the
-    same number of prompts.
+    each other in a collective until NCCL's timeout. In OpenRLHF-M every rank also gets the same
+    number of prompts.
     """
-    train = train_batch(arguments, gpus, 128)
+    size, train_micro, ranks = train_batch(arguments, gpus, 128)
     micro = arguments.count("rollout.micro_batch_size")
     samples = arguments.count("rollout.n_samples_per_prompt", samples)
-    unit = lcm(train.size, micro * train.ranks)
+    unit = lcm(size, micro * ranks)
     step = unit // gcd(unit, samples)
-    if prompts_by_rank:
+    if is_fork:
         step = lcm(step, gpus)
-    target = per_rollout * train.size // samples
-    rollout = arguments.count("rollout.batch_size", nearest(target, step))
-    _divides(arguments, "rollout.batch_size", rollout, step, f"{samples} samples per prompt")
-    ranks = count_of(train.ranks, "rank")
-    arguments.add("train.batch_size", train.size, why=f"fits {ranks}, nearest to 128")
-    arguments.add("train.micro_batch_size", train.micro, why=LEAST)
-    why = f"× {samples} = whole batches of {train.size}, fits {ranks}"
+    near = (4 if is_fork else 8) * size // samples  # 8 batches of 128 are 1,024 samples
+    rollout = arguments.count("rollout.batch_size", nearest(near, step))
+    check_multiple(arguments.text("rollout.batch_size"), rollout, step)
+    arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 128")
+    arguments.add("train.micro_batch_size", train_micro, why=LEAST)
+    why = f"× {samples} = whole batches of {size}, fits the {ranks} ranks"
     arguments.add("rollout.batch_size", rollout, why=why)
     arguments.add("rollout.micro_batch_size", micro, why=LEAST)
     if samples > 1:
         arguments.add("rollout.n_samples_per_prompt", samples, why="answers to compare")
-    batches = count_of(rollout * samples // train.size, "batch")
+    batches = count_of(rollout * samples // size, "batch")
+    text = batch_text(size, train_micro, ranks)
     return (
-        f"{train.text()}; rollout {rollout} prompts × {samples} = {batches}",
+        f"{text}; rollout {rollout} prompts × {samples} = {batches}",
         f"a rollout needs data of at least {rollout} prompts",
         SAME_GPUS,
     )
-
-
-def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> None:
-    if size % step:
-        raise MisfitError(
-            f"AGENT_JOB_ARGS: {arguments.flag_text(flag)} {size} is no multiple of {step} ({of}); "
-            f"the nearest that is: {nearest(size, step)}"
-        )
 
 
 def place(
     arguments: Arguments, asked: RecipeInput, sizing: Sizing, *, critic: bool
 ) -> tuple[GpuGroups, str]:
     """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
-    found, counts = groups_of(asked.gpu_nodes), [node.gpus for node in asked.gpu_nodes]
+    counts = [node.gpus for node in asked.gpu_nodes]
     is_uneven = len(set(counts)) > 1
-    shape = f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
-    if is_uneven:
-        shape = f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
+    shape = f"nodes of {', '.join(map(str, counts))} GPUs"
     groups, in_pairs = _group_of(arguments, asked, "actor"), any(map(arguments.given, _PAIRS))
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
-    spans = ""
-    if any(count % tensor_parallel for count in counts):
+    parts = any(count % tensor_parallel for count in counts)
+    if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):
         # the GPUs of an engine communicate in every layer: it may fill whole nodes, not parts
-        if is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel:
-            fitting = [str(size) for size in range(1, found.gpus + 1) if found.gpus % size == 0]
-            raise MisfitError(
-                f"{shape} cannot hold engines of {tensor_parallel} GPUs within "
-                f"a node: set AGENT_TENSOR_PARALLEL to {' or '.join(fitting)}"
-            )
-        spans = f" (each engine spans {tensor_parallel // counts[0]} nodes, over the network)"
+        raise engines_misfit(tensor_parallel, counts)
     if groups.total % tensor_parallel and not in_pairs:
-        raise MisfitError(
-            f"{groups.total} GPUs cannot form engines of {tensor_parallel}: "
-            "set AGENT_TENSOR_PARALLEL to a number that divides them"
-        )
+        raise engines_misfit(tensor_parallel, (groups.gpus,) * groups.count)
     engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
     for model in ("actor", "ref", *(["critic"] if critic else [])):
-        why = shape if model == "actor" else "as the actor, on the same GPUs"
-        arguments.add(f"{model}.num_nodes", groups.count, why=why)
-        arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=why)
+        arguments.add(f"{model}.num_nodes", groups.count, why=shape)
+        arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=shape)
     text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
     arguments.add("vllm.num_engines", engines, why=text)
-    why = sizing.why["tensor_parallel"]
-    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=why)
-    why = sizing.why.get("share", "training shares the GPUs; the default is nearly 1")
-    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=why)
+    reasons = sizing.why
+    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
+    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=reasons["share"])
     arguments.add_all(_COLOCATED)
     if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
-    uneven = f" ({shape} count as {found.count} groups of {found.gpus})" if is_uneven else ""
     idle = 0 if in_pairs else sum(counts) - groups.total
-    return groups, text + uneven + spans + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
+    return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
 
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
-    why = sizing.why.get("layout", "weights sharded over all GPUs")
+    why = sizing.why["layout"]
     arguments.add("ds.zero_stage", "2" if sizing.layout == ZERO2 else "3", why=why)
     if sizing.layout == ZERO3_OFFLOAD:
         arguments.add("ds.adam_offload", why=why)
@@ -461,9 +379,7 @@ def add_lengths(arguments: Arguments, prompt: int, answer: int) -> None:
 
 
 def _has_own_server(arguments: Arguments) -> bool:
-    """Return whether the user's arguments name a server, or a program that scores."""
-    flags = ("reward.remote_url", "train.agent_func_path")
-    return any(arguments.supports(flag) and arguments.given(flag) for flag in flags)
+    return any(map(arguments.given, ("reward.remote_url", "train.agent_func_path")))
 
 
 def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> None:
@@ -475,16 +391,11 @@ def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> N
         arguments.add("reward.num_nodes", groups.count, why="as the actor")
         arguments.add("reward.num_gpus_per_node", groups.gpus, why="as the actor")
     elif not _has_own_server(arguments):
-        raise MisfitError(
-            "no source of rewards: set AGENT_REWARD to a server or its URL, or AGENT_REWARD_MODEL "
-            "to a model"
-        )
+        raise MisfitError("no source of rewards: set AGENT_REWARD or AGENT_REWARD_MODEL")
 
 
 def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within: str = "") -> None:
     """Save checkpoints and resume from them; without any, the flag to load has no effect."""
-    if not asked.checkpoints:
-        return
     path = f"{asked.checkpoints}/{within}" if within else asked.checkpoints
     arguments.add("ckpt.save_steps", steps, why="the default never saves")
     arguments.add("ckpt.path", path, why="AGENT_CHECKPOINTS")
@@ -496,13 +407,10 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
     gpus = sum(node.gpus for node in asked.nodes)
     everything = arguments.holds("train.colocate_all")
-    apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
+    apart = arguments.holds("train.async_enable")
     if apart and arguments.holds("vllm.enable_sleep"):
-        raise MisfitError(
-            f"{arguments.flag_text('train.async_enable')} excludes "
-            f"{arguments.flag_text('vllm.enable_sleep')}: add "
-            f"{arguments.left_out_text('vllm.enable_sleep')} to AGENT_JOB_ARGS"
-        )
+        without = arguments.text("vllm.enable_sleep", left_out=True)
+        raise MisfitError(f"{arguments.text('train.async_enable')} wants {without} beside it")
     others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
     wanted = {
         model: arguments.count(f"{model}.num_nodes", 1)
@@ -519,11 +427,9 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     if apart or not everything:
         wanted["engines"] = engines
     elif engines != wanted["actor"]:
-        raise MisfitError(
-            f"actor and engines share GPUs, and the actor has {wanted['actor']}, the engines "
-            f"{engines}: leave out {arguments.flag_text('vllm.num_engines')}, or set "
-            "AGENT_TENSOR_PARALLEL so that engines × GPUs of each are as many"
-        )
+        have = f"the actor has {wanted['actor']}, the engines {engines}"
+        flag = arguments.text("vllm.num_engines")
+        raise MisfitError(f"actor and engines share GPUs, and {have}: leave out {flag}")
     if sum(wanted.values()) > gpus:
         parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
         raise MisfitError(f"{sum(wanted.values())} GPUs are needed ({parts}) and {gpus} joined")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments, Program, check_keys
+from agent.work.recipes.arguments import check_keys
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import Command, RecipeInput, Version
@@ -28,31 +28,24 @@ _ENV = {
 """The settings of its guide for pods; the agent sets NCCL_SOCKET_IFNAME."""
 
 _SETTINGS = (
-    ("algo.advantage.estimator", "group_norm", "GRPO"),
-    ("algo.kl.use_loss", "", ""),
-    ("algo.kl.estimator", "k3", ""),
-    ("algo.kl.init_coef", "1e-3", ""),
-    openrlhf.LEARNING_RATE,
+    *openrlhf.GRPO,
     openrlhf.NORMALIZED,
     ("vllm.sync_backend", "nccl", ""),
     ("vllm_sync_with_ray", "", ""),
-    ("enable_prefix_caching", "", ""),
+    openrlhf.PREFIX_CACHING,
 )
 """Settings that do not depend on the nodes: flag, value ('' for a switch), reason."""
 
 
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
-    flags = openrlhf.flags_of("m", VERSIONS[-1])
-    program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.SPELLING)
-    arguments = Arguments(program, asked.args)
-    openrlhf.check_cpus(asked, reward_tasks=True)
+    asked = replace(asked, version=VERSIONS[-1])
+    arguments = openrlhf.arguments_of("train_ppo_ray of OpenRLHF-M", "m", asked)
+    openrlhf.check_nodes(asked, reward_tasks=True)
     openrlhf.add_lengths(arguments, 4096, 8000)
     sizing = openrlhf.size_engines(arguments, asked, critic=False)
     groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
-    batches = openrlhf.add_batches(
-        *(arguments, groups.total, 4), prompts_by_rank=True, per_rollout=4
-    )
+    batches = openrlhf.add_batches(arguments, groups.total, 4, is_fork=True)
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
@@ -66,10 +59,7 @@ def make(asked: RecipeInput) -> Command:
     if asked.eval_data:
         notes.append("OpenRLHF-M has no evaluation data: AGENT_EVAL_DATA is not read")
     if not arguments.given("data.label_key"):
-        notes.append(
-            "rewards are requested without labels: its own reward server finds them by the prompt; "
-            "for another server, name their column by --label_key in AGENT_JOB_ARGS"
-        )
+        notes.append("rewards are requested without labels, unless --label_key names their column")
     sizes = (f"{placement}; {batches[0]}", *batches[1:])
     made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
     env = _ENV | ({} if asked.infiniband else {"NCCL_IB_DISABLE": "1"})

@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
-from agent.work.recipes.arguments import Arguments, check_keys
+from agent.work.recipes.arguments import check_keys
 from agent.work.recipes.recipe import MisfitError, count_of, gpu_processes
 from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
 
 if TYPE_CHECKING:
+    from agent.work.recipes.arguments import Arguments
     from agent.work.recipes.recipe import Command, RecipeInput
 
 VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
 
-_SPELLING = openrlhf.SPELLING | {
-    "adam.lr": "learning_rate",
-    "model.model_name_or_path": "pretrain",
-    "model.gradient_checkpointing_enable": "gradient_checkpointing",
-}
 _PAIRS = (
     ("data.chosen_key", "chosen", "column of the better answer"),
     ("data.rejected_key", "rejected", "column of the worse answer"),
@@ -44,12 +40,11 @@ def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
     kind = asked.recipe.removeprefix("openrlhf-")
     module = f"train_{kind}"
-    program = openrlhf.program(module, kind, asked.version, _SPELLING)
-    arguments = Arguments(program, asked.args)
+    arguments = openrlhf.arguments_of(f"{module} of OpenRLHF", kind, asked)
     world = gpu_processes(asked.nodes)
     if not world:
         raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
-    batch = openrlhf.train_batch(arguments, world, 256)
+    size, micro, ranks = openrlhf.train_batch(arguments, world, 256)
     arguments.add("model.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     _add_columns(arguments, asked)
@@ -59,13 +54,11 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         if asked.eval_data.endswith(_FILES):
             arguments.add("eval.split", "train", why="the only split of a file")
-    fits = f"fits {count_of(batch.ranks, 'rank')}, nearest to 256"
-    arguments.add("train.batch_size", batch.size, why=fits)
-    arguments.add("train.micro_batch_size", batch.micro, why=openrlhf.LEAST)
+    arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 256")
+    arguments.add("train.micro_batch_size", micro, why=openrlhf.LEAST)
     load = Workload(
-        nodes=asked.gpu_nodes,
         layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN),
-        tokens=batch.micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
+        tokens=micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
         frozen=1 if kind == "dpo" else 0,
         unsized=ZERO3,
         adapters=bool(arguments.whole("ds.lora.rank")),
@@ -76,9 +69,10 @@ def make(asked: RecipeInput) -> Command:
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
     openrlhf.add_checkpoints(arguments, asked, steps=100, within="state")
+    text = openrlhf.batch_text(size, micro, ranks)
     notes = (
-        f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {batch.text()}",
-        f"a batch needs data of at least {batch.size} rows",
+        f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {text}",
+        f"a batch needs data of at least {size} rows",
         openrlhf.SAME_GPUS,
     )
     return openrlhf.command(module, arguments, asked, sizing, notes)
@@ -96,5 +90,5 @@ def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:
     check_keys(arguments, asked, *keys)
     named = [arguments.word(key) for key in keys]
     if not columns or any(columns.get(name) for name in named):
-        plain = arguments.left_out_text("data.apply_chat_template")
+        plain = arguments.text("data.apply_chat_template", left_out=True)
         arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")

@@ -11,7 +11,7 @@ from msgspec import field
 from agent.base.value import ByName, Bytes, Count, Cpus, Gigabytes, Gpus, Rate, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 RUN_ID = "{run_id}"  # The run id before it is known
@@ -153,10 +153,8 @@ class JobBasis(Value):
     """What sizes a recipe besides the nodes, equal on every node of an attempt."""
 
     model: ModelShape | None = None  # None if its size is not known
-    link: Rate | None = None
-    """Bits per second between the nodes, by the slowest link; None if that does not matter."""
-    kept: ByName[str] = field(default_factory=dict)
-    """The settings on which the format of existing checkpoints depends, by name."""
+    link: Rate | None = None  # Bits per second by the slowest link; None if it does not matter
+    kept: ByName[str] = field(default_factory=dict)  # `Command.format` of existing checkpoints
     commit: str = ""  # The commit of the model in the hub's cache, '' if not known
     folder: str = ""  # The folder of that commit, if AGENT_MODEL_REVISION names it
 
@@ -169,19 +167,16 @@ class RecipeInput(Value):
     version: Version  # The framework's version, one of the recipe's VERSIONS or an older patch
     model: str  # AGENT_MODEL
     train_data: str
+    checkpoints: str  # The absolute folder of its checkpoints
     eval_data: str = ""
-    checkpoints: str = ""  # The absolute folder of its checkpoints
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL
     basis: JobBasis = JobBasis()  # What sizes it besides the nodes
     revision: str = ""  # AGENT_MODEL_REVISION, or ''
     args: tuple[str, ...] = ()  # The user's own arguments, which replace the recipe's
-    scores: bool = False
-    """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
+    scores: bool = False  # Whether a reward server scores; its URL is `{reward_url}`
     reward_model: str = ""  # The reward model to load on the training GPUs, or ''
-    needs_labels: bool = False
-    """True if that server is the bundled one, which compares answers with labels."""
-    columns: Mapping[str, bool] | None = None
-    """The columns of the training data, and whether each holds lists; None if not known."""
+    needs_labels: bool = False  # Whether that server is the bundled one, which needs labels
+    columns: Mapping[str, bool] | None = None  # Of the training data, and whether they hold lists
     infiniband: bool = False  # Whether this node has an InfiniBand device
     wandb: bool = False
     run_name: str = ""  # AGENT_RUN_NAME; '' for the default
@@ -248,14 +243,44 @@ class MisfitError(ValueError):
     """A recipe does not fit the nodes; the message says why."""
 
 
-def check_columns(asked: RecipeInput, wanted: Mapping[str, str], hint: str) -> None:
+def nearest(target: int, step: int) -> int:
+    """Return the multiple of a step nearest to a target, at least one step."""
+    return max(1, (target + step // 2) // step) * step
+
+
+def check_multiple(name: str, size: int, step: int) -> None:
+    """Refuse a size that is no multiple of a step."""
+    if size % step:
+        near = f"the nearest that is: {nearest(size, step)}"
+        raise MisfitError(f"AGENT_JOB_ARGS: {name} {size} is no multiple of {step}; {near}")
+
+
+def engines_misfit(size: int, counts: Iterable[int]) -> MisfitError:
+    """Return the refusal of engines that do not fit on nodes of so many GPUs."""
+    return MisfitError(
+        f"engines of {size} GPUs do not fit nodes of {', '.join(map(str, counts))} GPUs: set "
+        "AGENT_TENSOR_PARALLEL to a number that divides them"
+    )
+
+
+def check_cpus(nodes: tuple[NodeSize, ...], needs: Iterable[int]) -> None:
+    """Refuse nodes with fewer CPUs than they need."""
+    short = [
+        f"node {index} has {node.cpus} of {need} CPUs"
+        for index, (node, need) in enumerate(zip(nodes, needs, strict=True))
+        if node.cpus is not None and node.cpus < need
+    ]
+    if short:
+        why = f"Ray would wait forever for CPUs: {'; '.join(short)}"
+        raise MisfitError(f"{why}. It only counts them: raise AGENT_NUM_CPUS on such a node")
+
+
+def check_columns(asked: RecipeInput, wanted: Mapping[str, str]) -> None:
     """Refuse data that lack columns: flags or keys, and the columns that they name."""
     missing = [f"{key} {column}" for key, column in wanted.items() if not asked.has_column(column)]
     if missing:
-        raise MisfitError(
-            f"AGENT_TRAIN_DATA={asked.train_data} has no column for {' and '.join(missing)}, only "
-            f"{', '.join(asked.columns or ())}: {hint}"
-        )
+        what = f"has no column for {' and '.join(missing)}, only {', '.join(asked.columns or ())}"
+        raise MisfitError(f"AGENT_TRAIN_DATA {what}: name its columns by these in AGENT_JOB_ARGS")
 
 
 class Recipe(Protocol):
@@ -296,38 +321,29 @@ def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
     has no release yet: it is taken for the newest one.
     """
     found = _RELEASE.fullmatch(text.strip())
-    if found is None:
-        raise UnknownVersionError(f"{text!r}, which is no version; known are {version_list(known)}")
-    release, rest = tuple(int(part) for part in found[1].split(".")), found[2]
+    release = () if found is None else tuple(int(part) for part in found[1].split("."))
+    rest = "" if found is None else found[2]
     minor = [version for version in known if version[:2] == release[:2]]
     if len(release) == 2 and minor and not rest:
         return minor[-1], ""
     padded = (*release, 0)[: max(len(release), 3)]
-    lower, newest = [version for version in minor if version <= padded], known[-1]
-    if lower and lower[-1] == padded and _NO_CHANGE.fullmatch(rest):
-        return padded, ""
-    if lower:
-        return lower[-1], f"{text} is not known, and is taken for {version_text(lower[-1])}"
-    if minor:  # recipes may distinguish patches
+    lower = [version for version in minor if version <= padded]
+    if padded > known[-1] and "dev" in rest:
+        lower = [known[-1]]
+    if not minor and not lower:
+        near = version_text(known[0] if () < release < known[0] else known[-1])
+        raise UnknownVersionError(f"{text!r}: install {near}; known are {version_list(known)}")
+    if not lower:  # recipes may distinguish patches
         return padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
-    if padded > newest and "dev" in rest:
-        return newest, f"{text} is no release, and is taken for {version_text(newest)}, the newest"
-    near = version_text(newest if padded > newest else known[0])
-    raise UnknownVersionError(
-        f"{text}, which is not known: install {near}; known are {version_list(known)}"
-    )
+    if lower[-1] == padded and _NO_CHANGE.fullmatch(rest):
+        return padded, ""
+    return lower[-1], f"{text} is not known, and is taken for {version_text(lower[-1])}"
 
 
 def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:
-    """Return the number of processes with a GPU each; 0 if no node has GPUs.
-
-    A node without GPUs among others with some would start processes with another backend, and the
-    first collective would wait for them forever.
-    """
-    bare = [f"rank {rank}" if rank else "the head" for rank, n in enumerate(nodes) if not n.gpus]
-    if bare and len(bare) < len(nodes):
-        raise MisfitError(
-            f"torchrun starts processes on every node, and {' and '.join(bare)} "
-            f"{'has' if len(bare) == 1 else 'have'} no GPU: let only nodes with GPUs join"
-        )
-    return sum(node.gpus for node in nodes)
+    """Return the number of processes with a GPU each; 0 if no node has GPUs."""
+    # processes without one have another backend: the first collective would wait forever
+    gpus = [node.gpus for node in nodes]
+    if any(gpus) and not all(gpus):
+        raise MisfitError(f"torchrun uses all nodes, and node {gpus.index(0)} has no GPU")
+    return sum(gpus)

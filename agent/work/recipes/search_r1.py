@@ -8,32 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
-from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
+from agent.work.recipes import verl
+from agent.work.recipes.arguments import merged, quoted, read, whole
+from agent.work.recipes.recipe import Command, MisfitError, check_multiple, engines_text, nearest
 from agent.work.recipes.sizing import SEARCH_R1, SEARCH_R1_OFFLOAD, Sizing, Workload, sizing_for
-from agent.work.recipes.verl import (
-    ACTOR,
-    GPUS,
-    MEMORY_KEYS,
-    MINI_BATCH,
-    MODEL,
-    NODES,
-    ROLLOUT,
-    TENSOR_PARALLEL,
-    TRAIN_BATCH,
-    Placement,
-    groups_of,
-    logger_row,
-    nearest,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.work.recipes.arguments import Override, Row
-    from agent.work.recipes.recipe import Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ()
+ACTOR, ROLLOUT, MODEL = verl.ACTOR, verl.ROLLOUT, verl.MODEL
 ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"
 
 _MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
@@ -108,33 +95,25 @@ def make(asked: RecipeInput) -> Command:
     given = {one.key: one.value for one in users if one.prefix != "~"}
     sizing = _sizing(asked, given)
     tensor_parallel = sizing.tensor_parallel
-    groups = groups_of(asked.nodes, tensor_parallel, given)
-    placement = Placement(
-        *(_FORKED_FROM, groups, tensor_parallel),
-        has_servers=False,
-        name="Search-R1",
-        main="its main task",
-    )
+    groups = verl.groups_of(asked.nodes, tensor_parallel, given)
+    placement = verl.Placement(_FORKED_FROM, groups, tensor_parallel, has_servers=False)
     cpu_notes = placement.check(asked.nodes)
     batches, sizes = _batches(groups.total, given, grpo=asked.recipe == "search-r1-grpo")
     settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
-        (NODES, groups.count, "groups of GPUs, each on one node"),
-        (GPUS, groups.gpus, "groups have one size"),
-        (TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
+        (verl.NODES, groups.count, "groups of GPUs, each on one node"),
+        (verl.GPUS, groups.gpus, "groups have one size"),
+        (verl.TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
         *batches,
         *((key, value, "as its authors run it") for key, value in settings),
         *_by_size(asked, sizing),
         (_RETRIEVER_KEY, quoted(_RETRIEVER), "the main task may run on any node"),
-        logger_row(wandb=asked.wandb),
-        ("trainer.project_name", asked.recipe, "the recipe's name"),
-        ("trainer.experiment_name", quoted(asked.named), NAMED_BY),
-        ("trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"),
+        *verl.trainer_rows(asked),
         ("trainer.default_hdfs_dir", "null", "the default copies models to its authors' HDFS"),
         ("trainer.save_freq", _EVERY, "its default is -1: never"),
     ]
-    arguments, why = merged_with_reasons(rows, users)
+    arguments, why = merged(rows, users)
     url = given.get(_RETRIEVER_KEY, _RETRIEVER)
     notes = [
         "Search-R1 cannot resume: it saves models, and every attempt starts at step 0",
@@ -161,15 +140,14 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     """Size the models and the engines, which share all GPUs; on one node states are offloaded."""
     tokens = (whole(given, key) or default for key, default in _LENGTHS)
     load = Workload(
-        nodes=asked.gpu_nodes,
         layouts=SEARCH_R1[1:] if len(asked.gpu_nodes) == 1 else SEARCH_R1,
         tokens=sum(tokens),
         trained=2 if asked.recipe == "search-r1-ppo" else 1,
         frozen=1,
         share=_SHARE,
-        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        tensor_parallel=whole(given, verl.TENSOR_PARALLEL),
     )
-    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+    return sizing_for(asked, [key for key in given if key.startswith(verl.MEMORY_KEYS)], load)
 
 
 def _checked(override: Override) -> Override:
@@ -178,8 +156,7 @@ def _checked(override: Override) -> Override:
     known = root in _ROOTS and (root != "trainer" or rest.split(".")[0] in _TRAINER)
     if not known and override.prefix not in {"+", "++"}:
         what = f"AGENT_JOB_ARGS: {override.key}: Search-R1 has no such key"
-        cannot = " and cannot resume" if rest.startswith("resume") else ""
-        raise MisfitError(f"{what}{cannot}; +{override.key} would add one")
+        raise MisfitError(f"{what}; +{override.key} would add one")
     return override
 
 
@@ -189,30 +166,24 @@ def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[R
     The GPUs divide the prompts of a step, of an update, and of a micro batch over all GPUs.
     """
     unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
-    mini = whole(given, MINI_BATCH)
-    mini = mini or nearest(_MINI_NEAR, range(unit, _MINI_NEAR + 2 * unit, unit))
-    train = whole(given, TRAIN_BATCH) or 2 * mini
+    mini = whole(given, verl.MINI_BATCH) or nearest(_MINI_NEAR, unit)
+    train = whole(given, verl.TRAIN_BATCH) or 2 * mini
     largest = max(part for part in range(1, 5) if mini // gpus % part == 0)
     micro = whole(given, _MICRO_BATCH) or largest * gpus
     samples = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
-    for key, value in ((TRAIN_BATCH, samples), (MINI_BATCH, mini)):
-        if value % gpus:
-            raise MisfitError(f"{key}: {value} samples cannot be divided by {gpus} GPUs")
-    if train % mini:
-        raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
-    parts = {_MICRO_BATCH: micro, _CRITIC_MICRO_BATCH: whole(given, _CRITIC_MICRO_BATCH)}
-    log_prob = {key: whole(given, key) for key in _LOG_PROB_BATCHES}
-    for key, size in (parts | log_prob).items():
-        if size is not None and size % gpus:
-            raise MisfitError(f"{key}={size} is no multiple of {gpus} GPUs")
-    for key, size in parts.items():
-        if size is not None and mini % size:
-            raise MisfitError(f"{MINI_BATCH}={mini} is no multiple of {key}={size}")
+    critic = whole(given, _CRITIC_MICRO_BATCH) or gpus
+    log_prob = ((key, whole(given, key) or gpus) for key in _LOG_PROB_BATCHES)
+    parts = (_MICRO_BATCH, micro), (_CRITIC_MICRO_BATCH, critic)
+    for key, value in ((verl.TRAIN_BATCH, samples), (verl.MINI_BATCH, mini), *parts, *log_prob):
+        check_multiple(key, value, gpus)
+    check_multiple(verl.TRAIN_BATCH, train, mini)
+    for _, size in parts:
+        check_multiple(verl.MINI_BATCH, mini, size)
     even = f"divisible by {gpus} GPUs"
     rows: list[Row] = [
-        (TRAIN_BATCH, train, f"near 512, and {even}; the data needs at least {train} rows"),
+        (verl.TRAIN_BATCH, train, f"near 512, and {even}; the data needs at least {train} rows"),
         ("data.val_batch_size", mini, "near 256; evaluation skips an incomplete batch"),
-        (MINI_BATCH, mini, f"near 256, and {even}"),
+        (verl.MINI_BATCH, mini, f"near 256, and {even}"),
         (_MICRO_BATCH, micro, f"{micro // gpus} per GPU"),
         *((key, 8 * gpus, "8 per GPU") for key in _LOG_PROB_BATCHES),
         (_CRITIC_MICRO_BATCH, gpus, "1 per GPU; checked for GRPO, too, which has no critic"),
@@ -221,14 +192,11 @@ def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[R
 
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
-    """Return the settings that depend on the nodes' memory and on the size of the model."""
-    why = sizing.why.get("share", "as its authors run it")
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
     critic = asked.recipe == "search-r1-ppo"
     if sizing.layout == SEARCH_R1_OFFLOAD:
-        why = sizing.why.get("layout", "as its authors run it on one node")
         for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if critic else ())):
-            yield key, "True", why
+            yield key, "True", sizing.why["layout"]
     model = asked.basis.model
     if asked.recipe == "search-r1-grpo" and model is not None:
         rate = next((rate for size, rate in _LARGE_RATES if model.parameters >= size), "")
@@ -237,15 +205,8 @@ def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
 
 
 def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
-    """Return the settings of model and data."""
     model = quoted(asked.model_path)
-    yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
-    if asked.eval_data:
-        yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"
-        yield "trainer.test_freq", _EVERY, "its default is -1: never"
-    else:
-        unused = "it requires some, and evaluates once, after the last step"
-        yield "data.val_files", texts(asked.train_data), f"no AGENT_EVAL_DATA: {unused}"
+    yield from verl.data_rows(asked, _EVERY)
     yield "+trainer.val_before_train", "False", "an evaluation would delay the first step"
     yield f"{MODEL}.path", model, "AGENT_MODEL"
     if asked.recipe == "search-r1-ppo":

@@ -24,19 +24,16 @@ if TYPE_CHECKING:
 
 _USABLE = 0.97 * (1 << 30)
 """Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
-_COMFORT = 0.9
-"""The part of a GPU that an estimate may fill; up to all of it, with a warning, if nothing less."""
+_COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
 _ASSUMED_MEMORY = 80
 _ASSUMED_HOST = 128e9  # Memory of a node for each of its GPUs, if it is not known
 _HOST_PART = 0.85  # The part of a node's memory for offloaded states
-_ENGINE_PART = 0.25
-"""The part of a GPU that an engine's weights take before they are divided further."""
+_ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
 _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
 _SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
 _MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become faster
-_LEAST_SHARE = 0.4
-"""Of each GPU for engines, if there is room: below it they hold few sequences at once."""
+_LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
 SLOW_LINK = 1e9
@@ -44,6 +41,7 @@ SLOW_LINK = 1e9
 
 Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
 """
+_FIELDS = ("layout", "tensor_parallel", "share", "tokens")
 _KEPT = "as in the checkpoints"
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
 
@@ -98,24 +96,20 @@ OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 class Workload(Value):
     """What is trained, and on what."""
 
-    nodes: tuple[NodeSize, ...]
     layouts: tuple[Layout, ...]
     tokens: int  # The longest micro batch: prompt and answer of its samples
+    nodes: tuple[NodeSize, ...] = ()  # All with GPUs, if there are none
     samples: int = 1  # The samples of a micro batch
     model: ModelShape | None = None
     trained: int = 1  # Models with an optimizer: 2 with a critic
     frozen: int = 0  # References and reward models on the same GPUs
-    share: float = 0.0
-    """The part of each GPU that engines usually have; 0 without engines on these GPUs."""
+    share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
     adapters: bool = False  # Whether only adapters are trained (LoRA)
-    link: float | None = None
-    """Bits per second between nodes, by the slowest link; None if not known."""
-    within: bool | None = None
-    """Whether to gather weights within nodes; None if the network decides."""
+    link: float | None = None  # Bits per second between nodes, by the slowest link, if known
+    within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
-    given: tuple[str, ...] = ()
-    """Arguments of the user that change the memory: then a misfit is a warning."""
+    given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
 
     @property
     def gpus(self) -> int:
@@ -151,9 +145,8 @@ class Workload(Value):
 
     def text(self) -> str:
         """Return the nodes: 2×8×80 GB."""
-        is_even = len({node.gpus for node in self.nodes}) == 1
-        shape = f"{len(self.nodes)}×{self.gpus}" if is_even else f"{self.world} GPUs"
-        return f"{shape}×{self.memory} GB"
+        counts = sorted({str(node.gpus) for node in self.nodes})
+        return f"{len(self.nodes)}×{' or '.join(counts)}×{self.memory} GB"
 
 
 class Sizing(Value):
@@ -163,9 +156,8 @@ class Sizing(Value):
     tensor_parallel: int
     share: float  # The part of each GPU that engines have
     tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
-    within_nodes: bool = False
-    """Whether weights are gathered within each node, and only gradients cross the network."""
-    why: Mapping[str, str] = field(default_factory=dict)  # The arithmetic, by the name of the field
+    within_nodes: bool = False  # Whether only gradients cross the network, and no weights
+    why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -173,19 +165,18 @@ class Sizing(Value):
 def sizing_of(load: Workload) -> Sizing:
     """Return the settings of the first layout that fits; raises MisfitError if none does."""
     load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
-    model = load.model
+    model, kept = load.model, {"within_nodes": _KEPT}
+    by_user = {"tensor_parallel": "AGENT_TENSOR_PARALLEL"} if load.tensor_parallel else {}
     if model is None or not load.nodes:
         layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
         size, unknown = load.tensor_parallel or 1, "the model's size is not known"
-        engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
         note = (
-            f"{unknown} (no config.json here, no size in its name), and nothing is "
-            f"sized for it; assumed: {layout.name}{engines}"
+            f"{unknown} (no config.json here, no size in its name), and nothing is sized for it; "
+            f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
         )
-        asked = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else unknown
         return Sizing(
             *(layout, size, load.share, 0, load.within is True),
-            why={"layout": unknown, "tensor_parallel": asked, "within_nodes": _KEPT},
+            why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
             notes=(note,) if load.nodes else (),
         )
     notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
@@ -200,10 +191,10 @@ def sizing_of(load: Workload) -> Sizing:
     if not load.given and knows_memory:
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
-    least, size = "takes the least memory", max(_engine_sizes(load, model))
+    size = max(_engine_sizes(load, model))
     return Sizing(
         *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
-        why={"layout": least, "tensor_parallel": least, "within_nodes": _KEPT},
+        why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
     )
@@ -215,6 +206,7 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
     return sizing_of(
         replace(
             load,
+            nodes=load.nodes or asked.gpu_nodes,
             model=asked.basis.model,
             link=asked.basis.link,
             tensor_parallel=load.tensor_parallel or asked.tensor_parallel,
@@ -344,52 +336,39 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
-    within = f"over all {count_of(load.world, 'GPU')}"
-    if fit.within:
-        rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
-        because = f", {_KEPT}" if load.within else f": the network is slow{rate}"
-        within = f"over the {load.gpus} GPUs of a node{because}"
+    rate = (load.link or 0) / 1e6
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
         "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
-        "within_nodes": within,
+        "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
     warnings = []
     if fit.host:
         notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
-    if load.prefers_nodes and layout.copy is not None and not fit.within:
-        notes.append("the network is slow, but a node's GPUs alone cannot hold all weights")
     if is_tight:
         warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
     tokens = max(fit.tokens, load.tokens)
-    return Sizing(
-        *(layout, fit.engine, share, tokens, fit.within),
-        why=why,
-        notes=tuple(notes),
-        warnings=tuple(warnings),
-    )
+    said = tuple(notes), tuple(warnings)
+    return Sizing(layout, fit.engine, share, tokens, fit.within, why, *said)
 
 
 def _states_text(fit: _Fit) -> str:
     """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
-    load, model, layout = fit.load, fit.model, fit.layout
-    trained = layout.busy + (load.trained - 1) * layout.idle
-    sharded = ((trained, ""), (load.frozen * layout.frozen, " of frozen models"))
-    parts = [
-        f"{model.billions} × {each:g} bytes / {count_of(fit.shards, 'GPU')} = "
-        f"{_gb(model.parameters * each / fit.shards)}{what}"
-        for each, what in sharded
-        if each
-    ]
-    each = (load.trained + load.frozen) * layout.everywhere
-    if each:
-        parts.append(f"{model.billions} × {each:g} bytes = {_gb(model.parameters * each)}")
-    return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
+    load, layout = fit.load, fit.layout
+
+    def bytes_of(each: float, shards: int) -> str:
+        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
+        size = _gb(fit.model.parameters * each / shards)
+        return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
+
+    each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
+    whole = (load.trained + load.frozen) * layout.everywhere
+    return bytes_of(each, fit.shards) + (f" + {bytes_of(whole, 1)}" if whole else "")
 
 
 def _refusal(load: Workload, model: ModelShape) -> str:
@@ -405,7 +384,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
 
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
-    """Yield what it would fit: more GPUs, larger ones, more memory of the nodes."""
+    """Yield what it would fit: more GPUs, or larger ones."""
     free, first, count = replace(load, tensor_parallel=None), load.nodes[0], len(load.nodes)
     more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
     more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
@@ -418,14 +397,7 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
         if _best(replace(free, nodes=larger), model) is not None:
             yield f"with GPUs of {label} GB"
             break
-    endless = tuple(replace(node, memory=1 << 60) for node in load.nodes)
-    fit = _best(replace(free, nodes=endless), model)
-    if fit is not None and fit.host > load.host:
-        yield f"with {_gb(fit.host / _HOST_PART)} of memory in each node, by {fit.layout.name}"
-    if load.tensor_parallel and _best(free, model) is not None:
-        yield "without AGENT_TENSOR_PARALLEL"
 
 
 def _gb(size: float) -> str:
-    """Format bytes: 5.1 GB, 145 GB."""
     return f"{size / 1e9:.1f} GB" if size < 99.95e9 else f"{size / 1e9:,.0f} GB"

@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.arguments import Arguments, Program, check_keys
+from agent.work.recipes.arguments import Arguments, check_keys
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
     MisfitError,
+    check_multiple,
     count_of,
+    engines_misfit,
     gpu_processes,
     version_text,
 )
@@ -47,16 +49,16 @@ _FLAGS_BY_WORDS = {
     "*": "config",
 }
 FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
-"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Program.flags`)."""
+"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Arguments`)."""
 
-_GPUS_ONLY: Version = (1, 15)
-"""Its Triton kernels run on GPUs only; releases before and after it also run on CPUs."""
+_GPUS_ONLY: Version = (1, 15)  # Its Triton kernels run on GPUs only, unlike other releases
 
 _COMPLETION = 1024
 _SHARE = 0.3
 """Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
+_ENGINE = "vllm-tensor-parallel-size"
 _MEMORY = (
-    *("shard", "vllm-tensor-parallel-size", "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
+    *("shard", _ENGINE, "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
     *("per-device-train-batch-size", "max-completion-length", "config"),
 )
 """Flags that change the memory that a model takes."""
@@ -65,7 +67,7 @@ _ANSWERS = 128  # Answers per update, approximately
 
 def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
-    arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
+    arguments = Arguments("trl_grpo", FLAGS, {}, *asked.args)
     world = gpu_processes(asked.nodes)
     arguments.add("model", asked.model_path, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
@@ -81,30 +83,31 @@ def make(asked: RecipeInput) -> Command:
     elif not arguments.given("reward-url"):
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
-    sizes = _batch(arguments, world)
-    sizing = None
+    notes: tuple[str, ...] = (_batch(arguments, world),)
+    warnings: tuple[str, ...] = ()
+    sharding = {}
     if not world:
         arguments.add("cpu", why="no node has a GPU")
     if not arguments.holds("cpu"):
         sizing = _sizing(arguments, asked, world)
+        if world > 1:
+            shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
+            arguments.add("shard", shard, why=sizing.why["layout"])
+        _engines(arguments, asked, sizing)
+        notes, warnings = (*notes, *sizing.notes), sizing.warnings
+        is_whole = arguments.word("shard") in {"", "none"}
+        sharding = {"sharding": "none" if is_whole else "fsdp"}
     elif asked.version[:2] == _GPUS_ONLY:
         release = version_text(asked.version)
         raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
-    if sizing is not None and world > 1:
-        divided = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
-        shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
-        arguments.add("shard", shard, why=sizing.why.get("layout", divided))
-    _engines(arguments, asked, sizing)
+    elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
+        raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
         arguments.add("run-name", asked.named, why=NAMED_BY)
     script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
     argv = (asked.python, script, *arguments.argv())
-    if sizing is None:
-        return Command(argv, {}, arguments.why(), (sizes,))
-    sharded = {"sharding": "none" if arguments.word("shard") in {"", "none"} else "fsdp"}
-    notes = (sizes, *sizing.notes)
-    return Command(argv, {}, arguments.why(), notes, sizing.warnings, sharded)
+    return Command(argv, {}, arguments.why(), notes, warnings, sharding)
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
@@ -113,14 +116,14 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     Prompts are not counted: they are usually much shorter than the answers.
     """
     answers = arguments.count("per-device-train-batch-size")
+    beta = arguments.word("beta") or "0"
     load = Workload(
-        nodes=asked.gpu_nodes,
         layouts=TRL if world > 1 else (TRL_RESIDENT,),
         tokens=answers * arguments.count("max-completion-length", _COMPLETION),
         samples=answers,
-        frozen=1 if arguments.number("beta") else 0,
+        frozen=1 if beta.startswith("{") or float(beta) else 0,
         share=_SHARE,
-        tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
+        tensor_parallel=arguments.whole(_ENGINE) or None,
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
 
@@ -132,44 +135,30 @@ def _batch(arguments: Arguments, world: int) -> str:
     """
     group = arguments.count("num-generations", 8)
     if group < 2:
-        raise MisfitError(
-            "AGENT_JOB_ARGS: --num-generations must be at least 2, to compare answers"
-        )
+        raise MisfitError("AGENT_JOB_ARGS: --num-generations must be at least 2")
     each = arguments.count("per-device-train-batch-size", group)
     near = max(1, round(_ANSWERS / (each * world))) if world else 1
     steps = arguments.count("gradient-accumulation-steps", near)
     total = each * steps * (world or 1)
-    if total % group:
-        raise MisfitError(
-            f"AGENT_JOB_ARGS: {total} answers per update are no whole groups of {group}: "
-            f"--per-device-train-batch-size must be a multiple of {group}"
-        )
+    check_multiple("answers per update:", total, group)
     arguments.add("num-generations", group, why="answers per prompt, to compare")
     arguments.add("per-device-train-batch-size", each, why="whole groups")
     arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
+    who, times = "each process", ""
+    if world:
+        who, times = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}", f"{world} × "
     prompts = f"{count_of(total // group, 'prompt')} × {group}"
-    if not world:
-        return f"each process: batch {total} = {each} × {steps}; {prompts}"
-    processes = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}"
-    return f"{processes}; batch {total} = {world} × {each} × {steps}; {prompts}"
+    return f"{who}; batch {total} = {times}{each} × {steps}; {prompts}"
 
 
-def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing | None) -> None:
-    """Have vLLM generate on the training GPUs."""
-    size = sizing.tensor_parallel if sizing is not None else asked.tensor_parallel or 1
-    if arguments.given("cpu") or (size == 1 and sizing is None):
-        return
-    why = "AGENT_TENSOR_PARALLEL" if sizing is None else sizing.why["tensor_parallel"]
-    sleeps = "vLLM generates, and sleeps while the model trains"
-    arguments.add("vllm-tensor-parallel-size", size, why=f"{sleeps}; {why}")
-    if not arguments.whole("vllm-tensor-parallel-size"):  # turned off by the user
+def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
+    size, why = sizing.tensor_parallel, sizing.why
+    sleeps = f"vLLM generates, and sleeps while the model trains; {why['tensor_parallel']}"
+    arguments.add(_ENGINE, size, why=sleeps)
+    if not arguments.whole(_ENGINE):  # turned off by the user
         return
     counts = sorted({node.gpus for node in asked.nodes})
-    if any(count == 0 or count % size for count in counts):
-        raise MisfitError(
-            f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
-            "set AGENT_TENSOR_PARALLEL to a number that divides them"
-        )
-    if sizing is not None and sizing.share != _SHARE:
-        why = sizing.why["share"]
-        arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why)
+    if any(count % size for count in counts):
+        raise engines_misfit(size, counts)
+    if sizing.share != _SHARE:
+        arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why["share"])

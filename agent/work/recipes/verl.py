@@ -10,18 +10,8 @@ from math import gcd, lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent.base.value import Value
-from agent.work.recipes.arguments import (
-    Row,
-    merged_with_reasons,
-    quoted,
-    read,
-    rows_for,
-    texts,
-    whole,
-)
+from agent.work.recipes.arguments import Row, merged, quoted, read, rows_for, texts, whole
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -30,8 +20,11 @@ from agent.work.recipes.recipe import (
     RecipeInput,
     Version,
     check_columns,
-    count_of,
+    check_cpus,
+    check_multiple,
+    engines_misfit,
     engines_text,
+    nearest,
     version_text,
 )
 from agent.work.recipes.sizing import VERL, VERL_CPU, VERL_OFFLOAD, Sizing, Workload, sizing_for
@@ -50,7 +43,7 @@ TRAIN_BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size
 _SAMPLES, _MODE = f"{ROLLOUT}.n", f"{ROLLOUT}.mode"
 _STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 STORES = 8  # TransferQueue's storage processes, by default; one CPU each
-_TRAIN_NEAR, _MINI_NEAR = 1024, 256  # verl's own batches
+_TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
 _PROMPT, _ANSWER = "data.max_prompt_length", "data.max_response_length"
 _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
 _ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
@@ -73,18 +66,10 @@ _SETTINGS: tuple[Row, ...] = (
     ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
     (f"{MODEL}.use_remove_padding", "True", "padding is not computed; off by default in 0.6"),
     (f"{_REF}.fsdp_config.param_offload", "True", "as the scripts: it works between updates only"),
-    (
-        f"{ACTOR}.checkpoint.save_contents",
-        "[model,optimizer,extra,hf_model]",
-        "with each checkpoint a model that transformers can load",
-    ),
+    (f"{ACTOR}.checkpoint.save_contents", "[model,optimizer,extra,hf_model]", "with an HF model"),
     ("trainer.max_actor_ckpt_to_keep", "2", "the default keeps every checkpoint"),
     ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
     (f"{ROLLOUT}.name", "vllm", "verl has no default"),
-)
-_OF_PPO: tuple[Row, ...] = (
-    ("critic.model.use_remove_padding", "True", "off by default up to 0.7"),
-    ("trainer.max_critic_ckpt_to_keep", "2", "as the actor's"),
 )
 """Settings that depend on neither nodes nor version."""
 _DYNAMIC = {
@@ -104,10 +89,6 @@ def groups_of(
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError("it trains on GPUs, and no node has one")
-    if tensor_parallel > sum(sizes):
-        raise MisfitError(
-            f"AGENT_TENSOR_PARALLEL={tensor_parallel} is more than the {sum(sizes)} GPUs"
-        )
     fitting = {part: sum(size // part for size in sizes) for part in range(1, max(sizes) + 1)}
     shape, even = ", ".join(map(str, sizes)), min(sizes) == max(sizes)
     if gpus is None and even:
@@ -119,30 +100,16 @@ def groups_of(
             if size % tensor_parallel == 0 and groups >= (count or 1)
         ]
         if not candidates:
-            raise MisfitError(
-                f"no node of {shape} has the GPUs for an engine of {tensor_parallel}"
-                + (f" {count} times" if count else "")
-                + f": set AGENT_TENSOR_PARALLEL to {_divisors_of(max(sizes))}"
-            )
+            raise engines_misfit(tensor_parallel, sizes)
         gpus = max(candidates, key=lambda size: ((count or fitting[size]) * size, size))
     if (count or 1) > fitting.get(gpus, 0):
-        raise MisfitError(
-            f"trainer.nnodes={count or 1} groups of {gpus} GPUs, each on one node, do not fit on "
-            f"nodes of {shape} GPUs, which have {fitting.get(gpus, 0)}: verl would wait forever"
-        )
+        what = f"trainer.nnodes={count or 1} groups of {gpus} GPUs do not fit nodes of {shape}"
+        raise MisfitError(f"{what} GPUs: verl would wait forever")
     groups = GpuGroups(count or fitting[gpus], gpus)
     spans_nodes = tensor_parallel % gpus == 0 and groups.total % tensor_parallel == 0
     if gpus % tensor_parallel and not (spans_nodes and even and gpus == sizes[0]):
-        raise MisfitError(
-            f"AGENT_TENSOR_PARALLEL={tensor_parallel} does not divide the {gpus} GPUs of a node: "
-            f"an engine would span parts of nodes; {_divisors_of(gpus)} fits"
-        )
+        raise engines_misfit(tensor_parallel, sizes)  # one would span parts of nodes
     return groups
-
-
-def _divisors_of(number: int) -> str:
-    found = [str(part) for part in range(1, number + 1) if number % part == 0]
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
 
 def _batches(gpus: int, samples: int, loops: int, given: Mapping[str, str]) -> tuple[int, int]:
@@ -152,35 +119,19 @@ def _batches(gpus: int, samples: int, loops: int, given: Mapping[str, str]) -> t
     of a step also by its agent-loop workers (1 if their parts may be unequal).
     """
     train, mini, step = whole(given, TRAIN_BATCH), whole(given, MINI_BATCH), lcm(gpus, loops)
-
-    def fitting(prompts: Iterable[int], parts: int) -> list[int]:
-        return [number for number in prompts if number * samples % parts == 0]
-
     for key, value, parts in ((TRAIN_BATCH, train, step), (MINI_BATCH, mini, gpus)):
-        if value is not None and value * samples % parts:
-            near = nearest(value, fitting(range(1, value + gpus * loops + 1), parts))
-            by = f"{gpus} GPUs" + (f" and {loops} agent loops" if loops > 1 else "")
-            raise MisfitError(
-                f"{key}={value} × {samples} answers cannot be divided by {by}: {near} fits"
-            )
-    if train is not None and mini is not None:
-        if train % mini:
-            raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
-        return train, mini
-    if train is not None:
-        divisors = (part for part in range(1, train + 1) if train % part == 0)
-        return train, nearest(train / 4, fitting(divisors, gpus))
-    if mini is not None:
-        steps = range(mini, (_TRAIN_NEAR // mini + loops + 1) * mini + 1, mini)
-        return nearest(_TRAIN_NEAR, fitting(steps, step)), mini
-    multiples = range(gpus, _MINI_NEAR + (loops + 1) * gpus, gpus)
-    train = nearest(4 * _MINI_NEAR, fitting((4 * size for size in multiples), step))
-    return train, train // 4
-
-
-def nearest(target: float, numbers: Iterable[int]) -> int:
-    """Return the number nearest to the target, the larger one of two."""
-    return min(numbers, key=lambda number: (abs(number - target), -number))
+        if value is not None:
+            check_multiple(f"{key} × {samples} answers:", value * samples, parts)
+    if train is None:
+        unit = lcm(step // gcd(step, samples), mini or 4 * gpus)
+        train = nearest(_TRAIN_NEAR, unit)
+        mini = mini or train // 4
+    if mini is None:
+        parts_of = (part for part in range(1, train + 1) if train % part == 0)
+        fitting = [part for part in parts_of if part * samples % gpus == 0]
+        mini = min(fitting, key=lambda part: (abs(part - train / 4), -part))
+    check_multiple(TRAIN_BATCH, train, mini)
+    return train, mini
 
 
 class Placement(Value):
@@ -189,64 +140,35 @@ class Placement(Value):
     version: Version
     groups: GpuGroups
     tensor_parallel: int
-    has_servers: bool = True
-    """Whether each engine is a server process, as in verl's asynchronous rollout."""
-    stores: int = STORES
-    name: str = "verl"
-    main: str = "TaskRunner"  # The process that directs the others
+    has_servers: bool = True  # Whether each engine is a process, as in asynchronous rollouts
 
-    @property
-    def _has_queue(self) -> bool:
-        return self.version >= (0, 9)
-
-    def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...]) -> dict[str, int]:
-        """Return the CPUs that a node needs, by purpose."""
+    def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...], stores: int) -> int:
+        """Return the CPUs that a node needs beside so many stores of TransferQueue in all."""
         groups_here = min(node.gpus // self.groups.gpus, self.groups.count)
-        each = 3 if self.version >= (0, 7) else 1
-        needs = {}
-        if groups_here:
-            gpus = groups_here * self.groups.gpus
-            needs[f"{count_of(gpus, 'GPU')} × {each}"] = gpus * each
-        if groups_here and self.has_servers and self.version < (0, 7, 1):
+        needs = groups_here * self.groups.gpus * (3 if self.version >= (0, 7) else 1)
+        if self.has_servers and self.version < (0, 7, 1):
             # up to 0.7.0 each engine's server takes a CPU on its node, beside the groups
-            engines = groups_here * max(1, self.groups.gpus // self.tensor_parallel)
-            needs[count_of(engines, "engine")] = engines
-        if self._has_queue and self.stores:
-            here = -(-self.stores // len(nodes))
-            needs[f"{here} of TransferQueue's {self.stores} stores"] = here
-        # Ray places processes that need no GPU on nodes without one, if any of those has CPUs
+            needs += groups_here * max(1, self.groups.gpus // self.tensor_parallel)
+        if self.version >= (0, 9):
+            needs += -(-stores // len(nodes))
+        # The main process and TransferQueue's controller need no GPU: Ray places them on nodes
+        # without one, if any of those has CPUs.
         without_gpus = [other for other in nodes if not other.gpus and other.cpus != 0]
-        if node in (without_gpus or [other for other in nodes if other.cpus != 0]):
-            needs["TransferQueue's controller" if self._has_queue else self.main] = 1
-        return needs
+        return needs + (node in (without_gpus or [other for other in nodes if other.cpus != 0]))
 
     def fitting_stores(self, nodes: tuple[NodeSize, ...]) -> int:
         """Return how many of TransferQueue's stores have a free CPU, at most the default."""
-        if not self._has_queue:
-            return 0
-        bare = replace(self, stores=0)
-        free = [n.cpus - sum(bare.needs(n, nodes).values()) for n in nodes if n.cpus is not None]
+        free = [n.cpus - self.needs(n, nodes, 0) for n in nodes if n.cpus is not None]
         fitting = min(free, default=STORES) * len(nodes)
         return min(STORES, fitting) if fitting > 0 else STORES
 
-    def check(self, nodes: tuple[NodeSize, ...]) -> list[str]:
+    def check(self, nodes: tuple[NodeSize, ...], stores: int = 0) -> list[str]:
         """Refuse nodes with too few CPUs; return a note if it is unknown how many they have."""
-        short, most = [], 0
-        for index, node in enumerate(nodes):
-            needs = self.needs(node, nodes)
-            total = sum(needs.values())
-            most = max(most, total)
-            if node.cpus is not None and node.cpus < total:
-                name = f"node {index + 1}" if index else "the head"
-                short.append(f"{name} has {node.cpus} of {total} CPUs ({' + '.join(needs)})")
-        if short:
-            raise MisfitError(
-                f"{self.name} would wait forever for CPUs: {'; '.join(short)}. Ray only counts "
-                "CPUs: AGENT_NUM_CPUS on such a node sets a higher number"
-            )
+        needs = [self.needs(node, nodes, stores) for node in nodes]
+        check_cpus(nodes, needs)
         if all(node.cpus is not None for node in nodes):
             return []
-        return [f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"]
+        return [f"a node needs up to {max(needs)} CPUs; the CPUs of the nodes are not known here"]
 
 
 VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
@@ -270,24 +192,17 @@ def make(asked: RecipeInput) -> Command:
         *_memory(asked, sizing),
         *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given),
-        logger_row(wandb=asked.wandb),
-        ("trainer.project_name", quoted(asked.recipe), "the recipe's name"),
-        ("trainer.experiment_name", quoted(asked.named), NAMED_BY),
-        ("trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"),
+        *trainer_rows(asked),
         ("trainer.save_freq", _EVERY, "verl's default is -1: never"),
         ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
     )
     if not asked.scores and not asked.reward_model:
-        notes.append(
-            "verl scores by the data_source of each row, and refuses unknown ones: AGENT_REWARD "
-            "uses a reward server instead"
-        )
+        notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
     if asked.version >= (0, 9):
-        needs = "verl 0.9 needs the packages TransferQueue and orjson, which pip does not install"
-        notes.append(needs)
-    arguments, why = merged_with_reasons(rows, users)
+        notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
+    arguments, why = merged(rows, users)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
@@ -304,12 +219,10 @@ def make(asked: RecipeInput) -> Command:
 
 
 def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
-    """Size the actor, the critic and the engines, which share all GPUs."""
     kept = asked.basis.kept
     is_fsdp2 = kept.get(_STRATEGY) == "fsdp2"
     layouts = tuple(one for one in VERL if not kept or (one == VERL_CPU) == is_fsdp2)
     load = Workload(
-        nodes=asked.gpu_nodes,
         layouts=layouts,
         tokens=_longest(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
@@ -322,9 +235,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
 
 
 def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
-    """Return the settings that follow from the memory of the GPUs."""
-    why = sizing.why.get("share", "training shares the GPUs; the default is 0.5")
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
     critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
     for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
         if part == "critic" and asked.recipe == "verl-grpo":
@@ -340,7 +251,6 @@ def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
 
 
 def _fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
-    """Return the GPUs over which states are sharded."""
     gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
     return str(gpus) if sizing.within_nodes else _ALL_GPUS
 
@@ -379,7 +289,7 @@ def _check_keys(users: list[Override], version: Version) -> None:
     sections: dict[str, set[str]] = {}
     for section, *keys in rows_for("verl_keys.txt", version):
         sections.setdefault(section.strip("."), set()).update(keys)
-    complaints = [found for override in users if (found := _complaint(override, version, sections))]
+    complaints = list(filter(None, (_complaint(one, version, sections) for one in users)))
     if complaints:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
 
@@ -392,29 +302,22 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
             return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
     if override.prefix in {"+", "++"}:
         return ""
-    if key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
-        hint = _suggestion(override.value, _ESTIMATORS)
-        return f"{key}: verl has no {override.value}{hint}; ++{key}=… insists"
     section = key
     while section and section not in sections:
         section = section.rpartition(".")[0]
-    name = key.removeprefix(section).strip(".").partition(".")[0]
-    if not name or name in sections[section]:
+    name, known = key.removeprefix(section).strip(".").partition(".")[0], sections[section]
+    if key == "algorithm.adv_estimator":
+        name, known = override.value, _ESTIMATORS
+    if not name or name in known:
         return ""
-    where = f"in {section}" if section else "at its root"
-    hint = _suggestion(name, sections[section], section)
-    return f"{key}: {verl} has no {name} {where}{hint}; ++{key}=… insists"
-
-
-def _suggestion(word: str, known: set[str], section: str = "") -> str:
-    near = get_close_matches(word, known, 1)
-    return f" ({'.'.join(filter(None, (section, near[0])))}?)" if near else ""
+    near = get_close_matches(name, known, 1)
+    hint = f" ({near[0]}?)" if near else ""
+    return f"{key}: {verl} has no {name}{hint}; ++{key}=… insists"
 
 
 def _sizes(
     asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
 ) -> tuple[list[Row], list[str]]:
-    """Return the settings that follow from the nodes, and notes on them."""
     version, grpo = asked.version, asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
     samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
@@ -422,32 +325,21 @@ def _sizes(
     gpus = [node.gpus for node in asked.nodes if node.gpus]
     shape = ", ".join(map(str, gpus))
     if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
-        raise MisfitError(
-            f"verl {version_text(version)} places at most one group on a node, and nodes of "
-            f"{shape} GPUs are {groups.count} groups of {groups.gpus}: install 0.6.1 or a "
-            f"later release, or set {NODES} and {GPUS} in AGENT_JOB_ARGS"
-        )
+        what = f"places one group on a node, and nodes of {shape} GPUs are groups of {groups.gpus}"
+        raise MisfitError(f"verl 0.5 {what}: install 0.6.1 or later")
     loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
     loops = loops if version < (0, 9) else 1
     train, mini = _batches(groups.total, samples, loops, given)
     mode = given.get(_MODE, "async" if _needs_async(asked) else "sync")
-    placement = Placement(
-        version,
-        groups,
-        tensor_parallel,
-        has_servers=mode == "async" or version >= (0, 7),
-        name=f"verl {version_text(version)}",
-    )
+    has_servers = mode == "async" or version >= (0, 7)
+    placement = Placement(version, groups, tensor_parallel, has_servers)
     stores = whole(given, _STORES) or placement.fitting_stores(asked.nodes)
-    cpu_notes = replace(placement, stores=stores).check(asked.nodes)
+    cpu_notes = placement.check(asked.nodes, stores)
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     even = f"× {samples} answers it is divisible by {groups.total} GPUs"
-    joined = f"{len(gpus)} nodes with GPUs joined"
-    if set(gpus) != {groups.gpus}:
-        joined = f"groups of {groups.gpus} on nodes of {shape} GPUs"
-    equal = f"{groups.total} GPUs in {groups.count} equal groups, each on one node"
+    equal = f"equal groups, each on one node, of nodes of {shape} GPUs"
     rows: list[Row] = [
-        (NODES, groups.count, joined),
+        (NODES, groups.count, equal),
         (GPUS, groups.gpus, equal),
         (TENSOR_PARALLEL, tensor_parallel, f"{sizing.why['tensor_parallel']}; {engines}"),
         (_SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
@@ -461,26 +353,16 @@ def _sizes(
     idle = sum(gpus) - groups.total
     if idle:
         notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")
-    if tensor_parallel > groups.gpus:
-        needs = "; this needs vLLM 0.11.1 or newer" * (version >= (0, 7, 1))
-        notes.append(f"an engine spans {tensor_parallel // groups.gpus} nodes{needs}")
     return rows, [*notes, *cpu_notes]
 
 
 def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
-    """Return the settings of model, data and algorithm."""
     grpo = asked.recipe == "verl-grpo"
-    prompts = {"data.prompt_key": given.get("data.prompt_key", "prompt")}
-    check_columns(asked, prompts, "name it by this key in AGENT_JOB_ARGS")
+    check_columns(asked, {"data.prompt_key": given.get("data.prompt_key", "prompt")})
     model = quoted(asked.model_path)
     yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
-    yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
-    if asked.eval_data:
-        yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"
-        yield "trainer.test_freq", _EVERY, "verl's default is -1: never"
-    else:
-        unused = "verl requires some; without AGENT_EVAL_DATA it is never evaluated"
-        yield "data.val_files", texts(asked.train_data), unused
+    yield from data_rows(asked, _EVERY)
+    if not asked.eval_data:
         yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
     dropped = "verl drops longer ones and prints how many rows remain; by default 512"
     yield _PROMPT, _PROMPT_TOKENS, dropped
@@ -492,12 +374,12 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
     else:
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-        yield from _OF_PPO
+        yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
+        yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
     yield from _SETTINGS
 
 
 def _longest(given: Mapping[str, str]) -> int:
-    """Return the tokens of the longest prompt and answer."""
     prompt = whole(given, _PROMPT) or _PROMPT_TOKENS
     return prompt + (whole(given, _ANSWER) or _ANSWER_TOKENS)
 
@@ -514,8 +396,7 @@ def _batches_by_tokens(
         elif key == f"{ACTOR}.use_dynamic_bsz" or (micro and not (grpo and "critic" in key)):
             yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
-    parts = ("at least the longest prompt and answer", sizing.why.get("tokens"))
-    tokens = "; ".join(filter(None, parts))
+    tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
     yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(min(_ACTOR_TOKENS, fitting), longest), tokens
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
         yield "critic.ppo_max_token_len_per_gpu", max(fitting, longest), tokens
@@ -546,17 +427,13 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
 
 def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
     """Return the settings of the function that asks the reward server, unless the user has one."""
-    root = "custom_reward_function"
-    if asked.version >= (0, 7, 1):
-        root = f"reward.{root}"
+    has_section = asked.version >= (0, 7, 1)
+    root = "reward.custom_reward_function" if has_section else "custom_reward_function"
     yield from _reward_model(asked, given)
     if not asked.scores or f"{root}.path" in given:
         return
     if asked.version < (0, 6):
-        raise MisfitError(
-            f"verl {version_text(asked.version)} cannot await the reward server: install 0.6.1 or "
-            "a later release"
-        )
+        raise MisfitError("verl 0.5 cannot await the reward server: install 0.6.1 or later")
     yield f"{root}.path", quoted(reward_function()), "asks the reward server"
     yield f"{root}.name", "compute_score", "its function"
     yield f"+{root}.reward_kwargs.url", quoted("{reward_url}"), "the run's reward server"
@@ -570,8 +447,20 @@ def _needs_async(asked: RecipeInput) -> bool:
     return asked.scores and asked.version < (0, 7)
 
 
-def logger_row(*, wandb: bool) -> Row:
-    """Return the setting of the loggers."""
-    if wandb:
-        return "trainer.logger", '["console","wandb"]', "WANDB_API_KEY"
-    return "trainer.logger", '["console"]', "no WANDB_API_KEY"
+def data_rows(asked: RecipeInput, every: int) -> Iterable[Row]:
+    """Return the settings of the data; verl requires data for evaluation, too."""
+    yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
+    if asked.eval_data:
+        yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"
+        yield "trainer.test_freq", every, "the default is -1: never"
+    else:
+        yield "data.val_files", texts(asked.train_data), "required; there is no AGENT_EVAL_DATA"
+
+
+def trainer_rows(asked: RecipeInput) -> Iterable[Row]:
+    """Return the settings of the run's names, loggers and folder."""
+    logger = '["console","wandb"]' if asked.wandb else '["console"]'
+    yield "trainer.logger", logger, "wandb with WANDB_API_KEY only"
+    yield "trainer.project_name", quoted(asked.recipe), "the recipe's name"
+    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
+    yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
