@@ -55,12 +55,12 @@ from agent.work.job import checkpoint_owner
 from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
-from agent.work.torchrun import command_fault, split_python, torchrun_arguments, torchrun_problems
+from agent.work.torchrun import split_python, torchrun_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node.facts import Facts, TorchPython
+    from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
@@ -69,16 +69,23 @@ if TYPE_CHECKING:
     from agent.work.services import ServicesFile
 
 
+def _read_text(variable: str, path: str, expected: str, problems: list[Problem]) -> str | None:
+    """Return the text of a variable's file; None if it cannot be read, which is a problem."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        problems.append(Problem(variable, f"{path!r} ({why})", expected))
+        return None
+
+
 def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
     """Return the services and steps of the AGENT_SERVICES file; add its errors to `problems`."""
     if settings.services is None:
         return NO_FILE
-    try:
-        text = Path(settings.services).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        wanted = "the path of a TOML file, there on every node"
-        problems.append(Problem("AGENT_SERVICES", f"{settings.services!r} ({why})", wanted))
+    wanted = "the path of a TOML file, there on every node"
+    text = _read_text("AGENT_SERVICES", settings.services, wanted, problems)
+    if text is None:
         return NO_FILE
     found, errors = parse(text, settings.services, settings)
     problems += errors
@@ -88,20 +95,18 @@ def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
 _DEFAULT_TEMP = "/tmp"
 
 
-def temp_root(settings: Settings) -> tuple[str, list[Problem]]:
-    """Return the folder for Ray's sessions, and what is wrong with it."""
-    asked = dict(flags_of(settings.ray_args)).get(TEMP_DIR)
-    if asked is None:
-        return _DEFAULT_TEMP, []
-    given = f"{TEMP_DIR}={asked}"
-    if not Path(asked).is_dir():
+def temp_root(settings: Settings, problems: list[Problem]) -> str:
+    """Return the folder for Ray's sessions; add what is wrong with it to `problems`."""
+    folder = dict(flags_of(settings.ray_args)).get(TEMP_DIR) or _DEFAULT_TEMP
+    given = f"{TEMP_DIR}={folder}"
+    if not Path(folder).is_dir():
         expected = "a folder that is there: mount its disk, or make it"
-        got = f"{given}, which is no folder here"
-        return _DEFAULT_TEMP, [Problem("AGENT_RAY_ARGS", got, expected)]
-    if needs_shell_quoting(asked):
+        problems.append(Problem("AGENT_RAY_ARGS", f"{given}, which is no folder here", expected))
+        return _DEFAULT_TEMP
+    if needs_shell_quoting(folder):
         expected = "a path of letters, digits, dots, dashes and underscores (a shell reads it)"
-        return asked, [Problem("AGENT_RAY_ARGS", given, expected)]
-    return asked, []
+        problems.append(Problem("AGENT_RAY_ARGS", given, expected))
+    return folder
 
 
 _ENV, _DIR = "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"
@@ -125,50 +130,62 @@ _NODE_ENVIRONMENT = (
 
 
 def read_runtime_env(
-    settings: Settings, environ: Mapping[str, str], ray: str
+    settings: Settings, environ: Mapping[str, str], ray: str, problems: list[Problem]
 ) -> tuple[dict[str, object], UploadSize | None]:
     """Return the runtime_env with the working dir, and its upload's size; `ray` is Ray's folder."""
-    parsed = {} if settings.runtime_env is None else _parse(settings.runtime_env)
-    problems = [parsed] if isinstance(parsed, Problem) else [*_faults(parsed)]
-    found = {} if isinstance(parsed, Problem) else parsed
+    found: dict[str, object] = {}
+    if settings.runtime_env is not None:
+        found = _parse(settings.runtime_env, problems)
+    problems += _faults(found)
     variable = _ENV
     if settings.working_dir is not None:
         if "working_dir" in found:
             both = f"{_DIR} + {_ENV}"
             problems.append(Problem(both, "a working_dir in each", "one of the two"))
         variable, found = _DIR, {**found, "working_dir": settings.working_dir}
-    upload = _working_dir(variable, found, environ, ray, insists=settings.allow_insecure)
-    if isinstance(upload, Problem):
-        raise SettingsError((*problems, upload))
-    if problems:
-        raise SettingsError(tuple(problems))
+    given = found.get("working_dir")
+    if given is None or (isinstance(given, str) and _REMOTE.match(given)):
+        return found, None
+    folder, shown = Path(str(given)), repr(str(given))
+    if not folder.is_dir():
+        if variable == _DIR or not folder.is_file():  # Ray takes a zip, too
+            what = f"{shown}, which is no folder here"
+            problems.append(Problem(variable, what, "a folder to upload"))
+        return found, None
+    patterns = found.get("excludes")
+    excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
+    upload = measure(folder.absolute(), excludes, ray, environ)
+    if upload is not None and upload.credentials and not settings.allow_insecure:
+        names = first_names(upload.credentials)
+        what = f"{shown} with credentials in it: {names}"
+        problems.append(Problem(variable, what, _LEAVE_OUT))
+    elif upload is not None and upload.size > LIMIT:
+        parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
+        what = f"{shown}: {mib(upload.size)} in {upload.files} files ({parts})"
+        problems.append(Problem(variable, what, f"at most {mib(LIMIT)}, {_SHRINK}"))
     return found, upload
 
 
-def _parse(text: str) -> dict[str, object] | Problem:
-    if not text.lstrip().startswith("{"):
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            given = f"{text!r} ({getattr(error, 'strerror', None) or 'not text'})"
-            return Problem(_ENV, given, "JSON, or the path of a YAML or JSON file")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
+def _parse(given: str, problems: list[Problem]) -> dict[str, object]:
+    """Return the mapping of AGENT_RUNTIME_ENV: JSON, or a file of JSON or YAML."""
+    import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
 
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError) as error:
-            what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
-            return Problem(_ENV, what, "YAML or JSON")
-    if not isinstance(value, dict):
-        return Problem(_ENV, "something that is no mapping", "names and values")
+    text: str | None = given
+    if not given.lstrip().startswith("{"):
+        text = _read_text(_ENV, given, "JSON, or the path of a YAML or JSON file", problems)
+    if text is None:
+        return {}
     try:
-        json.dumps(value)  # so it travels to Ray
-    except (TypeError, ValueError, RecursionError) as error:  # YAML has dates, sets and loops
-        what = f"a value that JSON cannot carry ({error})"
-        return Problem(_ENV, what, "texts, numbers, lists and mappings")
+        is_json = text.lstrip().startswith("{")
+        value = json.loads(text) if is_json else yaml.safe_load(text)
+        json.dumps(value)  # so it travels to Ray: YAML has dates, sets and loops
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        what = f"what JSON cannot carry ({str(error).splitlines()[0]})"
+        problems.append(Problem(_ENV, what, "names with texts, numbers, lists and mappings"))
+        return {}
+    if not isinstance(value, dict):
+        problems.append(Problem(_ENV, "something that is no mapping", "names and values"))
+        return {}
     return {str(key): item for key, item in value.items()}
 
 
@@ -184,11 +201,8 @@ def _faults(found: Mapping[str, object]) -> Iterator[Problem]:
     given = found.get("env_vars", {})
     if not isinstance(given, dict):
         yield Problem(_ENV, "env_vars that are no mapping", "names and quoted values")
-        return
-    for name, value in given.items():
-        if not isinstance(value, str):
-            quoted = f'{name}: "{json.dumps(value)}"' if value is not None else f'{name}: ""'
-            yield Problem(_ENV, f"env_vars.{name}, which is no text", f"it quoted: {quoted}")
+    elif wrong := [f"env_vars.{name}" for name in given if not isinstance(given[name], str)]:
+        yield Problem(_ENV, f"{first_names(wrong)}, which is no text", "a value in quotes")
 
 
 def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str]]:
@@ -203,68 +217,34 @@ def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str
             yield from _texts(f"{place}[{index}]", "", inner)
 
 
-def _working_dir(
-    variable: str,
-    found: Mapping[str, object],
-    environ: Mapping[str, str],
-    ray: str,
-    *,
-    insists: bool,
-) -> UploadSize | Problem | None:
-    """Return the size of the upload, or a problem: no such folder, credentials in it, too large."""
-    given = found.get("working_dir")
-    if given is None or (isinstance(given, str) and _REMOTE.match(given)):
-        return None
-    folder, shown = Path(str(given)), repr(str(given))
-    if not folder.is_dir():
-        if variable == _ENV and folder.is_file():  # Ray takes a zip, too
-            return None
-        return Problem(variable, f"{shown}, which is no folder here", "a folder to upload")
-    patterns = found.get("excludes")
-    excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
-    upload = measure(folder.absolute(), excludes, ray, environ)
-    if upload is not None and upload.credentials and not insists:
-        names = first_names(upload.credentials)
-        return Problem(variable, f"{shown} with credentials in it: {names}", _LEAVE_OUT)
-    if upload is not None and upload.size > LIMIT:
-        parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
-        least = "" if upload.complete else "at least "
-        what = f"{shown}: {least}{mib(upload.size)} in {upload.files} files ({parts})"
-        return Problem(variable, what, f"at most {mib(LIMIT)}, {_SHRINK}")
-    return upload
-
-
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     """Add the facts that the chosen recipe needs: framework, checkpoint disk, model size."""
     settings = loaded.settings
     known = recipe_info(settings, loaded.command)
     if known is None or not known.framework or topology.is_idle:
         return facts
-    starts_in = settings.working_dir or "."
     inputs = {
         "AGENT_MODEL": settings.model,
         "AGENT_TRAIN_DATA": settings.train_data,
         "AGENT_EVAL_DATA": settings.eval_data,
     }
-    missing = run_within(
-        times.STALLED_DISK,
-        lambda: {name: one for name, one in inputs.items() if one and is_missing(one)},
-    )
-    facts = replace(
-        facts,
-        framework=find_framework(known.framework, facts.job_python, starts_in),
-        data_columns=run_within(times.STALLED_DISK, lambda: columns_of(settings.train_data or "")),
-        missing_inputs=missing or {},
-    )
     folder = checkpoint_folder(settings, loaded.command)
-    mount = run_within(times.STALLED_DISK, lambda: (mount_of(folder),))
-    if mount is None:
-        return facts
-    facts = replace(facts, checkpoints=mount[0])
-    sizes = run_within(times.STALLED_DISK, lambda: (free_at(folder), weights_in(settings.model)))
-    if sizes is not None:
-        facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
-    return facts
+    data, python = settings.train_data or "", facts.job_python
+
+    def read_disks() -> Facts:
+        return replace(
+            facts,
+            missing_inputs={name: one for name, one in inputs.items() if one and is_missing(one)},
+            checkpoints=mount_of(folder),
+            checkpoints_free=free_at(folder),
+            model_bytes=weights_in(settings.model),
+        )
+
+    return replace(
+        run_within(times.STALLED_DISK, read_disks) or facts,
+        framework=find_framework(known.framework, python, settings.working_dir or "."),
+        data_columns=run_within(times.STALLED_DISK, lambda: columns_of(data, python)),
+    )
 
 
 def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | None:
@@ -296,14 +276,16 @@ def plan_from_environment(
 ) -> Plan:
     """Make the plan, or raise all faults together; `wants_job` is False to examine a machine."""
     loaded = _load_settings(environ, command)
-    settings, words = loaded.settings, loaded.command
-    ray, names = find_ray(environ.get("PATH")), dict[str, tuple[str, ...]]()
+    settings, words, path = loaded.settings, loaded.command, environ.get("PATH")
+    ray, names, problems = find_ray(path), dict[str, tuple[str, ...]](), list[Problem]()
     if settings.head is not None and not is_ip(settings.head):  # its address decides the role
         names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
-    program, torch = _find_torchrun_programs(environ, loaded, ray.executable)
-    temp, problems = temp_root(settings)
+    program, torch, temp = words, None, temp_root(settings, problems)
     if launcher(settings, None) == TORCHRUN:
+        program, torch = None, find_torch(path, split_python(words or ())[0])
         problems += torchrun_problems(settings, words, wants_job=wants_job)
+    elif settings.preflight is not None:  # the all-reduce before the job is Ray's Python's
+        torch = find_torch(path, ray.executable)
     facts = gather(names, ray, environ, program, is_first_process=parent.is_init, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
@@ -314,11 +296,8 @@ def plan_from_environment(
         topology = resolve(environ, settings, facts)
     except SettingsError as error:
         problems += error.problems
-    try:
-        if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env, upload = read_runtime_env(settings, environ, ray.folder)
-    except SettingsError as error:
-        problems += error.problems
+    if topology is None or topology.is_head:  # a worker may lack the head's files
+        runtime_env, upload = read_runtime_env(settings, environ, ray.folder, problems)
     with suppress(SettingsError):  # the platform may be known where the topology is not
         platform = detect_platform(environ, settings) if topology is None else topology.platform
         problems += port_clashes(settings, words, platform.ports, platform.given_ray)
@@ -356,20 +335,6 @@ def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loa
         if path:
             read_services(Settings(services=path), problems)
         raise SettingsError(tuple(problems), error.hints) from None
-
-
-def _find_torchrun_programs(
-    environ: Mapping[str, str], loaded: Loaded, ray: str
-) -> tuple[tuple[str, ...] | None, TorchPython | None]:
-    """Return the job's command if it names a program to find, and torch's Python."""
-    command = loaded.command
-    by_torchrun = launcher(loaded.settings, None) == TORCHRUN
-    if not by_torchrun:  # the all-reduce before the job is Ray's Python's
-        return command, None if loaded.settings.preflight is None else find_torch(environ, ray)
-    arguments = command or ()
-    is_program = bool(arguments) and command_fault(arguments) is None
-    is_program = is_program and torchrun_arguments(arguments)[0] == "--no_python"
-    return command if is_program else None, find_torch(environ, split_python(arguments)[0])
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:

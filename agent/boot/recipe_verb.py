@@ -100,7 +100,7 @@ def recipe_command(
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
     given = replace(
         recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
-        columns=columns_of(settings.train_data or ""),
+        columns=columns_of(settings.train_data or "", find_ray(environ.get("PATH")).executable),
         basis=JobBasis(model or read_shape(settings, environ)),
     )
     try:

@@ -129,15 +129,13 @@ class Mount(Value):
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other machines can mount it."""
-        over_a_network = self.kind in _NETWORK or self.kind.startswith("fuse.")
-        return over_a_network and not self.is_containers_own
+        """Return whether other machines may mount it, as all file systems that are not known."""
+        return not self.is_containers_own and self.kind not in _OF_A_MACHINE
 
 
 _OF_A_CONTAINER = {"overlay", "aufs", "fuse.fuse-overlayfs", "tmpfs", "ramfs"}
-_NETWORK = {
-    *("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "9p", "virtiofs", "afs"),
-    *("wekafs", "ocfs2", "gfs2", "fuse"),
+_OF_A_MACHINE = {
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "rootfs", "vfat", "squashfs"),
 }
 
 
@@ -344,46 +342,31 @@ ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 def visible_devices(
     environ: Mapping[str, str], maker: str, ray: str | None
 ) -> tuple[dict[str, str], str]:
-    """Merge the selection of AMD GPUs into the variable that Ray sets for its actors.
+    """Turn the selection of AMD GPUs into the variable that Ray sets for its actors.
 
     Return the environment in the form that Ray and frameworks accept, and what is changed and why.
     """
-    rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
-    chosen = _combined(rocr, cuda if hip is None else hip)
     passed = dict(environ)
     if maker == "nvidia" and passed.pop(ROCR, None) is not None:
         why = "it means nothing to NVIDIA GPUs, and verl refuses it beside CUDA_VISIBLE_DEVICES"
         return passed, f"{ROCR} is not passed on: {why}"
-    others = (ROCR, CUDA) if hip in {None, cuda} else (ROCR,)
-    dropped = [name for name in others if name in environ]
-    if not _assigns_by_hip(maker, ray) or chosen is None or not dropped:
+    dropped = [name for name in (ROCR, CUDA) if name in environ]
+    if not _assigns_by_hip(maker, ray) or not dropped or contradiction(environ, maker, ray):
         return passed, ""
-    passed = {name: text for name, text in passed.items() if name not in dropped} | {HIP: chosen}
+    chosen = environ[dropped[0]]
+    passed = {name: text for name, text in passed.items() if name not in dropped}
     why = "Ray gives AMD GPUs to its actors by it alone, and refuses or contradicts the others"
-    return passed, f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
+    note = f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
+    return {**passed, HIP: chosen}, note
 
 
 def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> str:
-    """Return which selections of GPUs contradict each other, or ''."""
-    rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
-    if not _assigns_by_hip(maker, ray):
+    """Return which selections of AMD GPUs differ, or ''."""
+    given = {name: environ[name] for name in (HIP, ROCR, CUDA) if name in environ}
+    if not _assigns_by_hip(maker, ray) or len({*given.values()}) <= 1:
         return ""
-    if hip is not None and cuda is not None and hip != cuda:
-        return f"{HIP}={hip} and {CUDA}={cuda} differ"
-    name, within = (CUDA, cuda) if hip is None else (HIP, hip)
-    has_place = rocr is None or _combined(rocr, within) is not None
-    return "" if has_place else f"{name}={within} counts in {ROCR}={rocr}, which has no such place"
+    return " and ".join(f"{name}={text}" for name, text in given.items()) + " differ"
 
 
 def _assigns_by_hip(maker: str, ray: str | None) -> bool:
     return maker == "amd" and ray is not None and version(ray) >= FIRST_WITH_HIP
-
-
-def _combined(rocr: str | None, within: str | None) -> str | None:
-    """Combine two selections into one list, or return None; equal ones count as one."""
-    if rocr is None or within is None or rocr == within:
-        return within if rocr is None else rocr
-    first, second = ([x.strip() for x in text.split(",")] for text in (rocr, within))
-    if not all(x.isdigit() and int(x) < len(first) for x in second):
-        return None
-    return ",".join(first[int(x)] for x in second)

@@ -45,12 +45,7 @@ def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
 
 def cpus(proc: Path = PROC, base: Path = BASE) -> int:
     """Return the CPUs that this pod may use; Ray ignores a container's quota and cpuset."""
-    limits = [float(len(os.sched_getaffinity(0)))]
-    for folder in folders("cpuset", proc, base):
-        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
-            with suppress(OSError, ValueError):
-                listed = ranges((folder / name).read_text())
-                limits.append(float(sum(last - first + 1 for first, last in listed)))
+    limits = [float(len(os.sched_getaffinity(0)))]  # the kernel limits it to the cpuset
     for folder in folders("cpu", proc, base):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             with suppress(OSError, ValueError):
@@ -58,12 +53,6 @@ def cpus(proc: Path = PROC, base: Path = BASE) -> int:
                 if int(quota) > 0:
                     limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
-
-
-def ranges(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse a kernel list such as `0-3,8`; raises ValueError for anything else."""
-    parts = (part.partition("-") for part in text.strip().split(","))
-    return tuple((int(first), int(last or first)) for first, _, last in parts)
 
 
 def memory(machine: int, proc: Path = PROC, base: Path = BASE) -> int:

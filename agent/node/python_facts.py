@@ -142,6 +142,7 @@ _KNOWN_FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "openrlhf-m": ("openrlhf", "openrlhf/models/remote_rm", ()),
     "search-r1": ("verl", "search_r1", ()),
     "trl": ("trl", "", ("trl/VERSION", "VERSION")),
+    TORCH: ("torch", "torch/distributed", ()),
 }
 """By the name in a recipe's row: the package that the job's command runs; a file that only this
 fork has, since forks share a package name; version files of a checkout. Files are relative to the

@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from io import BytesIO
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -40,10 +39,10 @@ from agent.node.facts import (
     compared_variables,
     contradiction,
 )
-from agent.node.python_facts import framework_facts, of_command, ray_facts, text_of
+from agent.node.python_facts import TORCH, framework_facts, of_command, ray_facts, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -73,34 +72,34 @@ def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevi
     return tuple(found)
 
 
-def program_fault(word: str, path: str | None) -> str:
-    """Return why `exec WORD` will fail in the current directory, or ''."""
-    if word.startswith("-"):
-        return "begins with a dash, so the shell takes it for an option of `exec`"
-    if shutil.which(word, path=path) is not None:
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+
+
+def command_fault(command: Sequence[str] | None, path: str | None) -> str:
+    """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
+    program, script, *_ = (*(command or ()), "", "")
+    if command is None or "{" in program:
         return ""
-    if "/" in word and not Path(word).exists():
-        return _does_not_exist(word)
-    if "/" in word and Path(word).is_dir():
-        return "is a folder"
-    if "/" in word or shutil.which(word, os.F_OK, path) is not None:
-        return "may not be executed: run `chmod +x`, or name its interpreter before it"
-    spaced = any(c.isspace() for c in word)
-    return "is not on PATH" + (": give its words one by one, or a shell: -- bash -c '…'" * spaced)
-
-
-def _does_not_exist(path: str) -> str:
-    return "does not exist" + ("" if path.startswith("/") else f" in {Path.cwd()}")
+    if shutil.which(program, path=path) is None:
+        if "/" not in program:
+            fault = "is no program on PATH"
+            if any(sign.isspace() for sign in program):
+                fault += ": give its words one by one, or a shell: -- bash -c '…'"
+        elif Path(program).exists():
+            fault = "may not be executed: run `chmod +x`, or name its interpreter before it"
+        else:
+            fault = "does not exist"
+        return f"{program!r} {fault}"
+    is_script = _INTERPRETER.fullmatch(Path(program).name) and script.endswith((".py", ".sh"))
+    is_missing_script = is_script and "{" not in script and not Path(script).exists()
+    return f"{script!r} does not exist (in {Path.cwd()})" if is_missing_script else ""
 
 
 def has_login(environ: Mapping[str, str]) -> bool:
     """Return whether a netrc file has a key of W&B; an unreadable file counts as none."""
-    home = Path(environ.get("HOME") or "/")
-    named = environ.get("NETRC")
-    files = [Path(named)] if named else [home / ".netrc", home / "_netrc"]
-    try:
-        file = next((file for file in files if file.is_file()), None)  # a pipe would block
-        entry = None if file is None else netrc(str(file)).hosts.get("api.wandb.ai")
+    file = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/", ".netrc"))
+    try:  # a pipe would block
+        entry = netrc(str(file)).hosts.get("api.wandb.ai") if file.is_file() else None
     except (OSError, ValueError, NetrcParseError):
         return False
     return entry is not None and bool(entry[2])
@@ -119,7 +118,9 @@ def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
 def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
     """Return the port ranges that the kernel does not use for outgoing connections."""
     with suppress(ValueError):
-        return limits.ranges(text_of(sys / "ip_local_reserved_ports"))
+        parts = text_of(sys / "ip_local_reserved_ports").strip().split(",")  # `0-3,8`
+        pairs = (part.partition("-") for part in parts)
+        return tuple((int(first), int(last or first)) for first, _, last in pairs)
     return ()
 
 
@@ -176,22 +177,6 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
             gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
         ),
     )
-
-
-_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
-
-
-def command_fault(command: Sequence[str] | None, path: str | None) -> str:
-    """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
-    if not command or "{" in command[0]:
-        return ""
-    if fault := program_fault(command[0], path):
-        return f"{command[0]!r} {fault}"
-    script = command[1] if len(command) > 1 else ""
-    is_script = _INTERPRETER.fullmatch(Path(command[0]).name) and script.endswith((".py", ".sh"))
-    if not is_script or "{" in script or Path(script).exists():
-        return ""
-    return f"{script!r} {_does_not_exist(script)}"
 
 
 def read_folder(path: str) -> Folder | None:
@@ -271,15 +256,6 @@ def interfaces() -> dict[str, tuple[str, ...]]:
     }
 
 
-_LOCAL = frozenset(
-    {
-        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs"),
-        *("tmpfs", "ramfs", "rootfs", "vfat", "squashfs"),
-    }
-)
-"""File systems of one machine; all others may be shared."""
-
-
 def disk_of(path: str) -> str:
     """Return a name for the disk of a path that is equal on all nodes that may share it.
 
@@ -288,7 +264,7 @@ def disk_of(path: str) -> str:
     """
     folder = _existing_parent(Path(path).parent)
     mount = mount_of(str(folder))
-    if mount is None or mount.kind not in _LOCAL:
+    if mount is None or mount.is_shared:
         return "?" if mount is None else mount.kind
     boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
     with suppress(OSError):
@@ -376,23 +352,23 @@ def mount_of(folder: str) -> Mount | None:
 
 
 _LONGEST_LINE = 1 << 24
-_LONGEST_FOOTER = 1 << 26
-_COLUMNS, _NAME, _CHILDREN, _CONVERTED = 2, 4, 5, 6
-"""Ids of fields in parquet's FileMetaData and SchemaElement."""
-_LIST_TYPE = 3
-_OTHER_CONTENT = (
-    *(ValueError, TypeError, AttributeError, LookupError),
-    *(OverflowError, RecursionError),
-)
+_OTHER_CONTENT = (ValueError, TypeError, AttributeError, RecursionError)
 """Raised for a file whose content does not match its suffix."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_PARQUET_QUESTION = """
+import json, sys
+from pyarrow import parquet, types
+is_list = lambda kind: types.is_list(kind) or types.is_large_list(kind)
+print(json.dumps({one.name: is_list(one.type) for one in parquet.read_schema(sys.argv[1])}))
+"""
 
 
-def columns_of(data: str) -> Mapping[str, bool] | None:
+def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     """Return the columns of a file, or of the first file in a folder; None if not known.
 
     A column is True if it holds lists, such as the messages of a chat. A recipe names columns, and
-    a framework fails on a missing one only once all models are loaded.
+    a framework fails on a missing one only once all models are loaded. The job's Python reads
+    parquet, by the framework's pyarrow.
     """
     path = Path(data)
     with suppress(OSError, *_OTHER_CONTENT):  # the framework reports them
@@ -401,70 +377,14 @@ def columns_of(data: str) -> Mapping[str, bool] | None:
         if not path.is_file() or path.suffix not in _SUFFIXES:
             return None
         if path.suffix == ".parquet":
-            return _parquet_columns(path)
+            argv = [python, "-c", _PARQUET_QUESTION, str(path)]
+            return _answer(argv, f"{python}, which may have pyarrow,", dict[str, bool])
         with path.open(encoding="utf-8", newline="") as file:
             first = file.readline(_LONGEST_LINE)
         if path.suffix == ".csv":
             return dict.fromkeys(next(csv.reader([first]), []), False) or None
         return {name: isinstance(one, list) for name, one in json.loads(first).items()} or None
     return None
-
-
-def _parquet_columns(path: Path) -> Mapping[str, bool] | None:
-    """Decode the footer of a file, since the agent's Python need not have pyarrow."""
-    with path.open("rb") as file:
-        end, tail = file.seek(-8, 2), file.read(8)
-        size = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or size > min(end, _LONGEST_FOOTER):
-            return None
-        file.seek(end - size)
-        footer = _thrift_struct(BytesIO(file.read(size)).read, until=_COLUMNS)
-    _, *elements = footer[_COLUMNS]
-    found: dict[str, bool] = {}
-    inside = 0  # elements left that belong to a column, depth first
-    for element in elements:
-        if not inside:
-            found[element[_NAME].decode()] = element.get(_CONVERTED) == _LIST_TYPE
-        inside = max(0, inside - 1) + element.get(_CHILDREN, 0)
-    return found
-
-
-def _thrift_struct(read: Callable[[int], bytes], until: int = 0) -> dict[int, Any]:
-    """Read a struct of Thrift's compact protocol by its fields' ids; only to `until`, if given."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while (head := read(1)[0]) != 0:
-        number = number + (head >> 4) if head >> 4 else _thrift_value(read, 5)
-        kind = head & 15
-        fields[number] = kind == 1 if kind <= 2 else _thrift_value(read, kind)
-        if number == until:
-            break
-    return fields
-
-
-def _thrift_value(read: Callable[[int], bytes], kind: int) -> Any:  # noqa: ANN401 - as the file has it
-    if kind <= 3:
-        return read(1)[0]
-    if kind <= 6:
-        number = _varint(read)
-        return (number >> 1) ^ -(number & 1)
-    if kind <= 8:
-        return read(8 if kind == 7 else _varint(read))
-    if kind <= 10:
-        head = read(1)[0]
-        count = _varint(read) if head >> 4 == 15 else head >> 4
-        return [_thrift_value(read, head & 15) for _ in range(count)]
-    if kind == 12:
-        return _thrift_struct(read)
-    raise ValueError(f"no field of parquet's schema has the type {kind}")
-
-
-def _varint(read: Callable[[int], bytes]) -> int:
-    number, shift = 0, 0
-    while (byte := read(1)[0]) & 128:
-        number |= (byte & 127) << shift
-        shift += 7
-    return number | byte << shift
 
 
 RECORD, STARTED_BY = "ray-python", "started-by"
@@ -497,48 +417,24 @@ def ask_python(executable: str) -> RayPython:
     return unknown if found is None else replace(found, executable=executable)
 
 
-def _answer(
-    argv: list[str], what: str, kind: type[T], environ: Mapping[str, str] | None = None
-) -> T | None:
+def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
     """Run a program of the agent and return the JSON of its last line; None if it fails."""
     try:
         with limits.starting(what):
             done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                timeout=times.PYTHON_ANSWERS,
-                check=True,
-                env=None if environ is None else dict(environ),
+                argv, capture_output=True, text=True, timeout=times.PYTHON_ANSWERS, check=True
             )
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
-_TORCH_QUESTION = """
-import importlib.util, json, re
-from pathlib import Path
-spec = importlib.util.find_spec("torch")
-version = None
-folder = Path(spec.origin).parent if spec is not None and spec.origin else Path("none")
-if (folder / "distributed" / "__init__.py").exists():
-    file = folder / "version.py"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    match = re.search("^__version__ = ['\\"]([^'\\"]+)", text, re.MULTILINE)
-    version = match[1] if match else "unknown"
-print(json.dumps(version))
-"""
-"""Prints torch's version without importing torch, which takes seconds."""
-
-
-def find_torch(environ: Mapping[str, str], named: str | None) -> TorchPython:
+def find_torch(path: str | None, named: str | None) -> TorchPython:
     """Find the Python with torch.
 
     A Python in the job's command is the only candidate. Otherwise the candidates are those of
     `torchrun` and `python` on PATH, the image's Python with Ray, and our own.
     """
-    path = environ.get("PATH")
     found = None if named is None else shutil.which(named, path=path)
     candidates = [found]
     if found is None and "/" not in (named or ""):  # `python` may be missing, `python3` not
@@ -548,14 +444,12 @@ def find_torch(environ: Mapping[str, str], named: str | None) -> TorchPython:
             *(_recorded(name) for name in (RECORD, STARTED_BY)),
             sys.executable,
         ]
-    searched = []
-    for executable in dict.fromkeys(filter(None, candidates)):
-        argv = [executable, "-c", _TORCH_QUESTION]
-        version = _answer(argv, f"{executable}, which may have torch,", str, environ)
-        if version is not None:
-            return TorchPython(executable, version)
-        searched.append(executable)
-    return TorchPython(searched[0] if searched else named or sys.executable, None, tuple(searched))
+    searched = tuple(dict.fromkeys(filter(None, candidates)))
+    for executable in searched:
+        torch = find_framework(TORCH, executable, ".")
+        if torch.folder:
+            return TorchPython(executable, torch.version or "unknown")
+    return TorchPython(next(iter(searched), named or sys.executable), None, searched)
 
 
 def find_framework(name: str, python: str, folder: str) -> Framework:

@@ -45,7 +45,6 @@ _MAYBE = re.compile(r"\.(?:pem|key|json|npmrc)$|(?:^|/)\.npmrc$")
 _PRIVATE = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
 )
-_TIME_LIMIT = times.UPLOAD_COUNTED
 _ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
 
 
@@ -55,7 +54,6 @@ class UploadSize(Value):
     size: int
     files: int
     largest: tuple[tuple[str, int], ...]  # its largest entries by name, the largest first
-    complete: bool  # False if counting took too long
     credentials: tuple[str, ...] = ()  # paths of files that hold credentials
 
 
@@ -78,10 +76,9 @@ def measure(
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
     rules = [make_rule(folder, excludes)] if excludes else []
-    size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
+    size, files, until = 22, 0, time.monotonic() + times.UPLOAD_COUNTED
     parts: Counter[str] = Counter()
     credentials: list[str] = []
-    complete = True
     for path, amount in _walk(folder, make_rule, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
@@ -90,9 +87,8 @@ def measure(
         if _holds_credentials(path, relative.as_posix(), amount):
             credentials.append(str(relative))
         if time.monotonic() > until:
-            complete = False
             break
-    return UploadSize(size, files, tuple(parts.most_common(5)), complete, tuple(credentials))
+    return UploadSize(size, files, tuple(parts.most_common(5)), tuple(credentials))
 
 
 def _holds_credentials(path: Path, relative: str, size: int) -> bool:
