@@ -21,6 +21,7 @@ from agent.work.services import HEAD_IP, NODE_IP, HttpProbe, LogPattern, Placeho
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.checks.finding import Finding
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 
 def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
-    given, lines = plan.topology.given_ray, []
-    names = [finding for finding in plan.findings if finding.check == NAMES]
-    others = [finding for finding in plan.findings if finding.check != NAMES]
-    whose = "that Ray and the job get"
-    if plan.torchrun is not None:
-        whose = "that torchrun and the job get"
-    elif given is not None:
-        whose = f"of what starts here (Ray's and the job's is {given.owner}'s)"
+    names, others = _findings(plan)
+    lines = [*map(finding_line, names), *(f"{row.label}{row.text}" for row in _rows(plan))]
+    if plan.on_done == "hold":
+        end = how_to_end(plan.settings.runpod_api, plan.environ)
+        lines.append(f"           {held_sentence(0.0, plan.settings.price_per_hour, end)}")
     sections: dict[str, Iterable[str]] = {
         "commands": commands_of(plan),
-        f"environment {whose}": (f"{name}={text}" for name, text in environment_of(plan).items()),
+        "environment of what starts here": (
+            f"{name}={text}" for name, text in environment_of(plan).items()
+        ),
         "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
         "waits, from the start": (
             f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits
@@ -50,7 +50,13 @@ def render(plan: Plan, redactor: Redactor) -> str:
     for title, section in sections.items():
         body = [f"  {line}" for line in section]
         lines += [f"\n{title}:", *body] if body else []
-    return redactor.clean("\n".join([*map(finding_line, names), *_who(plan), *lines]))
+    return redactor.clean("\n".join(lines))
+
+
+def _findings(plan: Plan) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings about names, which may explain all others, and the others."""
+    names = [finding for finding in plan.findings if finding.check == NAMES]
+    return names, [finding for finding in plan.findings if finding.check != NAMES]
 
 
 def duration(seconds: float) -> str:
@@ -95,24 +101,6 @@ def head_of(plan: Plan) -> str | None:
     return given.gcs_host if host is None and given is not None else host
 
 
-def _who(plan: Plan) -> Iterator[str]:
-    topology = plan.topology
-    yield f"role:      {topology.sentence()}"
-    yield f"platform:  {topology.platform.name}"
-    yield f"node:      {topology.node_name}"
-    yield f"head:      {head_of(plan)}"
-    yield f"address:   {plan.address.ip or 'found at run'} ({plan.address.how})"
-    if topology.is_head:
-        yield f"workers:   {topology.expected_workers} expected"
-    yield f"logs:      {log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    yield f"when done: {plan.on_done}"
-    if plan.on_done == "hold":
-        end = how_to_end(plan.settings.runpod_api, plan.environ)
-        yield f"           {held_sentence(0.0, plan.settings.price_per_hour, end)}"
-    elif plan.on_done != "exit":
-        yield f"           by {plan.settings.runpod_api}; the pod is held while that fails"
-
-
 def commands_of(plan: Plan) -> Iterator[str]:
     """Yield every command of this node, what it waits for, and why it has its arguments."""
     topology, launch, ray = plan.topology, plan.launch, plan.own_ray
@@ -122,12 +110,10 @@ def commands_of(plan: Plan) -> Iterator[str]:
         yield f"none: {owner} starts Ray here, and the agent at the head submits the job"
         return
     if ray is not None:
-        own = f"a stale Ray of the agent is stopped (one with {ray.session})"
-        yield f"first:  {'a stale Ray on this pod is stopped' if topology.owns_machine else own}"
+        which = "on this pod" if topology.owns_machine else f"with {ray.session}"
+        yield f"first:  a stale Ray {which} is stopped"
     for step in plan.steps:
-        each = " (each)" if step.where.kind == "every" else ""
-        name = "" if step.name.startswith("AGENT_") else f" {step.name}"
-        yield f"prepare{name}{each}: {step.command}"
+        yield f"prepare {step.name}: {step.command}"
         if step.once is not None:
             yield f"  once: skipped where {step.once} is found, which is written after success"
         yield from _waits_for(plan, step.after)
@@ -156,20 +142,13 @@ def commands_of(plan: Plan) -> Iterator[str]:
 
 
 def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
-    for spec in plan.all_services:
-        where = f"{spec.where.sentence()}{', which joins no Ray' if spec.alone else ''}"
-        if spec not in plan.possible_services:
-            if plan.topology.is_head:
-                yield f"{spec.name}: on {where}"
-            continue
-        own = shell_line(spec.command(place)) if spec.argv else "external, only probed"
-        if spec not in plan.services:
-            own = f"{own} (if the head makes this node {where})"
-        elif spec.where.kind != "head":
-            own = f"{own} (on {where})"
-        yield f"{spec.name}: {own}"
+    for spec in plan.all_services if plan.topology.is_head else plan.possible_services:
+        here = place if spec in plan.services else Placeholders()
+        command = shell_line(spec.command(here)) if spec.argv else "external, only probed"
+        where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
+        yield f"{spec.name}{where}{', which joins no Ray' if spec.alone else ''}: {command}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
-        yield f"  {_ready_when(spec.ready, place)}{again}"
+        yield f"  {_ready_when(spec.ready, here)}{again}"
         yield from _waits_for(plan, spec.after)
 
 
@@ -243,27 +222,23 @@ _LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
 
 def summary(plan: Plan) -> list[Line]:
     """Return the plan in at most twelve lines, more only if more than that refuses the run."""
-    names = [finding for finding in plan.findings if finding.check == NAMES]
-    others = [finding for finding in plan.findings if finding.check != NAMES]
+    names, others = _findings(plan)
     top = [*problem_lines(names), *_rows(plan)]
     problems = problem_lines(others)
     refusals = sum(finding.level is Level.FAIL for finding in others)
     room = max(refusals, MOST_LINES - 1 - len(top))
     passed = len(others) - len(problems)
-    counts = [f"{passed} check{'' if passed == 1 else 's'} passed"] if others else []
-    if len(problems) > room:
-        rest = len(problems) - room
-        counts.append(f"{rest} more warning{'' if rest == 1 else 's'}")
-    more = "-v shows commands, environment, ports and waits"
-    return [*top, *problems[:room], Line("", "; ".join([*counts, more]))]
+    rest = f"; {len(problems) - room} more warning(s)" if len(problems) > room else ""
+    more = f"{passed} check(s) passed{rest}; -v shows commands, environment, ports and waits"
+    return [*top, *problems[:room], Line("", more)]
 
 
 def _rows(plan: Plan) -> Iterator[Line]:
-    topology, own = plan.topology, plan.address.ip
+    topology, address = plan.topology, plan.address
     yield Line("role:      ", topology.sentence())
     yield Line("platform:  ", topology.platform.name)
-    here = f", this node {own}" if own is not None and own != head_of(plan) else ""
-    yield Line("head:      ", f"{head_of(plan)}{here}")
+    yield Line("head:      ", f"{head_of(plan)}")
+    yield Line("address:   ", f"{address.ip or 'found at run'} ({address.how})")
     if topology.given_ray is not None and topology.is_idle:
         starts = f"none here: {topology.given_ray.owner} starts Ray"
         yield Line("job:       ", f"{starts}, the head's agent submits the job")
@@ -284,43 +259,33 @@ def _nodes(plan: Plan) -> str:
     topology, settings = plan.topology, plan.settings
     gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
     models = listed(plan.facts.node_versions.gpu_models)
-    size = f" x {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else " without GPUs"
+    size = f" x {gpus} GPU(s)" if gpus else " without GPUs"
     size += f" ({models})" if gpus and models else ""
-    is_known = settings.expected_workers is not None or topology.platform.nodes is not None
-    if not topology.is_head and not is_known:
-        return f"this node{size}; the head decides how many there are"
-    workers = topology.expected_workers
-    if not workers:
-        return f"1 node{size}: this one alone"
-    source = f"by {topology.platform.name}" if is_known else "by default"
+    source = "default"
     if settings.expected_workers is not None:
-        source = "by EXPECTED_WORKERS"
-    of_the_head = "this one and " if topology.is_head else "the head and "
-    count = f"{workers} worker{'' if workers == 1 else 's'}"
-    like = ", if all are like this one" if gpus else ""
-    return f"{workers + 1} nodes{size}{like}: {of_the_head}{count}, {source}"
+        source = "EXPECTED_WORKERS"
+    elif topology.platform.nodes is not None:
+        source = topology.platform.name
+    elif not topology.is_head:
+        return f"this one{size}; the head decides how many there are"
+    each = ", each like this one" if topology.expected_workers else ""
+    return f"{topology.expected_workers + 1}{size}{each}, by {source}"
 
 
 def _job_line(plan: Plan) -> str:
-    job, workers, starter = plan.job, plan.topology.expected_workers, ""
+    job, workers = plan.job, plan.topology.expected_workers
     if job is None:
         return _NO_JOB
-    if plan.torchrun is not None:
-        starter = ", by torchrun on every node"
-    elif isinstance(plan.launch, GivenRay):
-        starter = f", on the Ray of {plan.launch.owner}"
     recipe = job.recipe
     if recipe is None:
         text = shell_line(job.argv)
-        text = text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
-    elif recipe.expected_command is None:
-        text = f"{job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
-    elif job.name == DEFAULT:
-        text = f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
-    else:
-        model = f" of {recipe.input.model}" if recipe.input.model else ""
-        text = f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
-    return f"{text}{starter}"
+        return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
+    if recipe.expected_command is None:
+        return f"{job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
+    if job.name == DEFAULT:
+        return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
+    model = f" of {recipe.input.model}" if recipe.input.model else ""
+    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
 
 
 def _waits(plan: Plan) -> str:
