@@ -73,7 +73,7 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
         if stale:
             say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-            _end(stale)
+            _kill(stale)
     running = frozenset[str]() if left is None else frozenset(left.running)
     own = str(plan.ports.agent)
     ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
@@ -154,64 +154,48 @@ def _container(pid: int) -> str:
         return ""
 
 
-def _end(processes: list[psutil.Process]) -> None:
+def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             try:
-                process.terminate()
+                process.kill()
             except psutil.AccessDenied:
                 say(f"no right to end pid {process.pid} of a stale Ray", "warning")
-    _, alive = psutil.wait_procs(processes, timeout=2.0)
-    for process in alive:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=3.0)
+    psutil.wait_procs(processes, timeout=3.0)
 
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
-_MOST_REMOVED = 64
 _MOST_FILES = 10_000
 
 
-def choose_removals(
-    changed: Mapping[str, float], living: Container[str], now: float
-) -> tuple[list[str], list[str]]:
-    """Choose the sessions to remove, and those of which only spilled objects are removed.
+def ended_sessions(changed: Mapping[str, float], living: Container[str], now: float) -> list[str]:
+    """Return the sessions that no process uses and that did not change recently, newest first.
 
-    `changed` is when each session changed last. Nothing is chosen that a process uses or that
-    changed recently.
+    `changed` is when each session changed last.
     """
-    dead = [
+    ended = [
         name for name in changed if name not in living and changed[name] + times.SESSION_QUIET < now
     ]
-    dead.sort(key=lambda name: (-changed[name], name))
-    return dead[KEPT_SESSIONS:][-_MOST_REMOVED:], dead[:KEPT_SESSIONS]
+    return sorted(ended, key=lambda name: (-changed[name], name))
 
 
 async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
-    """Remove old sessions from Ray's temp dir in the background."""
+    """Remove old sessions from Ray's temp dir in the background, of the last ones only objects."""
     path = Path(temp_dir)
 
-    def prune() -> int:
-        """Return the number of sessions that were removed entirely."""
-        changed = _sessions(path)
-        if not changed:
-            return 0
+    def prune() -> None:
         in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
-        whole, spilled_only = choose_removals(changed, in_use, time.time())
-        spilled = [
-            folder for name in spilled_only for folder in (path / name).glob("ray_spilled_objects*")
-        ]
-        for folder in (*spilled, *(path / name for name in whole)):
+        ended = ended_sessions(_sessions(path), in_use, time.time())
+        spilled = [one for name in ended for one in (path / name).glob("ray_spilled_objects*")]
+        old = [path / name for name in ended[KEPT_SESSIONS:]]
+        for folder in (*spilled, *old):
             shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-        return sum(not (path / name).exists() for name in whole)
+        if old:
+            say(f"removed {len(old)} earlier session(s) of Ray from {path}")
 
     remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
-    removed = await best_effort("the removal of Ray's earlier sessions", remove)
-    if isinstance(removed, int) and removed:
-        rest = f"the last {KEPT_SESSIONS} stay"
-        say(f"removed {removed} earlier session(s) of Ray's from {path}: {rest}")
+    await best_effort("the removal of Ray's earlier sessions", remove)
 
 
 def _sessions(temp_dir: Path) -> dict[str, float]:
@@ -238,21 +222,19 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
 
     async def check() -> str | NotYet:
         nonlocal is_foreign
-        is_foreign, evidence, route = False, list[str](), address.route_to
-        for name in address.names if route is None else (route,):
+        is_foreign, evidence = False, list[str]()
+        for name in address.names:
             found = await resolve(name)
             if isinstance(found, str):
                 evidence.append(found)
                 continue
-            known = [one for one in found if one in addresses]
-            own = next(iter(known), None) if route is None else source_towards(found[0])
+            reached = source_towards(found[0]) if address.by_route else None
+            own = next((one for one in found if one in addresses), reached)
             if own is not None:
                 return own
-            if route is not None:
-                evidence.append(f"no route to {name} ({found[0]})")
-                continue
-            evidence.append(f"{name} is {', '.join(found)}, no address of this node")
-            is_foreign = True
+            is_foreign = not address.by_route
+            problem = "no address of this node" if is_foreign else "to which there is no route"
+            evidence.append(f"{name} is {', '.join(found)}, {problem}")
             if address.must_be_own:
                 raise TimedOutError(evidence[-1])
         return NotYet("; ".join(evidence))
@@ -268,11 +250,10 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
                 "set RAY_WORKER=1",
                 culprit="HEAD_POD_ID",
             ) from None
-        checked = "DNS" if address.route_to else "HEAD_POD_ID and DNS"
         raise UnavailableError(
             f"this node's address could not be found as {address.how}",
             why=str(error),
-            remedy=f"Check {checked}, or set AGENT_NODE_IP",
+            remedy="Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None
 

@@ -47,7 +47,7 @@ def command_text(made: Command) -> str:
     """Return a command, which can be pasted after `--`, and the reason for each argument."""
     lines = [" \\\n    ".join(shell_line(words) for words in split_lines(made.argv))]
     lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
-    lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
+    lines += [f"# {key}: {reason}" for key, reason in made.why.items()]
     return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
 
 
@@ -152,14 +152,3 @@ def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
             lines.append([])
         lines[-1].append(word)
     return lines
-
-
-def find_argument(argv: tuple[str, ...], key: str) -> str:
-    """Return an argument of the command by its flag or key."""
-    for at, word in enumerate(argv):
-        if word.lstrip("+~").startswith(f"{key}="):
-            return word
-        if word.lstrip("-") == key.lstrip("-"):
-            value = argv[at + 1 : at + 2]
-            return word if not value or value[0].startswith("--") else f"{word} {value[0]}"
-    return key

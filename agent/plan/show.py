@@ -41,9 +41,7 @@ def render(plan: Plan, redactor: Redactor) -> str:
             f"{name}={text}" for name, text in environment_of(plan).items()
         ),
         "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
-        "waits, from the start": (
-            f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits
-        ),
+        "waits": (f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits),
         "checks of this machine": map(finding_line, others),
         "notes": plan.notes,
     }

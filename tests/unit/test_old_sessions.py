@@ -14,11 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base import times
-from agent.boot.make_ready import (
-    KEPT_SESSIONS,
-    choose_removals,
-    prune_sessions,
-)
+from agent.boot.make_ready import ended_sessions, prune_sessions
 from agent.runtime.waiting import BestEffort
 
 if TYPE_CHECKING:
@@ -40,20 +36,18 @@ def aged(*ages: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("found", "living", "whole", "spilled"),
+    ("found", "living", "ended"),
     [
-        ({}, (), [], []),
-        (aged(0, 1, 2), (), [], names(0, 1, 2)),
-        (aged(4, 3, 2, 1, 0), (), names(1, 0), names(4, 3, 2)),
-        (aged(4, 3, 2, 1, 0), names(0, 4), [], names(3, 2, 1)),
-        ({**aged(4, 3, 2, 1), "s9": NOW - 1}, (), names(0), names(3, 2, 1)),
+        ({}, (), []),
+        (aged(0, 1, 2), (), names(0, 1, 2)),
+        (aged(4, 3, 2, 1, 0), (), names(4, 3, 2, 1, 0)),
+        (aged(4, 3, 2, 1, 0), names(0, 4), names(3, 2, 1)),
+        ({**aged(4, 3, 2, 1), "s9": NOW - 1}, (), names(3, 2, 1, 0)),
     ],
 )
-def test_what_goes(
-    found: dict[str, float], living: Sequence[str], whole: list[str], spilled: list[str]
-) -> None:
-    """The oldest are removed, the newest lose their spilled objects; running ones stay."""
-    assert choose_removals(found, living, NOW) == (whole, spilled)
+def test_what_has_ended(found: dict[str, float], living: Sequence[str], ended: list[str]) -> None:
+    """The newest comes first; running ones stay."""
+    assert ended_sessions(found, living, NOW) == ended
 
 
 @given(
@@ -62,11 +56,9 @@ def test_what_goes(
 )
 def test_never_a_session_in_use(found: dict[str, float], living: frozenset[str]) -> None:
     """None that a process uses, none that changed lately, and no more than were found."""
-    whole, spilled_only = choose_removals(found, living, NOW)
-    gone = {*whole, *spilled_only}
+    gone = {*ended_sessions(found, living, NOW)}
     assert not gone & living
     assert all(found[name] < NOW - times.SESSION_QUIET for name in gone)
-    assert len(spilled_only) <= KEPT_SESSIONS
 
 
 def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:

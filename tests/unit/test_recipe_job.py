@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from msgspec.structs import replace
 
@@ -11,15 +9,12 @@ from agent.base.errors import SettingsError
 from agent.checks.finding import Level
 from agent.node.facts import Facts, Framework, Mount
 from agent.plan.show import render
-from agent.settings import jobs, load
+from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
 from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, UnknownVersionError, choose
 from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
 from unit.worlds import MACHINE, plan_of
-
-if TYPE_CHECKING:
-    from agent.settings.jobs import RecipeInfo
 
 __all__ = ["toy"]
 
@@ -207,13 +202,6 @@ def test_an_optional_reward_server(environ: dict[str, str], *, has_url: bool) ->
     assert plan.job is not None
     assert ("{reward_url}" in plan.job.argv) == has_url
     assert bool(plan.all_services) == has_url
-
-
-def test_an_unused_reward_server(toy: RecipeInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs, with a note that the recipe does not use it."""
-    monkeypatch.setitem(jobs.BY_NAME, NAME, replace(toy, reward="unused"))
-    plan = plan_of({**HEAD, **NEEDED, "AGENT_REWARD": "builtin"}, WITH)
-    assert any("calls no reward server" in note for note in plan.notes)
 
 
 def test_a_recipe_on_a_given_ray() -> None:

@@ -126,9 +126,9 @@ def test_the_output() -> None:
     assert """    "+c.url='{reward_url}'" \\""" in pasted
     assert text[len(pasted) :] == [
         "# in the environment: MODE=fast",
-        "# a.b=1: one",
-        "# +c.url='{reward_url}': scores",
-        "# --n 2: two",
+        "# a.b: one",
+        "# c.url: scores",
+        "# --n: two",
         "# gone: nowhere",
         "# 16 GPUs",
     ]

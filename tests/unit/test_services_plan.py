@@ -137,9 +137,9 @@ after = ["AGENT_PREPARE"]
     for line in (
         "  prepare gsm8k: make\n    starts after AGENT_PREPARE\n",
         "restarted up to 3 times\n    starts after gsm8k\n",
-        "  2 h      prepare steps, each from its own start (AGENT_WAIT_PREPARE)",
+        "  2 h      prepare steps (AGENT_WAIT_PREPARE)",
         "  200 min  all that a step or service waits for before it starts (the sum of theirs)",
-        "  10 min   the reward server on rank 1, from its own start (AGENT_WAIT_REWARD)",
+        "  10 min   the reward server on rank 1 (AGENT_WAIT_REWARD)",
     ):
         assert line in shown
     shown = render(worker, redactor_for({}, settings_of({})))
