@@ -63,12 +63,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-def former_verdict(root: Path, node: str) -> Outcome | None:
-    """Return the verdict of the killed agent that this one replaces; None if it had none."""
-    folder = folder_of(root, node, parent.former_agents)
-    return None if folder is None else read_outcome(folder)
-
-
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     try:
@@ -102,7 +96,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    decided = former_verdict(root, node) if parent.former_agents else None
+    former_folder = folder_of(root, node, parent.former_agents) if parent.former_agents else None
+    decided = None if former_folder is None else read_outcome(former_folder)
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
     elif not plan.settings.rerun and not parent.former_agents:
@@ -289,9 +284,8 @@ def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
     chosen = choose_run(
         root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
     )
-    if chosen.skipped:
-        more = f" (and {len(chosen.skipped) - 1} more)" if len(chosen.skipped) > 1 else ""
-        say(f"{chosen.skipped[-1]}{more}")
+    for skipped in chosen.skipped[-1:]:
+        say(skipped)
     if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:
@@ -352,16 +346,13 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
     stop_scope = anyio.CancelScope()
     head: HeadAgent | None = None
-    early_notices: list[int] = []
 
     def on_stop(signum: int) -> None:
         inbox.put(StopAsked(signum))
         stop_scope.cancel()
 
     def on_notice(signum: int) -> None:
-        if head is None:
-            early_notices.append(signum)
-        else:
+        if head is not None:  # before that no job runs
             head.on_notice(signum)
 
     async with anyio.create_task_group() as tasks:
@@ -375,8 +366,6 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             from agent.boot.head import HeadAgent  # noqa: PLC0415 - see above
 
             head = HeadAgent(node_run, tasks, keeper, started, inbox)
-            for signum in early_notices:
-                head.on_notice(signum)
             outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome

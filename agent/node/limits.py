@@ -85,23 +85,17 @@ def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
 
 
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
-    """Return how many more processes and threads may start; None without a limit."""
-    found = _process_limits(proc, base, is_root=uid == 0)
-    return min(found, key=lambda one: one.left, default=None)
-
-
-def _process_limits(
-    proc: Path = PROC, base: Path = BASE, *, is_root: bool = False
-) -> Iterator[Room]:
-    """Yield the limits of processes and threads; `ulimit -u` does not apply to root."""
+    """Return how many more processes and threads may start, by the lowest limit; None without."""
+    found = []
     for folder in folders("pids", proc, base):
         with suppress(OSError, ValueError):  # "max" means no limit
             most = int((folder / "pids.max").read_text())
             now = int((folder / "pids.current").read_text())
-            yield Room(most - now, f"pids.max is {most}, {now} in use")
+            found.append(Room(most - now, f"pids.max is {most}, {now} in use"))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY and not is_root:
-        yield Room(soft, f"`ulimit -u` is {soft}")
+    if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
+        found.append(Room(soft, f"`ulimit -u` is {soft}"))
+    return min(found, key=lambda one: one.left, default=None)
 
 
 class ProcessLimitError(UnavailableError):
@@ -123,8 +117,9 @@ def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | 
     """Return a ProcessLimitError if this error means that a limit is reached."""
     number = error.errno if isinstance(error, OSError) else None  # a RuntimeError has none
     if number == errno.EAGAIN or "can't start new thread" in str(error):
-        limits = "; ".join(room.limit for room in _process_limits()) or "a limit of the system"
-        why = f"no room for another process or thread ({limits})"
+        room = process_room(os.getuid())
+        limit = "a limit of the system" if room is None else room.limit
+        why = f"no room for another process or thread ({limit})"
         remedy = (
             "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or end what fills it; fewer "
             "CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"

@@ -120,14 +120,9 @@ def _without(
     }
 
 
-def chosen_for_display(
-    environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
-) -> dict[str, str]:
-    """Return what the agent adds, changes or drops, with secrets masked, for `plan`."""
-    secrets = secret_texts(settings, _INHERITED_SECRETS).keys() & full.keys()
-    added = {name: text for name, text in full.items() if environ.get(name) != text}
-    dropped = {name: "(dropped)" for name in environ if name not in full}
-    return {**added, **dropped, **dict.fromkeys(secrets, "********")}
+def secrets_of(settings: Settings) -> Collection[str]:
+    """Return the names of the secrets that children inherit."""
+    return secret_texts(settings, _INHERITED_SECRETS).keys()
 
 
 _LOCAL = ("localhost", "127.0.0.1")

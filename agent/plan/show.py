@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from agent.base.text import Line, first_names, listed, mib, shell_line
+from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, finding_line, problem_lines
 from agent.plan import environment
@@ -16,7 +16,7 @@ from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
 from agent.topology.platforms import CLUSTER_NAMES, GivenRay, own_pod
 from agent.work.job import is_sized_by_links
-from agent.work.services import HEAD_IP, NODE_IP, HttpProbe, LogPattern, Placeholders, TcpProbe
+from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job
-    from agent.work.services import PrepareStep, Readiness, ServiceSpec
+    from agent.work.services import PrepareStep, ServiceSpec
 
 
 def render(plan: Plan, redactor: Redactor) -> str:
@@ -41,7 +41,7 @@ def render(plan: Plan, redactor: Redactor) -> str:
             f"{name}={text}" for name, text in environment_of(plan).items()
         ),
         "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
-        "waits": (f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits),
+        "waits": (f"{duration_text(w.seconds):<10} {w.what} ({w.variable})" for w in plan.waits),
         "checks of this machine": map(finding_line, others),
         "notes": plan.notes,
     }
@@ -55,15 +55,6 @@ def _findings(plan: Plan) -> tuple[list[Finding], list[Finding]]:
     """Return the findings about names, which may explain all others, and the others."""
     names = [finding for finding in plan.findings if finding.check == NAMES]
     return names, [finding for finding in plan.findings if finding.check != NAMES]
-
-
-def duration(seconds: float) -> str:
-    """Format seconds: 90 s, 10 min, 2 h."""
-    if seconds >= 3600 and seconds % 3600 == 0:
-        return f"{seconds / 3600:g} h"
-    if seconds >= 120 and seconds % 60 == 0:
-        return f"{seconds / 60:g} min"
-    return f"{seconds:g} s"
 
 
 def price_text(price: float, seconds: float = 3600.0) -> str:
@@ -112,9 +103,6 @@ def commands_of(plan: Plan) -> Iterator[str]:
         yield f"first:  a stale Ray {which} is stopped"
     for step in plan.steps:
         yield f"prepare {step.name}: {step.command}"
-        if step.once is not None:
-            yield f"  once: skipped where {step.once} is found, which is written after success"
-        yield from _waits_for(plan, step.after)
     if isinstance(launch, GivenRay):
         where = f"at {launch.gcs} and {launch.dashboard}"
         yield f"ray:    {launch.owner}'s, {where}: neither started nor stopped here"
@@ -145,28 +133,6 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
         command = shell_line(spec.command(here)) if spec.argv else "external, only probed"
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
         yield f"{spec.name}{where}{', which joins no Ray' if spec.alone else ''}: {command}"
-        again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
-        yield f"  {_ready_when(spec.ready, here)}{again}"
-        yield from _waits_for(plan, spec.after)
-
-
-def _ready_when(ready: Readiness, place: Placeholders) -> str:
-    if isinstance(ready, TcpProbe):
-        return f"ready when port {ready.port} takes connections"
-    if isinstance(ready, LogPattern):
-        return f"ready when its output matches {ready.pattern!r}"
-    url = place.fill(ready.url)
-    if not isinstance(ready, HttpProbe):
-        return f"ready when POST {url} answers a scoring request"
-    method = "GET" if ready.body is None else "POST"
-    what = f" with {ready.expect!r} in it" if ready.expect else ""
-    return f"ready when {method} {url} answers 2xx{what}"
-
-
-def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
-    names = plan.names_in_this_run(after)
-    if names:
-        yield f"  starts after {listed(names)}"
 
 
 _NO_JOB = "none: the cluster stays until it is stopped"
@@ -205,7 +171,10 @@ def environment_of(plan: Plan) -> dict[str, str]:
     if plan.topology.is_idle:
         return {}
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
-    chosen = environment.chosen_for_display(plan.environ, plan.settings, full)
+    environ, secrets = plan.environ, environment.secrets_of(plan.settings) & full.keys()
+    chosen = {name: text for name, text in full.items() if environ.get(name) != text}
+    chosen |= {name: "(dropped)" for name in environ if name not in full}
+    chosen |= dict.fromkeys(secrets, "********")
     if plan.address.ip is None and not isinstance(plan.launch, GivenRay):
         chosen |= {
             name: plan.environ.get(name, "{interface of node_ip}")
@@ -291,7 +260,7 @@ def _waits(plan: Plan) -> str:
     is_head, services = plan.topology.is_head, {spec.name for spec in plan.all_services}
     keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *services} if is_head else {HEAD, PREPARE, JOIN}
     before = [
-        f"{wait.what.partition(',')[0]} ({duration(wait.seconds)})"
+        f"{wait.what.partition(',')[0]} ({duration_text(wait.seconds)})"
         for wait in plan.waits
         if wait.key in keys
     ]
@@ -300,7 +269,7 @@ def _waits(plan: Plan) -> str:
     after = {row.name: plan.names_in_this_run(row.after) for row in rows}
     chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
     who = f"{waiting if is_head else 'this worker'} for {listed(before)}"
-    return "; ".join([who, *filter(None, [first_names(chains, 3)])])
+    return "; ".join([who, *chains])
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

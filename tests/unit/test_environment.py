@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from agent.node.facts import MIB
 from agent.plan.environment import (
-    chosen_for_display,
     for_bridge,
     for_node,
     without_cluster_auth,
 )
 from agent.plan.ray_start import object_store
+from agent.plan.show import environment_of
 from agent.settings.redact import MASK
-from unit.worlds import MACHINE, POD, SECRET, settings_of
+from unit.worlds import MACHINE, POD, SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -212,7 +212,7 @@ def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
     """A plan shows added and changed variables; secrets are masked."""
     environ = {"PATH": "/bin", "VLLM_HOST_IP": "10.0.0.77", "RAY_AUTH_TOKEN": SECRET}
     environ["RAY_ADDRESS"] = "ray://elsewhere"
-    shown = chosen_for_display(environ, settings_of(environ), of(environ))
+    shown = environment_of(plan_of(environ))
     assert shown["RAY_ADDRESS"] == "(dropped)"
     assert shown["RAY_AUTH_TOKEN"] == MASK
     assert not {"PATH", "VLLM_HOST_IP"} & shown.keys()

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.base.ends import Kind, Outcome
-from agent.boot import run
 from agent.record import node_record, run_folder
 from agent.record.background import DiskAlarm
 from agent.record.run_folder import (
@@ -18,7 +17,6 @@ from agent.record.run_folder import (
     write_outcome,
 )
 from agent.record.run_record import AttemptRecord
-from agent.runtime import parent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,20 +72,16 @@ def test_an_outcome_that_cannot_be_written_is_logged(
     assert told.startswith("outcome.json cannot be written: No such file or directory. ")
 
 
-def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> None:
     """An agent killed while it held the pod left a verdict; one killed under the job did not."""
     folder = RunFolder(tmp_path, "run-1", "pod0")
     folder.own.write(folder.path / node_record.NODE_FILE)
-    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
-    assert run.former_verdict(tmp_path, "pod0") is None
+    assert node_record.folder_of(tmp_path, "pod0", (os.getpid(),)) == folder.path
+    assert read_outcome(folder.path) is None
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
     write_outcome(folder.path, outcome_text(outcome))
-    assert run.former_verdict(tmp_path, "pod0") == outcome
-    assert run.former_verdict(tmp_path, "pod1") is None
-    monkeypatch.setattr(parent, "former_agents", ())
-    assert run.former_verdict(tmp_path, "pod0") is None
+    assert read_outcome(folder.path) == outcome
+    assert node_record.folder_of(tmp_path, "pod1", (os.getpid(),)) is None
     (folder.path / "outcome.json").write_text("[]")
     assert read_outcome(folder.path) is None
     folder.close()
