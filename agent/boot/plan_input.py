@@ -16,22 +16,7 @@ from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
-from agent.node import gpus
-from agent.node.read import (
-    columns_of,
-    disk_of,
-    find_framework,
-    find_ray,
-    find_torch,
-    free_at,
-    gather,
-    is_missing,
-    model_config,
-    mount_of,
-    read_folder,
-    taken_ports,
-    weights_in,
-)
+from agent.node import gpus, read
 from agent.node.upload import LIMIT, measure
 from agent.plan.make import (
     checkpoint_folder,
@@ -234,16 +219,18 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     def read_disks() -> Facts:
         return replace(
             facts,
-            missing_inputs={name: one for name, one in inputs.items() if one and is_missing(one)},
-            checkpoints=mount_of(folder),
-            checkpoints_free=free_at(folder),
-            model_bytes=weights_in(settings.model),
+            missing_inputs={
+                name: one for name, one in inputs.items() if one and read.is_missing(one)
+            },
+            checkpoints=read.mount_of(folder),
+            checkpoints_free=read.free_at(folder),
+            model_bytes=read.weights_in(settings.model),
         )
 
     return replace(
         run_within(times.STALLED_DISK, read_disks) or facts,
-        framework=find_framework(known.framework, python, settings.working_dir or "."),
-        data_columns=run_within(times.STALLED_DISK, lambda: columns_of(data, python)),
+        framework=read.find_framework(known.framework, python, settings.working_dir or "."),
+        data_columns=run_within(times.STALLED_DISK, lambda: read.columns_of(data, python)),
     )
 
 
@@ -252,7 +239,7 @@ def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | N
     model, revision = settings.model, settings.model_revision
     if not model:
         return None
-    config = run_within(times.STALLED_DISK, lambda: model_config(model, environ, revision))
+    config = run_within(times.STALLED_DISK, lambda: read.model_config(model, environ, revision))
     return shape_of(model, config)
 
 
@@ -277,16 +264,16 @@ def plan_from_environment(
     """Make the plan, or raise all faults together; `wants_job` is False to examine a machine."""
     loaded = _load_settings(environ, command)
     settings, words, path = loaded.settings, loaded.command, environ.get("PATH")
-    ray, names, problems = find_ray(path), dict[str, tuple[str, ...]](), list[Problem]()
+    ray, names, problems = read.find_ray(path), dict[str, tuple[str, ...]](), list[Problem]()
     if settings.head is not None and not is_ip(settings.head):  # its address decides the role
         names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
     program, torch, temp = words, None, temp_root(settings, problems)
     if launcher(settings, None) == TORCHRUN:
-        program, torch = None, find_torch(path, split_python(words or ())[0])
+        program, torch = None, read.find_torch(path, split_python(words or ())[0])
         problems += torchrun_problems(settings, words, wants_job=wants_job)
     elif settings.preflight is not None:  # the all-reduce before the job is Ray's Python's
-        torch = find_torch(path, ray.executable)
-    facts = gather(names, ray, environ, program, is_first_process=parent.is_init, temp=temp)
+        torch = read.find_torch(path, ray.executable)
+    facts = read.gather(names, ray, environ, program, is_first_process=parent.is_init, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
     upload: UploadSize | None = None
@@ -311,8 +298,8 @@ def plan_from_environment(
         facts = replace(facts, known_names={host: lookup_briefly(host, times.START_LOOKUP)})
     facts = replace(
         facts,
-        disks={step.once: disk_of(step.once) for step in file.steps if step.once is not None},
-        ray_temp=read_folder(private_folder(facts, topology.platform.job_id)),
+        disks={step.once: read.disk_of(step.once) for step in file.steps if step.once is not None},
+        ray_temp=read.read_folder(private_folder(facts, topology.platform.job_id)),
         model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
@@ -342,6 +329,6 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, .
     plan = plan_from_environment(environ, None, wants_job=False)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
-    facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
+    facts = replace(plan.facts, taken_ports=read.taken_ports(ports), driver=driver)
     others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]
     return facts, (*others, *run_checks(facts, plan.settings, plan.topology))

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
 from agent.boot import plan_input
+from agent.node import read
 from agent.node.facts import Framework
 from agent.node.read import disk_of
 from agent.plan.make import make_plan, service_problems
@@ -327,7 +328,7 @@ def test_the_reward_url_follows_its_row() -> None:
 
 def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the variable to the plan; its problems are reported with all others."""
-    monkeypatch.setattr(plan_input, "gather", lambda *_, **__: MACHINE)
+    monkeypatch.setattr(read, "gather", lambda *_, **__: MACHINE)
     file = tmp_path / "s.toml"
     file.write_text(FILE.replace("/data", str(tmp_path)))
     environ = {**HEAD, "AGENT_SERVICES": str(file)}

@@ -26,6 +26,6 @@ def test_a_heads_own_name_is_looked_up(
     """Only where the others know the head by its host name, and it has several addresses."""
     environ, facts = captured.read(name)
     facts = replace(facts, hostname=hostname)
-    monkeypatch.setattr(start, "gather", lambda *_, **__: facts)
+    monkeypatch.setattr(start.read, "gather", lambda *_, **__: facts)
     monkeypatch.setattr(start, "lookup_briefly", lambda *_: ("10.9.9.9",))
     assert start.plan_from_environment(environ, ["true"]).facts.known_names == known

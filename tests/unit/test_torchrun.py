@@ -266,5 +266,5 @@ def test_the_python_of_torchrun_on_path(torch: Path) -> None:
 
 def test_a_plan_searches_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with Ray starts no Python to ask it for torch."""
-    monkeypatch.setattr(plan_input, "find_torch", lambda *_: pytest.fail("torch was looked for"))
+    monkeypatch.setattr(read, "find_torch", lambda *_: pytest.fail("torch was looked for"))
     assert plan_input.plan_from_environment({}, ["true"]).facts.torch is None
