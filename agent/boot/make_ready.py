@@ -29,7 +29,6 @@ from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Level
 from agent.checks.machine import WANTED_FILES
 from agent.control.sockets import bind
-from agent.decisions.values import Wait
 from agent.node.read import read_folder, source_towards, taken_ports
 from agent.record.log import say
 from agent.runtime.network import resolve
@@ -214,11 +213,10 @@ def _sessions(temp_dir: Path) -> dict[str, float]:
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
-    is_foreign, began = False, time.monotonic()
+    is_foreign = False
 
     def log_wait(evidence: str) -> None:
-        wait = Wait("address", "this node's own address", limit, evidence)
-        say(wait.sentence(time.monotonic() - began))
+        say(f"waiting for this node's own address: {evidence}")
 
     async def check() -> str | NotYet:
         nonlocal is_foreign

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends, times
+from agent.base import times
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
 from agent.checks import NAMES, run_checks
-from agent.checks.finding import Finding, Level
-from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
+from agent.checks.recipe import RECIPE_CHECKS
 from agent.node import gpus, read
 from agent.node.upload import LIMIT, measure
 from agent.plan.make import (
@@ -35,8 +34,7 @@ from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
 from agent.settings.rules import TEMP_DIR, flags_of
 from agent.topology.resolve import Topology, detect_platform, resolve
-from agent.work.checkpoints import kept_settings, why_not_resumable, why_unusable
-from agent.work.job import checkpoint_owner
+from agent.work.checkpoints import kept_settings
 from agent.work.recipes.recipe import JobBasis, shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
@@ -45,11 +43,11 @@ from agent.work.torchrun import split_python, torchrun_problems
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.checks.finding import Finding
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
-    from agent.work.checkpoints import FolderContents
     from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
 
@@ -243,21 +241,6 @@ def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | N
     return shape_of(model, config)
 
 
-def check_checkpoints(plan: Plan, held: FolderContents | None) -> tuple[Finding, ...]:
-    """Return a finding if the job cannot use its checkpoint folder, which has these contents."""
-    job = plan.job
-    if held is None or job is None or job.recipe is None or not job.framework:
-        return ()
-    recipe, expected = job.recipe, job.recipe.expected_command
-    settings = recipe.input.basis.kept if expected is None else expected.format
-    ours = checkpoint_owner(recipe, recipe.input.nodes, settings)
-    why, level = why_unusable(held, ours), Level.FAIL
-    if not why:  # the nodes that join decide
-        why, level = why_not_resumable(held, ours), Level.WARN
-    remedy = ends.CHECKPOINTS_REFUSED.remedy
-    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
-
-
 def plan_from_environment(
     environ: Mapping[str, str], command: list[str] | None, *, wants_job: bool = True
 ) -> Plan:
@@ -303,14 +286,12 @@ def plan_from_environment(
         model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    known, held, kept = recipe_info(settings, words), None, None
+    basis = JobBasis(read_shape(settings, environ))
+    known, folder = recipe_info(settings, words), checkpoint_folder(settings, words)
     if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
-        folder = checkpoint_folder(settings, words)
         held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
-        kept = None if held is None else kept_settings(held, known.framework)
-    basis = JobBasis(read_shape(settings, environ), kept=kept or {})
-    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
-    return replace(plan, findings=(*plan.findings, *check_checkpoints(plan, held)))
+        basis = replace(basis, kept={} if held is None else kept_settings(held, known.framework))
+    return make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
 
 
 def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:

@@ -175,11 +175,6 @@ class Plan(Value):
         """Return the GPUs for torchrun's processes on this node."""
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
-    def names_in_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those names that are steps or services of this run."""
-        known = {step.name for step in self.all_steps} | {s.name for s in self.all_services}
-        return tuple(name for name in after if name in known)
-
     def process(self, name: str) -> PlannedProcess:
         """Return one of this node's processes."""
         return next(process for process in self.processes if process.name == name)

@@ -266,7 +266,8 @@ def _waits(plan: Plan) -> str:
     ]
     waiting = "readiness" if plan.job is None else "the job"
     rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
-    after = {row.name: plan.names_in_this_run(row.after) for row in rows}
+    known = {row.name for row in rows}
+    after = {row.name: [name for name in row.after if name in known] for row in rows}
     chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
     who = f"{waiting if is_head else 'this worker'} for {listed(before)}"
     return "; ".join([who, *chains])
