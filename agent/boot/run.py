@@ -24,6 +24,7 @@ from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
 from agent.plan.plan import RAY, log_root
+from agent.record import run_record
 from agent.record.background import run_within
 from agent.record.events import Ended
 from agent.record.files import access, iso_time
@@ -31,17 +32,6 @@ from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome
-from agent.record.run_record import (
-    QUICK_RESTARTS,
-    PastEnd,
-    PastEnds,
-    choose_run,
-    fingerprint,
-    finished_run,
-    quick_restarts,
-    run_to_return_to,
-    settings_digest,
-)
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
@@ -88,10 +78,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     root = log_root(plan.settings)
     _check_log_dir(root, node if topology.owns_machine else "")
     argv, recipe = job_identity(plan.job)
-    own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+    own = run_record.fingerprint(
+        argv, launcher(plan.settings, plan.command), recipe, redactor.clean
+    )
     restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
     restarts = Restarts(
-        *(root, node, settings_digest(environ, command)),
+        *(root, node, run_record.settings_digest(environ, command)),
         is_on=plan.facts.is_first_process and restarts_all,
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
@@ -111,7 +103,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
     else:
         chosen, run_id = None, find_resumed_run(root, node)
-        former = run_id or run_to_return_to(root, topology.platform.run_id, node)
+        former = run_id or run_record.run_to_return_to(root, topology.platform.run_id, node)
         folder = RunFolder(root, former, node) if former else RunFolder.waiting(root, node)
     names = (RAY, *(spec.name for spec in plan.possible_services))
     left, keeper = find_surviving_processes(folder, names), None
@@ -154,7 +146,8 @@ def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None
         return None
     ended, outcome = ("", None) if last is None else (last.run_id, last.outcome)
     if plan.topology.is_head:
-        found = finished_run(log_root(plan.settings), run_id, own, plan.topology.node_name)
+        root, node = log_root(plan.settings), plan.topology.node_name
+        found = run_record.finished_run(root, run_id, own, node)
         ended, outcome = ("", None) if found is None else (found.run_id, found.ending)
     is_verdict = outcome is not None and outcome.is_jobs_verdict
     if outcome is None or not is_verdict or (outcome.exit_code and not restarts.is_on):
@@ -176,7 +169,7 @@ class Restarts:
         self.is_on, self.digest = is_on, digest
         self._root, self._node, self._holds, self._longest = root, node, holds, longest
         self._began = iso_time(time.time())
-        self.past = PastEnds.of(root, node) if is_on else PastEnds()
+        self.past = run_record.PastEnds.of(root, node) if is_on else run_record.PastEnds()
 
     def record(self, run_id: str, outcome: Outcome) -> None:
         """Record the end of this agent for the next container."""
@@ -187,8 +180,8 @@ class Restarts:
         if error is not None:
             say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
 
-    def _with(self, outcome: Outcome, run_id: str = "") -> PastEnds:
-        end = PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
+    def _with(self, outcome: Outcome, run_id: str = "") -> run_record.PastEnds:
+        end = run_record.PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
         return self.past.with_end(end)
 
     def final(self, outcome: Outcome) -> Outcome:
@@ -201,11 +194,11 @@ class Restarts:
         used_up = self.would_repeat(self._with(outcome))
         return replace(outcome, attempts_are_used_up=True) if used_up else outcome
 
-    def would_repeat(self, past: PastEnds | None = None) -> bool:
+    def would_repeat(self, past: run_record.PastEnds | None = None) -> bool:
         """Return whether another restart would only repeat the last end; log it."""
         ends_so_far = (self.past if past is None else past).ends
-        count = quick_restarts(ends_so_far, self._longest) if ends_so_far else 0
-        if not self._holds or count < QUICK_RESTARTS:
+        count = run_record.quick_restarts(ends_so_far, self._longest) if ends_so_far else 0
+        if not self._holds or count < run_record.QUICK_RESTARTS:
             return False
         say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
         return True
@@ -226,7 +219,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
     configure(settings.log, environ, redactor, name)
     outcome = redactor.clean_fields(outcome)
     restarts = Restarts(
-        *(log_root(settings), name, settings_digest(environ, command)),
+        *(log_root(settings), name, run_record.settings_digest(environ, command)),
         is_on=True,
         holds=on_done != "exit",
         longest=times.ATTEMPT_SHORT,
@@ -281,7 +274,7 @@ def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
     def new_id() -> str:
         return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
-    chosen = choose_run(
+    chosen = run_record.choose_run(
         root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
     )
     for skipped in chosen.skipped[-1:]:
@@ -346,13 +339,16 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
     stop_scope = anyio.CancelScope()
     head: HeadAgent | None = None
+    early_notices: list[int] = []
 
     def on_stop(signum: int) -> None:
         inbox.put(StopAsked(signum))
         stop_scope.cancel()
 
     def on_notice(signum: int) -> None:
-        if head is not None:  # before that no job runs
+        if head is None:
+            early_notices.append(signum)
+        else:
             head.on_notice(signum)
 
     async with anyio.create_task_group() as tasks:
@@ -366,6 +362,8 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             from agent.boot.head import HeadAgent  # noqa: PLC0415 - see above
 
             head = HeadAgent(node_run, tasks, keeper, started, inbox)
+            for signum in early_notices:
+                head.on_notice(signum)
             outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome

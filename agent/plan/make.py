@@ -16,19 +16,8 @@ from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
 from agent.node.facts import visible_devices
-from agent.plan.plan import (
-    ALL_REDUCE,
-    BRIDGE,
-    PREFLIGHT_LOG,
-    RAY,
-    RAY_LOG,
-    Listener,
-    Plan,
-    PlannedProcess,
-    address_of,
-    log_root,
-    stop_budget,
-)
+from agent.plan import plan as planned
+from agent.plan.plan import Listener, Plan, PlannedProcess, address_of, log_root, stop_budget
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
@@ -247,11 +236,13 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     topology, facts, launch = plan.topology, plan.facts, plan.launch
     if plan.joins_cluster and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
-            yield PlannedProcess(RAY, "ray", launch.command(is_head=topology.is_head), RAY_LOG)
+            yield PlannedProcess(
+                planned.RAY, "ray", launch.command(is_head=topology.is_head), planned.RAY_LOG
+            )
         if topology.is_head:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
             label = "watch" if plan.job is None else "submit"
-            yield PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log")
+            yield PlannedProcess(planned.BRIDGE, label, tuple(bridge), "ray-bridge.log")
     if plan.settings.preflight is not None and topology.given_ray is None:
         argv = (
             *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
@@ -260,7 +251,7 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
             *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
             *(("--host",) if topology.is_head else ()),
         )
-        yield PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG)
+        yield PlannedProcess(planned.ALL_REDUCE, "before", argv, planned.PREFLIGHT_LOG)
 
 
 def _notes(plan: Plan) -> Iterator[str]:
