@@ -25,7 +25,6 @@ from agent.work.recipes.recipe import (
     NodeSize,
     UnknownVersionError,
     choose,
-    version_list,
     version_text,
 )
 
@@ -70,17 +69,17 @@ def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
     """Yield a line for each recipe; `grouped` adds the framework and its versions above."""
     heading = ""
     for row in recipe_rows():
-        known = recipe_of(BY_NAME[row["name"]]).VERSIONS
-        versions, name = version_list(known) if known else "", row["framework"] or "no framework"
+        framework = f"{row['framework'] or 'no framework'}: "
+        versions = ", ".join(row["versions"])
         text = (
             f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
             f"by {row['launcher']}; {row['about']}"
         )
-        if grouped and name != heading:
-            yield Line(f"{name}: ", versions, "dim")
-            heading = name
-        text = text if grouped else f"{name} {versions}".rstrip() + f"; {text}"
-        yield Line(f"{row['name']:<16} ", text, "title")
+        if grouped and framework != heading:
+            yield Line(framework, versions, "dim")
+            heading = framework
+        of_framework = "" if grouped else f"{framework}{versions}; "
+        yield Line(f"{row['name']:<16} ", f"{of_framework}{text}", "title")
 
 
 def recipe_command(

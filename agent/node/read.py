@@ -262,14 +262,11 @@ def disk_of(path: str) -> str:
     Equal names do not prove a shared disk: such nodes only take turns, which costs time but no
     data. A network file system is named by its type only, since one server has many names.
     """
-    folder = _existing_parent(Path(path).parent)
-    mount = mount_of(str(folder))
-    if mount is None or mount.is_shared:
-        return "?" if mount is None else mount.kind
+    mount = mount_of(str(_existing_parent(Path(path).parent)))
     boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
-    with suppress(OSError):
-        return f"{boot} {folder.stat().st_dev}" if boot else "?"
-    return "?"
+    if mount is None or not boot:
+        return "?"
+    return mount.kind if mount.is_shared else f"{boot} {mount.source}"
 
 
 def free_at(folder: str) -> int | None:
@@ -281,24 +278,18 @@ def free_at(folder: str) -> int | None:
 
 def is_missing(path: str) -> bool:
     """Return whether nothing has this absolute path; False if it cannot be known."""
-    try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return path.startswith("/") and not set(path) & set("*?[,")
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        return path.startswith("/") and not set(path) & set("*?[,") and not Path(path).exists()
     return False
 
 
 def weights_in(model: str | None) -> int:
     """Return the bytes of a model's weights if it is a local folder, else 0."""
-    if not model:
-        return 0
-    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth"):  # one format: some have two
-        with suppress(OSError):
-            sizes = [file.stat().st_size for file in Path(model).glob(pattern)]
-            if sizes:
-                return sum(sizes)
+    folder = Path(model or "/dev/null")
+    with suppress(OSError):
+        for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth"):  # one format: some have two
+            if size := sum(file.stat().st_size for file in folder.glob(pattern)):
+                return size
     return 0
 
 
@@ -342,18 +333,15 @@ def mount_of(folder: str) -> Mount | None:
     """Return the mount of a folder, which need not exist; None if unknown."""
     place = Path(os.path.realpath(folder))
     above = {str(place), *map(str, place.parents)}
-    found: Mount | None = None
-    with suppress(OSError):
-        for mount in psutil.disk_partitions(all=True):  # a later one at the same place is on top
-            where = mount.mountpoint
-            if where in above and (found is None or len(where) >= len(found.folder)):
-                found = Mount(where, mount.fstype, mount.device)
-    return found
+    with suppress(OSError, ValueError):  # ValueError: there is none
+        mounts = reversed(psutil.disk_partitions(all=True))  # a later one at one place is on top
+        found = [one for one in mounts if one.mountpoint in above]
+        deepest = max(found, key=lambda one: len(one.mountpoint))
+        return Mount(deepest.mountpoint, deepest.fstype, deepest.device)
+    return None
 
 
 _LONGEST_LINE = 1 << 24
-_OTHER_CONTENT = (ValueError, TypeError, AttributeError, RecursionError)
-"""Raised for a file whose content does not match its suffix."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _PARQUET_QUESTION = """
 import json, sys
@@ -371,7 +359,8 @@ def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     parquet, by the framework's pyarrow.
     """
     path = Path(data)
-    with suppress(OSError, *_OTHER_CONTENT):  # the framework reports them
+    # the framework reports what it cannot read, and content that does not match its suffix
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         if path.is_dir():
             path = min(one for one in path.iterdir() if one.suffix in _SUFFIXES)
         if not path.is_file() or path.suffix not in _SUFFIXES:
@@ -413,8 +402,7 @@ def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
     argv = own_command(executable, "ray-facts")
     found = _answer(argv, f"{executable}, which has Ray,", RayPython)
-    unknown = RayPython(executable, "does not run", None)
-    return unknown if found is None else replace(found, executable=executable)
+    return replace(found or RayPython("", "does not run", None), executable=executable)
 
 
 def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
@@ -430,26 +418,14 @@ def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
 
 
 def find_torch(path: str | None, named: str | None) -> TorchPython:
-    """Find the Python with torch.
-
-    A Python in the job's command is the only candidate. Otherwise the candidates are those of
-    `torchrun` and `python` on PATH, the image's Python with Ray, and our own.
-    """
-    found = None if named is None else shutil.which(named, path=path)
-    candidates = [found]
-    if found is None and "/" not in (named or ""):  # `python` may be missing, `python3` not
-        candidates = [
-            of_command("torchrun", path),
-            *(shutil.which(name, path=path) for name in ("python3", "python")),
-            *(_recorded(name) for name in (RECORD, STARTED_BY)),
-            sys.executable,
-        ]
-    searched = tuple(dict.fromkeys(filter(None, candidates)))
-    for executable in searched:
-        torch = find_framework(TORCH, executable, ".")
-        if torch.folder:
-            return TorchPython(executable, torch.version or "unknown")
-    return TorchPython(next(iter(searched), named or sys.executable), None, searched)
+    """Find the Python with torch: that of the job's command, else of `torchrun`, else of Ray."""
+    python = named if named is not None and "/" in named else shutil.which(named or "", path=path)
+    python = python or of_command("torchrun", path) or _recorded(RECORD) or _recorded(STARTED_BY)
+    python = python or shutil.which("python3", path=path) or sys.executable
+    torch = find_framework(TORCH, python, ".")
+    if not torch.folder:
+        return TorchPython(python, None, (python,))
+    return TorchPython(python, torch.version or "unknown")
 
 
 def find_framework(name: str, python: str, folder: str) -> Framework:
@@ -457,5 +433,4 @@ def find_framework(name: str, python: str, folder: str) -> Framework:
     if python == sys.executable:
         return msgspec.convert(framework_facts(name, folder), Framework)
     argv = own_command(python, "framework-facts", name, folder)
-    found = _answer(argv, f"{python}, which is to run the job,", Framework)
-    return Framework(name) if found is None else found
+    return _answer(argv, f"{python}, which is to run the job,", Framework) or Framework(name)
