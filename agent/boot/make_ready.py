@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from agent.boot.node_run import NodeRun, SurvivingProcesses
     from agent.boot.run_keeper import RunKeeper
-    from agent.node.facts import Facts, Folder
+    from agent.node.facts import Folder
     from agent.plan.plan import Address, Plan
     from agent.runtime.waiting import BestEffort
 
@@ -78,14 +78,12 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
     ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
     taken = taken_ports([int(port) for port in ports if port.isdigit()])
     facts = replace(plan.facts, taken_ports=taken)
-    busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
-    failed = [f for f in plan.failed() if f.check != PORTS]
+    failed = [f for f in plan.failed() if f.check not in {PORTS, TEMP_DIR}]
     if not failed and plan.own_ray is not None:
-        made = secure_folder(plan.own_ray.session, plan.facts)
-        if made is not None:
-            facts = replace(facts, ray_temp=made)
-            failed = [*run_checks(facts, plan.settings, plan.topology, only=TEMP_DIR)]
-    failed += [one for one in busy if one.level is Level.FAIL]
+        facts = replace(facts, ray_temp=secure_folder(plan.own_ray.session, facts.uid))
+    for name in (PORTS, TEMP_DIR):
+        found = run_checks(facts, plan.settings, plan.topology, only=name)
+        failed += [finding for finding in found if finding.level is Level.FAIL]
     if not failed:
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
@@ -93,8 +91,8 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
     return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
-def secure_folder(temp: str, facts: Facts) -> Folder | None:
-    """Create the private folder around Ray's temp dir; return it if another user owns it.
+def secure_folder(temp: str, uid: int) -> Folder | None:
+    """Create the private folder around Ray's temp dir; return what exists then.
 
     It is created or restricted first and checked afterwards, when nobody else can change it.
     """
@@ -104,12 +102,11 @@ def secure_folder(temp: str, facts: Facts) -> Folder | None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             found = os.fstat(handle)
-            if found.st_uid == facts.uid and found.st_mode & 0o077:
+            if found.st_uid == uid and found.st_mode & 0o077:
                 os.fchmod(handle, 0o700)
         finally:
             os.close(handle)
-    result = read_folder(str(folder))
-    return None if result is None or facts.owns_exclusively(result) else result
+    return read_folder(str(folder))
 
 
 def raise_open_files(hard: int) -> None:
