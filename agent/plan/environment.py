@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.node.facts import PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE, secret_texts
 from agent.settings.redact import SHORTEST, secrets_in
+from agent.work.services import NODE_IP
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -40,6 +41,8 @@ def for_node(
     """
     chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
     interface = facts.interface_of(node_ip)
+    if node_ip == NODE_IP:  # a plan without the address
+        interface = "{interface of node_ip}"
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if settings.wandb_api_key is None and not facts.wandb_login:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, finding_line, problem_lines
 from agent.plan import environment
-from agent.plan.plan import BRIDGE, log_root
+from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
 from agent.topology.platforms import CLUSTER_NAMES, GivenRay, own_pod
-from agent.work.job import is_sized_by_links
 from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
@@ -32,9 +30,6 @@ def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
     names, others = _findings(plan)
     lines = [*map(finding_line, names), *(f"{row.label}{row.text}" for row in _rows(plan))]
-    if plan.on_done == "hold":
-        end = how_to_end(plan.settings.runpod_api, plan.environ)
-        lines.append(f"           {held_sentence(0.0, plan.settings.price_per_hour, end)}")
     sections: dict[str, Iterable[str]] = {
         "commands": commands_of(plan),
         "environment of what starts here": (
@@ -91,13 +86,9 @@ def head_of(plan: Plan) -> str | None:
 
 
 def commands_of(plan: Plan) -> Iterator[str]:
-    """Yield every command of this node, what it waits for, and why it has its arguments."""
+    """Yield every command of this node, and why the job's has its arguments."""
     topology, launch, ray = plan.topology, plan.launch, plan.own_ray
-    place, workers = Placeholders(node_ip=plan.address.ip or NODE_IP), topology.expected_workers
-    if topology.given_ray is not None and topology.is_idle:
-        owner = topology.given_ray.owner
-        yield f"none: {owner} starts Ray here, and the agent at the head submits the job"
-        return
+    place = Placeholders(node_ip=plan.address.ip or NODE_IP)
     if ray is not None:
         which = "on this pod" if topology.owns_machine else f"with {ray.session}"
         yield f"first:  a stale Ray {which} is stopped"
@@ -107,63 +98,39 @@ def commands_of(plan: Plan) -> Iterator[str]:
         where = f"at {launch.gcs} and {launch.dashboard}"
         yield f"ray:    {launch.owner}'s, {where}: neither started nor stopped here"
     for process in plan.processes:
-        if process.name == BRIDGE:
-            yield from _services(plan, place)
         yield f"{process.label + ':':<8}{shell_line(process.command(place))}"
-    if plan.torchrun is not None or not topology.is_head:
-        yield from _services(plan, place)
-    job = plan.job
-    if plan.torchrun is not None and job is not None and job.argv:
-        # on this node, if all expected nodes join
-        own_rank = topology.platform.rank
-        rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
-        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
-        nodes, attempt = str(workers + 1), "{run id}-{attempt}"
-        argv = plan.torchrun.command(job.argv, rank, nodes, attempt, head_ip)
-        job = replace(job, argv=tuple(argv))
-    if job is not None:
-        yield from _job(job, workers)
-    elif topology.is_head and plan.torchrun is None:
-        yield f"job:    {_NO_JOB}"
-
-
-def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
-    for spec in plan.all_services if plan.topology.is_head else plan.possible_services:
+    for spec in plan.all_services if topology.is_head else plan.possible_services:
         here = place if spec in plan.services else Placeholders()
         command = shell_line(spec.command(here)) if spec.argv else "external, only probed"
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
         yield f"{spec.name}{where}{', which joins no Ray' if spec.alone else ''}: {command}"
+    if plan.job is not None:
+        yield from _job(plan, plan.job)
 
 
 _NO_JOB = "none: the cluster stays until it is stopped"
 
 
-def _job(job: Job, workers: int) -> Iterator[str]:
-    recipe = job.recipe
-    made = None if recipe is None else recipe.expected_command
-    if recipe is not None and made is None:
-        yield f"job:    {job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
-    else:
-        yield f"job:    {shell_line(job.argv)}"
-    if recipe is not None and recipe.known.framework:
-        if made is not None:
-            is_measured = workers > 0 and is_sized_by_links(job)
-            links = " and the measured bandwidth between them" if is_measured else ""
-            again = f"sized again for the nodes that join{links}"
-            yield f"  sized for {nodes_like_this(workers)}; {again}"
-            yield from (f"  {key}: {reason}" for key, reason in made.why.items())
-            yield from (f"  warning: {text}" for text in made.warnings)
-            yield from (f"  {note}" for note in made.notes)
+def _job(plan: Plan, job: Job) -> Iterator[str]:
+    argv, topology, recipe = list(job.argv), plan.topology, job.recipe
+    if plan.torchrun is not None and argv:  # on this node, if all expected nodes join
+        rank = "{rank}" if topology.own_rank is None else str(topology.own_rank)
+        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
+        nodes = str(topology.expected_workers + 1)
+        argv = plan.torchrun.command(argv, rank, nodes, "{run id}-{attempt}", head_ip)
+    if argv:
+        yield f"job:    {shell_line(argv)}"
+    if recipe is not None and recipe.expected_command is not None:
+        made = recipe.expected_command
+        yield from (f"  {key}: {reason}" for key, reason in made.why.items())
+        yield from (f"  warning: {text}" for text in made.warnings)
+        yield from (f"  {note}" for note in made.notes)
+    if job.framework:
         yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
     if job.upload is not None:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
-
-
-def nodes_like_this(workers: int) -> str:
-    """Name the nodes for which a recipe is sized before they have joined."""
-    return f"{workers + 1} nodes like this one" if workers else "this one node"
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
@@ -175,11 +142,6 @@ def environment_of(plan: Plan) -> dict[str, str]:
     chosen = {name: text for name, text in full.items() if environ.get(name) != text}
     chosen |= {name: "(dropped)" for name in environ if name not in full}
     chosen |= dict.fromkeys(secrets, "********")
-    if plan.address.ip is None and not isinstance(plan.launch, GivenRay):
-        chosen |= {
-            name: plan.environ.get(name, "{interface of node_ip}")
-            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-        }
     return dict(sorted(chosen.items()))
 
 
@@ -214,11 +176,11 @@ def _rows(plan: Plan) -> Iterator[Line]:
     if plan.job is not None or topology.is_head:
         yield Line("job:       ", _job_line(plan))
     yield Line("waits:     ", _waits(plan))
-    price = plan.settings.price_per_hour
-    bills = "the pod bills on" if price is None else f"the pod bills {price_text(price)}/h"
-    done = f"{plan.on_done} ({bills})" if plan.on_done == "hold" else plan.on_done
     logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    yield Line("when done: ", f"{done}; logs in {logs}")
+    yield Line("when done: ", f"{plan.on_done}; logs in {logs}")
+    if plan.on_done == "hold":
+        end = how_to_end(plan.settings.runpod_api, plan.environ)
+        yield Line("held:      ", held_sentence(0.0, plan.settings.price_per_hour, end))
 
 
 def _nodes(plan: Plan) -> str:
@@ -243,16 +205,16 @@ def _job_line(plan: Plan) -> str:
     job, workers = plan.job, plan.topology.expected_workers
     if job is None:
         return _NO_JOB
-    recipe = job.recipe
+    recipe, nodes = job.recipe, f"{workers + 1} node(s) like this one"
     if recipe is None:
         text = shell_line(job.argv)
         return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
     if recipe.expected_command is None:
-        return f"{job.name} does not fit {nodes_like_this(workers)}: {recipe.misfit}"
+        return f"{job.name} does not fit {nodes}: {recipe.misfit}"
     if job.name == DEFAULT:
         return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
     model = f" of {recipe.input.model}" if recipe.input.model else ""
-    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes_like_this(workers)}"
+    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}"
 
 
 def _waits(plan: Plan) -> str:

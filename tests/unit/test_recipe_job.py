@@ -98,7 +98,7 @@ def test_the_plan_is_for_nodes_like_this_one() -> None:
     text = shown({})
     assert "job:    " in text
     assert "-m toy --gpus 16 --for=0.9.1" in text
-    assert "sized for 2 nodes like this one; sized again for the nodes that join and the" in text
+    assert "sized for 2 node(s) like this one" in text
     assert "--gpus: 16 GPUs joined" in text
     assert "16 GPUs: batch 1024 = 16 x 64" in text
     assert "TOY_MODE=fast" in text
@@ -107,7 +107,7 @@ def test_the_plan_is_for_nodes_like_this_one() -> None:
 def test_a_plan_that_does_not_fit_is_no_refusal() -> None:
     """Other nodes may differ: the nodes that join decide."""
     text = shown({"AGENT_NUM_GPUS": "3"})
-    assert "does not fit 2 nodes like this one: a batch of 1024 is not divisible by 6" in text
+    assert "does not fit 2 node(s) like this one: a batch of 1024 is not divisible by 6" in text
     assert "TOY_MODE=fast" in text
 
 
