@@ -89,7 +89,6 @@ def _ask(what: str, default: str, names: Sequence[str] = ()) -> str:
 
 
 def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFile]:
-    """Complete the request, at a terminal by questions, and make the files."""
 
     def choose(given: object, what: str, default: str, names: Sequence[str] = ()) -> str:
         if given is not None:

@@ -17,13 +17,7 @@ from agent.checks import NAMES, run_checks
 from agent.checks.recipe import RECIPE_CHECKS
 from agent.node import gpus, read
 from agent.node.upload import LIMIT, measure
-from agent.plan.make import (
-    checkpoint_folder,
-    make_plan,
-    port_clashes,
-    private_folder,
-    service_problems,
-)
+from agent.plan import make
 from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
 from agent.runtime import parent
@@ -150,7 +144,6 @@ def read_runtime_env(
 
 
 def _parse(given: str, problems: list[Problem]) -> dict[str, object]:
-    """Return the mapping of AGENT_RUNTIME_ENV: JSON, or a file of JSON or YAML."""
     import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
 
     text: str | None = given
@@ -189,7 +182,6 @@ def _faults(found: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str]]:
-    """Yield every text with its path and key."""
     if isinstance(value, str):
         yield place, name, value
     elif isinstance(value, dict):
@@ -211,7 +203,7 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         "AGENT_TRAIN_DATA": settings.train_data,
         "AGENT_EVAL_DATA": settings.eval_data,
     }
-    folder = checkpoint_folder(settings, loaded.command)
+    folder = make.checkpoint_folder(settings, loaded.command)
     data, python = settings.train_data or "", facts.job_python
 
     def read_disks() -> Facts:
@@ -270,9 +262,9 @@ def plan_from_environment(
         runtime_env, upload = read_runtime_env(settings, environ, ray.folder, problems)
     with suppress(SettingsError):  # the platform may be known where the topology is not
         platform = detect_platform(environ, settings) if topology is None else topology.platform
-        problems += port_clashes(settings, words, platform.ports, platform.given_ray)
+        problems += make.port_clashes(settings, words, platform.ports, platform.given_ray)
     if topology is not None:
-        problems += service_problems(settings, words, topology, file)
+        problems += make.service_problems(settings, words, topology, file)
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.misspelled)
     host = topology.head_host or ""
@@ -282,16 +274,16 @@ def plan_from_environment(
     facts = replace(
         facts,
         disks={step.once: read.disk_of(step.once) for step in file.steps if step.once is not None},
-        ray_temp=read.read_folder(private_folder(facts, topology.platform.job_id)),
+        ray_temp=read.read_folder(make.private_folder(facts, topology.platform.job_id)),
         model_is_here=Path(settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
     basis = JobBasis(read_shape(settings, environ))
-    known, folder = recipe_info(settings, words), checkpoint_folder(settings, words)
+    known, folder = recipe_info(settings, words), make.checkpoint_folder(settings, words)
     if known is not None and known.framework:  # what it has to keep to resume from its checkpoints
         held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
         basis = replace(basis, kept={} if held is None else kept_settings(held, known.framework))
-    return make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
+    return make.make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
 
 
 def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:

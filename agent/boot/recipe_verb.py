@@ -116,10 +116,8 @@ def node_sizes(
     count: int, gpus: Sequence[int], cpus: int | None, gpu_memory: int | None = None
 ) -> tuple[NodeSize, ...]:
     """Return the size of each node; one number of GPUs applies to all."""
-    if not count:
-        raise argparse.ArgumentTypeError("--nodes must be at least 1")
     each = [*gpus] * count if len(gpus) == 1 else gpus
-    if len(each) != count:
+    if not count or len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
 
@@ -128,8 +126,7 @@ def _version(known: RecipeInfo, text: str | None, path: str | None) -> tuple[Ver
     """Choose the given version, or else the installed one; return it and a warning or ''."""
     versions = recipe_of(known).VERSIONS
     if not versions:
-        ignored = f"has no versions: {text} changes nothing" if text is not None else ""
-        return (), ignored
+        return (), ""
     try:
         if text is not None:
             return choose(versions, text)

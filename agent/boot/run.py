@@ -30,8 +30,7 @@ from agent.record.events import Ended
 from agent.record.files import access, iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
-from agent.record.run_folder import OUTCOME_FILE as OUTCOME
-from agent.record.run_folder import RunFolder, read_outcome
+from agent.record.run_folder import OUTCOME_FILE, RunFolder, read_outcome
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
@@ -126,7 +125,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         keeper.close()
     attempts = () if keeper is None else keeper.record.attempts
     if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
-        disk_alarm.report(OUTCOME, "a write does not end")
+        disk_alarm.report(OUTCOME_FILE, "a write does not end")
     node_run.close()
     if not outcome.holds_pod and restarts.would_repeat():
         _hold(plan.settings, environ, plan.on_done, outcome)
@@ -230,7 +229,6 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
 
 
 def _hold(settings: Settings, environ: Mapping[str, str], on_done: str, outcome: Outcome) -> None:
-    """Hold or stop the pod after a run of which nothing is left."""
     from agent.boot.holding import Held, hold_until_signal  # noqa: PLC0415 - see `_run_head`
 
     anyio.run(hold_until_signal, Held(settings, environ, on_done), outcome)

@@ -325,7 +325,6 @@ def cached_model(
 
 
 def _existing_parent(folder: Path) -> Path:
-    """Return the folder or its nearest existing parent."""
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
@@ -394,7 +393,6 @@ def find_ray(path: str | None) -> RayPython:
 
 
 def _recorded(name: str) -> str | None:
-    """Return the Python that a file in our virtual environment names."""
     return text_of(Path(sys.prefix, name)).strip() or None
 
 

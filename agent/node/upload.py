@@ -92,7 +92,6 @@ def measure(
 
 
 def _holds_credentials(path: Path, relative: str, size: int) -> bool:
-    """Return whether a file holds credentials, by its name or else its content."""
     if _EXAMPLE.search(relative):
         return False
     if _CREDENTIALS.search(relative):
@@ -129,17 +128,18 @@ def _rays_rules(ray: str) -> MakeRule | None:
     init = Path(ray, "_private/thirdparty/pathspec/__init__.py")
     name = "pod_agent_rays_pathspec"
     found = importlib.util.spec_from_file_location(name, init)
-    if not ray or not init.is_file() or found is None or found.loader is None:
+    if not ray or found is None or found.loader is None:
         return None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # its own parts are imported from it
     try:
         found.loader.exec_module(module)
-    except (ImportError, SyntaxError):
+        from_lines = module.PathSpec.from_lines
+    except (OSError, ImportError, SyntaxError, AttributeError):
         return None
 
     def make_rule(root: Path, lines: Sequence[str]) -> Excludes:
-        rules = module.PathSpec.from_lines("gitwildmatch", lines)
+        rules = from_lines("gitwildmatch", lines)
         return lambda path: bool(rules.match_file(str(path.relative_to(root))))
 
-    return make_rule if hasattr(module, "PathSpec") else None
+    return make_rule

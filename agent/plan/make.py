@@ -23,20 +23,10 @@ from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.rules import TEMP_DIR, port_problems, reward_port
 from agent.topology.platforms import GivenRay
+from agent.work import services as work
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
 from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
-from agent.work.services import (
-    HEAD_IP,
-    MODEL,
-    NO_FILE,
-    NODE_IP,
-    NODE_PLACEHOLDERS,
-    REWARD,
-    model_fetch,
-    prepare_steps,
-    reward_service,
-)
 from agent.work.torchrun import Torchrun, gpus_of, processes
 
 if TYPE_CHECKING:
@@ -64,7 +54,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     facts: Facts,
     environ: Mapping[str, str],
     runtime_env: dict[str, object],
-    file: ServicesFile = NO_FILE,
+    file: ServicesFile = work.NO_FILE,
     upload: UploadSize | None = None,
     basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Plan:
@@ -185,13 +175,12 @@ def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> st
 
 
 def _texts_with_placeholders(plan: Plan) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the commands of the user, each with its source and its placeholders."""
     for word in (*(plan.command or ()), *plan.settings.job_args):
         yield "the job's command", word, PLACEHOLDERS
     commands = {step.name: step.command for step in plan.all_steps}
     commands |= {spec.name: spec.asked for spec in plan.all_services}
     for name, command in commands.items():
-        yield f"the command of {name}", command, NODE_PLACEHOLDERS
+        yield f"the command of {name}", command, work.NODE_PLACEHOLDERS
 
 
 def temp_dir(facts: Facts, job_id: str | None = None) -> str:
@@ -225,10 +214,10 @@ def _steps(
     fetch: tuple[PrepareStep, ...] = ()
     named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
     # a node that only runs services needs no model, unless one of them depends on it
-    is_wanted = not alone or any(MODEL in word for word in named)
+    is_wanted = not alone or any(work.MODEL in word for word in named)
     if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
-        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
-    return prepare_steps(settings, (*fetch, *file.steps))
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
+    return work.prepare_steps(settings, (*fetch, *file.steps))
 
 
 def _processes(plan: Plan) -> Iterator[PlannedProcess]:
@@ -246,7 +235,7 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     if plan.settings.preflight is not None and topology.given_ray is None:
         argv = (
             *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
-            *("--address", HEAD_IP, "--port", str(plan.ports.last_worker)),
+            *("--address", work.HEAD_IP, "--port", str(plan.ports.last_worker)),
             *("--node", "{rank}", "--gpus", GPUS, "--within", f"{times.ALL_REDUCE:g}"),
             *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
             *(("--host",) if topology.is_head else ()),
@@ -267,7 +256,7 @@ def _notes(plan: Plan) -> Iterator[str]:
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
             yield f"WANDB_API_KEY is not set: W&B {what}"
         hidden = visible_devices(plan.environ, facts.gpu_maker, facts.ray.version)[1]
-        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
         yield from filter(None, (hidden, fetch))
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1
@@ -280,16 +269,15 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 _EVERYWHERE = "every interface (Ray's choice)"
-_NEAR = f"{NODE_IP}, 127.0.0.1"
+_NEAR = f"{work.NODE_IP}, 127.0.0.1"
 
 
 def _listeners(plan: Plan) -> Iterator[Listener]:
-    """Yield the ports that this run opens, without those of a platform's Ray."""
     topology, settings, ports, ray = plan.topology, plan.settings, plan.ports, plan.own_ray
     if topology.is_idle:
         return
     is_ours = plan.joins_cluster and topology.given_ray is None
-    of_ranks = Listener("any", "ranks of torch (NCCL, gloo)", f"{NODE_IP}'s interface", "none")
+    of_ranks = Listener("any", "ranks of torch (NCCL, gloo)", f"{work.NODE_IP}'s interface", "none")
     if is_ours and plan.torchrun is not None:
         if topology.is_head:
             everywhere = "every interface (torch's)"
@@ -302,7 +290,7 @@ def _listeners(plan: Plan) -> Iterator[Listener]:
             (ports.object_manager, "Ray object manager", _EVERYWHERE),
             (ports.dashboard_agent, "Ray dashboard agent", _NEAR),
             (ports.dashboard_agent_grpc, "Ray dashboard agent (gRPC)", _EVERYWHERE),
-            (ports.runtime_env_agent, "Ray runtime_env agent", NODE_IP),
+            (ports.runtime_env_agent, "Ray runtime_env agent", work.NODE_IP),
         )
         of_head = (
             (ports.gcs, "Ray GCS", _EVERYWHERE),
@@ -321,10 +309,10 @@ def _listeners(plan: Plan) -> Iterator[Listener]:
     if is_ours and settings.preflight is not None:
         if topology.is_head:  # the last port of Ray's workers, which Ray uses last
             store = str(ports.last_worker)
-            yield Listener(store, "store of AGENT_PREFLIGHT", NODE_IP, "none")
+            yield Listener(store, "store of AGENT_PREFLIGHT", work.NODE_IP, "none")
         yield of_ranks
     own_guard = "none" if settings.ray_auth_token is None else "token"
-    yield Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", own_guard)
+    yield Listener(str(ports.agent), "agent", f"{work.NODE_IP} and 127.0.0.1", own_guard)
 
 
 def port_clashes(
@@ -351,7 +339,7 @@ def all_services(
     settings: Settings, command: tuple[str, ...] | None, file: ServicesFile
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    reward = reward_service(with_reward(settings, file), command)
+    reward = work.reward_service(with_reward(settings, file), command)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
         reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
@@ -382,9 +370,9 @@ def service_problems(
     knows_nodes = topology.platform.nodes is not None or (given is None and topology.is_head)
     table = f"AGENT_SERVICES={settings.services}"
     for at, spec in enumerate(services):
-        if spec.name == REWARD and file.reward is None:
+        if spec.name == work.REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
-        where = f"{table} [services.{'reward' if spec.name == REWARD else spec.name}]"
+        where = f"{table} [services.{'reward' if spec.name == work.REWARD else spec.name}]"
         rank = spec.where.rank
         if given is not None and spec.where.kind != "head":
             yield Problem(f"{where} where", spec.where.sentence(), _only_head(given))

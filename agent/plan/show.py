@@ -184,7 +184,6 @@ def _rows(plan: Plan) -> Iterator[Line]:
 
 
 def _nodes(plan: Plan) -> str:
-    """Return how many nodes of which size, and by which setting or platform."""
     topology, settings = plan.topology, plan.settings
     gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
     models = listed(plan.facts.node_versions.gpu_models)
@@ -218,7 +217,6 @@ def _job_line(plan: Plan) -> str:
 
 
 def _waits(plan: Plan) -> str:
-    """Return what the job, or this worker, waits for, and what starts after what."""
     is_head, services = plan.topology.is_head, {spec.name for spec in plan.all_services}
     keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *services} if is_head else {HEAD, PREPARE, JOIN}
     before = [
