@@ -48,15 +48,10 @@ if TYPE_CHECKING:
 
 
 _RAY_MARKS = (
-    "/ray/core/src/ray/gcs/gcs_server",
-    "/ray/core/src/ray/raylet/raylet",
-    "/ray/dashboard/",
-    "/ray/_private/",
-    "/ray/autoscaler/_private/monitor.py",
-    "ray.util.client.server",
-    "ray::",
-    "ray-dashboard-",
+    *("/ray/core/src/ray/", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/_private/"),
+    *("ray.util.client.server", "ray::", "ray-dashboard-"),
 )
+"""Parts of the command lines of Ray's processes."""
 
 
 def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
@@ -165,47 +160,38 @@ KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
 _MOST_FILES = 10_000
 
 
-def ended_sessions(changed: Mapping[str, float], living: Container[str], now: float) -> list[str]:
-    """Return the sessions that no process uses and that did not change recently, newest first.
+def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[Path]:
+    """Return this user's sessions that are not in use nor changed lately, newest first; no links.
 
-    `changed` is when each session changed last.
+    A Ray of another container, whose processes are not visible, writes its logs.
     """
-    ended = [
-        name for name in changed if name not in living and changed[name] + times.SESSION_QUIET < now
-    ]
-    return sorted(ended, key=lambda name: (-changed[name], name))
-
-
-async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
-    """Remove old sessions from Ray's temp dir in the background, of the last ones only objects."""
-    path = Path(temp_dir)
-
-    def prune() -> None:
-        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
-        ended = ended_sessions(_sessions(path), in_use, time.time())
-        spilled = [one for name in ended for one in (path / name).glob("ray_spilled_objects*")]
-        old = [path / name for name in ended[KEPT_SESSIONS:]]
-        for folder in (*spilled, *old):
-            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-        if old:
-            say(f"removed {len(old)} earlier session(s) of Ray from {path}")
-
-    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
-    await best_effort("the removal of Ray's earlier sessions", remove)
-
-
-def _sessions(temp_dir: Path) -> dict[str, float]:
-    """Return this user's sessions, and when each changed last; links are skipped."""
-    found = {}
+    changed = {}
     for path in temp_dir.glob("session_*"):
         with suppress(OSError):  # it was just removed, or cannot be read
             about = path.lstat()
             is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
-            if is_own and _SESSION.fullmatch(path.name):
-                # a Ray of another container, whose processes are not visible, writes its logs
+            if is_own and _SESSION.fullmatch(path.name) and path.name not in in_use:
                 files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
-                found[path.name] = max(file.stat().st_mtime for file in files)
-    return found
+                changed[path] = max(file.stat().st_mtime for file in files)
+    ended = [path for path, at in changed.items() if at + times.SESSION_QUIET < now]
+    return sorted(ended, key=lambda path: -changed[path])
+
+
+async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
+    """Remove old sessions from Ray's temp dir in the background, of the last ones only objects."""
+
+    def prune() -> None:
+        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
+        ended = ended_sessions(Path(temp_dir), in_use, time.time())
+        spilled = [one for path in ended for one in path.glob("ray_spilled_objects*")]
+        old = ended[KEPT_SESSIONS:]
+        for folder in (*spilled, *old):
+            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
+        if old:
+            say(f"removed {len(old)} earlier session(s) of Ray from {temp_dir}")
+
+    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
+    await best_effort("the removal of Ray's earlier sessions", remove)
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:

@@ -97,14 +97,10 @@ class RayPython(Value):
         """Return whether the `ray` command fails with "is not a valid Sentinel".
 
         Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older
-        Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0; not with
-        click 8.2.1 and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that
-        copy.
+        Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0.
         """
-        if self.enum_copies_are_same or version(self.version or "") >= (2, 53):
-            return False
-        click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
-        return (8, 3, 0) <= click < (8, 5, 1)
+        copies = not self.enum_copies_are_same and version(self.version or "") < (2, 53)
+        return copies and (8, 3) <= version(self.click or "") < (8, 5)
 
 
 class Framework(Value):
