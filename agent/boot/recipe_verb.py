@@ -140,11 +140,9 @@ def _version(known: RecipeInfo, text: str | None, path: str | None) -> tuple[Ver
 def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
     """Split a command into lines: the program, then each argument."""
     lines: list[list[str]] = [[]]
-    flags = False
+    has_flags = any(word.startswith("--") for word in argv)
     for word in argv:
-        begins = word.startswith("--") or ("=" in word and lines[-1][-1:] != ["-m"])
-        if begins and (word.startswith("--") or not flags):
-            flags = word.startswith("--")
+        if word.startswith("--") or ("=" in word and not has_flags):
             lines.append([])
         lines[-1].append(word)
     return lines

@@ -39,7 +39,7 @@ def for_node(
 
     The user's variables override those that are chosen here.
     """
-    chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
+    chosen = {"VLLM_HOST_IP": node_ip}
     interface = facts.interface_of(node_ip)
     if node_ip == NODE_IP:  # a plan without the address
         interface = "{interface of node_ip}"
@@ -64,17 +64,6 @@ def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, st
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
     return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen}
-
-
-def for_torchrun(
-    environ: Mapping[str, str], settings: Settings, of_node: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment of a job that torchrun starts: a node's, without Ray's variables.
-
-    It lacks the token, which then guards only the agent's port.
-    """
-    of_ray = {*_CLUSTER_AUTH, *(_OWN_RAY.keys() - environ.keys())}
-    return _without(of_ray, of_node, settings.ray_auth_token)
 
 
 def for_given_ray(
@@ -103,7 +92,7 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
 def without_cluster_auth(
     full: Mapping[str, str], settings: Settings, *, keeps_wandb: bool = False
 ) -> dict[str, str]:
-    """Return a service's environment; a prepare step's has W&B's key."""
+    """Return the environment of a service; a prepare step and a job of torchrun keep W&B's key."""
     if keeps_wandb:
         return _without(_CLUSTER_AUTH, full, settings.ray_auth_token)
     return _without((*_CLUSTER_AUTH, _WANDB), full, settings.wandb_api_key, settings.ray_auth_token)
@@ -129,7 +118,7 @@ def secrets_of(settings: Settings) -> Collection[str]:
 
 
 _LOCAL = ("localhost", "127.0.0.1")
-_OWN_RAY = {
+OWN_RAY = {
     # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # Ray starts an idle worker for each of the head's CPUs before the job; two of them cost a

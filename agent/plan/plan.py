@@ -190,10 +190,11 @@ class Plan(Value):
             own = environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
         else:
             own = environment.for_node(environ, settings, self.facts, node_ip, head_ip)
-            if self.torchrun is not None:
-                own = environment.for_torchrun(environ, settings, own)
-            elif self.topology.is_head:  # the time that a stopped job gets
-                own.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(self.budget.job))}")
+            if self.torchrun is not None:  # the token then guards only the agent's port
+                own = environment.without_cluster_auth(own, settings, keeps_wandb=True)
+            else:
+                stop = {"RAY_JOB_STOP_WAIT_TIME_S": f"{max(1, int(self.budget.job))}"}
+                own = {**environment.OWN_RAY, **(stop if self.topology.is_head else {}), **own}
         return {**self.recipe_env, **own}
 
     @property

@@ -39,8 +39,6 @@ def test_what_training_needs_is_chosen() -> None:
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
         "WANDB_MODE": "offline",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_prestart_worker_first_driver": "0",
         "RAY_AUTH_MODE": "disabled",
     }
     assert of({}) == chosen
