@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
+from agent.node.facts import Framework
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
@@ -24,15 +25,12 @@ from agent.work.recipes.recipe import (
     ModelShape,
     NodeSize,
     UnknownVersionError,
-    choose,
     version_text,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.settings.jobs import RecipeInfo
-    from agent.work.recipes.recipe import Version
 
 _PYTHON = "python3"  # first word of the printed command, valid on any machine
 
@@ -90,16 +88,23 @@ def recipe_command(
     model: ModelShape | None = None,
 ) -> tuple[Command, str]:
     """Return a recipe's command for some nodes, and a warning or ''."""
-    known = BY_NAME[name]
+    known, python = BY_NAME[name], find_ray(environ.get("PATH")).executable
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
-    chosen, warning = _version(known, version, environ.get("PATH"))
+    try:
+        found = Framework(known.framework, ".", version or "")
+        if version is None and known.framework:
+            found = find_framework(known.framework, python, ".")
+        chosen, warning = version_of(known, found)
+    except UnknownVersionError as error:
+        expected = "a known release, or a later patch of one"
+        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
     given = replace(
         recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
-        columns=columns_of(settings.train_data or "", find_ray(environ.get("PATH")).executable),
+        columns=columns_of(settings.train_data or "", python),
         basis=JobBasis(model or read_shape(settings, environ)),
     )
     try:
@@ -120,21 +125,6 @@ def node_sizes(
     if not count or len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
-
-
-def _version(known: RecipeInfo, text: str | None, path: str | None) -> tuple[Version, str]:
-    """Choose the given version, or else the installed one; return it and a warning or ''."""
-    versions = recipe_of(known).VERSIONS
-    if not versions:
-        return (), ""
-    try:
-        if text is not None:
-            return choose(versions, text)
-        python = find_ray(path).executable
-        return version_of(known, find_framework(known.framework, python, "."))
-    except UnknownVersionError as error:
-        expected = "a known release, or a later patch of one"
-        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
 
 
 def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
