@@ -64,8 +64,7 @@ _NAMES_BY_MEMORY = {
     20: ("A4500", "RTX 4000 Ada"),
     16: ("A4000", "T4"),
 }
-_MEMORY_BY_NAME = {name: memory for memory, names in _NAMES_BY_MEMORY.items() for name in names}
-"""The memory in GB of GPUs whose name does not contain it, by a part of the name."""
+"""The memory in GB of GPUs whose name does not contain it, with parts of the names."""
 
 
 class Folder(Value):
@@ -222,11 +221,11 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
             if labeled := _LABELED.search(model):
                 found.append(int(labeled[1]))
                 continue
-            parts = (part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model))
-            longest = max(parts, key=len, default=None)
-            if longest is None:
+            pairs = ((part, gb) for gb, parts in _NAMES_BY_MEMORY.items() for part in parts)
+            known = [(len(part), gb) for part, gb in pairs if re.search(rf"\b{part}\b", model)]
+            if not known:
                 return None
-            found.append(_MEMORY_BY_NAME[longest])
+            found.append(max(known)[1])
         return min(found, default=None)
 
     @property

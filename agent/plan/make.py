@@ -152,16 +152,13 @@ def _planned_job(
     upload: UploadSize | None,
 ) -> Job | None:
     """Return the job; None without one, and on a worker where Ray runs it."""
-    settings = node.settings
-    if not node.topology.is_head and launcher(settings, command) != TORCHRUN:
+    folder = checkpoint_folder(node.settings, command)
+    if not folder or not (node.topology.is_head or launcher(node.settings, command) == TORCHRUN):
         return None
-    name, argv = COMMAND, command or ()
-    if command is None:
-        if recipe is None:
-            return None
-        name = recipe.known.name
-        argv = () if recipe.expected_command is None else recipe.expected_command.argv
-    return Job(name, argv, runtime_env, checkpoint_folder(settings, command), recipe, upload)
+    if recipe is None:
+        return Job(COMMAND, command or (), runtime_env, folder, upload=upload)
+    argv = () if recipe.expected_command is None else recipe.expected_command.argv
+    return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
 
 
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
@@ -285,23 +282,22 @@ def _listeners(plan: Plan) -> Iterator[Listener]:
         yield of_ranks
     elif is_ours and ray is not None:
         guard = "token" if ray.is_guarded else "none"
+        of_head = (
+            (ports.gcs, "Ray GCS", _EVERYWHERE),
+            (ports.dashboard, "Ray dashboard", ray.dashboard_host),
+            (ports.client, "Ray client", _NEAR),
+        )
         on_every_node = (
             (ports.node_manager, "Ray node manager", _EVERYWHERE),
             (ports.object_manager, "Ray object manager", _EVERYWHERE),
             (ports.dashboard_agent, "Ray dashboard agent", _NEAR),
             (ports.dashboard_agent_grpc, "Ray dashboard agent (gRPC)", _EVERYWHERE),
             (ports.runtime_env_agent, "Ray runtime_env agent", work.NODE_IP),
-        )
-        of_head = (
-            (ports.gcs, "Ray GCS", _EVERYWHERE),
-            (ports.dashboard, "Ray dashboard", ray.dashboard_host),
-            (ports.client, "Ray client", _NEAR),
+            (f"{ports.first_worker}-{ports.last_worker}", "Ray workers", _EVERYWHERE),
         )
         for port, who, bind in (*(of_head if topology.is_head else ()), *on_every_node):
             yield Listener(str(port), who, bind, guard)
         yield Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)")
-        workers = f"{ports.first_worker}-{ports.last_worker}"
-        yield Listener(workers, "Ray workers", _EVERYWHERE, guard)
     for spec in plan.services:
         if spec.port is not None:
             its_guard = "none (scores only)" if spec.url else "as its command has it"
