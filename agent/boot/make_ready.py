@@ -224,19 +224,13 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         return await until(check, limit, step=0.1, on_evidence=log_wait)
     except TimedOutError as error:
         if is_foreign:
-            raise PreflightError(
-                f"this node is not the head it is taken for ({address.how})",
-                why=f"{error} (it has: {', '.join(addresses) or 'none'})",
-                remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
-                "set RAY_WORKER=1",
-                culprit="HEAD_POD_ID",
-            ) from None
-        raise UnavailableError(
-            f"this node's address could not be found as {address.how}",
-            why=str(error),
-            remedy="Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
-            culprit="DNS",
-        ) from None
+            what = f"this node is not the head it is taken for ({address.how})"
+            why = f"{error} (it has: {', '.join(addresses) or 'none'})"
+            remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
+            raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
+        what = f"this node's address could not be found as {address.how}"
+        remedy = "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP"
+        raise UnavailableError(what, why=str(error), remedy=remedy, culprit="DNS") from None
 
 
 class HeadStart(Value):

@@ -250,14 +250,10 @@ def _check_log_dir(root: Path, node: str) -> None:
         return True
 
     if not run_within(times.IDLE_DISK, make):
-        raise PreflightError(
-            f"AGENT_LOG_DIR={root} does not answer",
-            why=f"a write to its disk takes longer than {times.IDLE_DISK:g} s",
-            remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
-            culprit="AGENT_LOG_DIR",
-        )
-    other = find_running_agent(root, node) if node else ""
-    if other:
+        what = f"AGENT_LOG_DIR={root} does not answer within {times.IDLE_DISK:g} s"
+        remedy = "Repair or remount that disk, or set AGENT_LOG_DIR to another"
+        raise PreflightError(what, remedy=remedy, culprit="AGENT_LOG_DIR")
+    if other := find_running_agent(root, node) if node else "":
         remedy = "Stop that agent (SIGTERM), or wait for its end"
         raise PreflightError(other, remedy=remedy, culprit="run")
 
