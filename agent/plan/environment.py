@@ -47,13 +47,15 @@ def for_node(
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if settings.wandb_api_key is None and not facts.wandb_login:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
-    unproxied = without_proxy_to(environ, (*_LOCAL, node_ip, head_ip))
-    everything = {**chosen, **for_children(environ, settings), **unproxied}
+    everything = {**chosen, **for_children(environ, settings, node_ip, head_ip)}
     return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
 
 
-def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what every child inherits: the user's variables, secrets, auth and debugger."""
+def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) -> dict[str, str]:
+    """Return what every child inherits: the user's variables, secrets, auth and debugger.
+
+    No proxy is used to these nodes.
+    """
     # Ray's token mode is always set: its default differs between versions
     chosen = {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
     dropped = {*_NEVER_INHERITED}
@@ -63,16 +65,15 @@ def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, st
     if settings.wandb_api_key is None:
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
-    return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen}
+    unproxied = without_proxy_to(environ, ("localhost", "127.0.0.1", *nodes))
+    return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen, **unproxied}
 
 
 def for_given_ray(
     environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
 ) -> dict[str, str]:
     """Return the environment of processes beside a Ray that the platform started."""
-    found = for_children(environ, settings) | without_proxy_to(
-        environ, (*_LOCAL, node_ip, ray_host)
-    )
+    found = for_children(environ, settings, node_ip, ray_host)
     if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
         found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds by itself
     return found
@@ -117,7 +118,6 @@ def secrets_of(settings: Settings) -> Collection[str]:
     return secret_texts(settings, _INHERITED_SECRETS).keys()
 
 
-_LOCAL = ("localhost", "127.0.0.1")
 OWN_RAY = {
     # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
