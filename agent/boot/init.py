@@ -65,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
         if file.is_program:
             target.chmod(0o755)
         print(f"wrote {target}")
-    lines = "first three lines" if targets[0].suffix == ".json" else "three lines marked `change`"
-    print(f"Check its {lines}, and the model and the data in it. Then:")
+    print("Check its first values, or those marked `change`, and model and data in it. Then:")
     print("\n".join(f"  {step}" for step in files[0].next_steps))
     return 0
 

@@ -120,10 +120,7 @@ def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | 
         room = process_room(os.getuid())
         limit = "a limit of the system" if room is None else room.limit
         why = f"no room for another process or thread ({limit})"
-        remedy = (
-            "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or end what fills it; fewer "
-            "CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"
-        )
+        remedy = "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or lower AGENT_NUM_CPUS"
     elif number == errno.ENOMEM or isinstance(error, MemoryError):
         why = "no memory for another process"
         remedy = "Give the container more memory, or end what fills it"

@@ -52,11 +52,6 @@ def _findings(plan: Plan) -> tuple[list[Finding], list[Finding]]:
     return names, [finding for finding in plan.findings if finding.check != NAMES]
 
 
-def price_text(price: float, seconds: float = 3600.0) -> str:
-    """Return the cost of some seconds: $0.44."""
-    return f"${price * seconds / 3600:.2f}"
-
-
 def how_to_end(api: str, environ: Mapping[str, str]) -> str:
     """Return what ends a held pod: a command where the pod's own API may."""
     pod = own_pod(environ)
@@ -72,8 +67,8 @@ def how_to_end(api: str, environ: Mapping[str, str]) -> str:
 
 def held_sentence(seconds: float, price: float | None, command: str) -> str:
     """Return the line about a held pod, at the start and every ten minutes."""
-    each = "the pod bills by the hour" if price is None else f"the pod bills {price_text(price)}/h"
-    spent = f", {price_text(price, seconds)} since the end" if price is not None else ""
+    each = "the pod bills by the hour" if price is None else f"the pod bills ${price:.2f}/h"
+    spent = f", ${price * seconds / 3600:.2f} since the end" if price is not None else ""
     held = f"held for {round(seconds / 60)} min: " if seconds >= 60 else ""
     return f"{held}{each}{spent if held else ''}; to end it: {command}"
 

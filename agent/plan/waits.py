@@ -90,14 +90,11 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     if workers and given is None and is_sized_by_links(job):
         links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
         yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
-    if job is not None and plan.torchrun is not None:
-        reports = "every node's report after the job failed on one"
-        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION)
-        yield PlannedWait(JOB, reports, times.SHARE_REPORTS)
-    elif job is not None:
+    if job is not None:
         limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
-        yield PlannedWait(SUBMIT, "Ray to accept the job, from the first try", limit)
-        yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS)
+        silence = times.NO_JOB_STATUS if plan.torchrun is None else times.SHARE_REPORTS
+        yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
+        yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
