@@ -75,15 +75,11 @@ _DEFAULT_TEMP = "/tmp"
 def temp_root(settings: Settings, problems: list[Problem]) -> str:
     """Return the folder for Ray's sessions; add what is wrong with it to `problems`."""
     folder = dict(flags_of(settings.ray_args)).get(TEMP_DIR) or _DEFAULT_TEMP
-    given = f"{TEMP_DIR}={folder}"
-    if not Path(folder).is_dir():
-        expected = "a folder that is there: mount its disk, or make it"
-        problems.append(Problem("AGENT_RAY_ARGS", f"{given}, which is no folder here", expected))
-        return _DEFAULT_TEMP
-    if needs_shell_quoting(folder):
-        expected = "a path of letters, digits, dots, dashes and underscores (a shell reads it)"
-        problems.append(Problem("AGENT_RAY_ARGS", given, expected))
-    return folder
+    is_there = Path(folder).is_dir()
+    if not is_there or needs_shell_quoting(folder):
+        expected = "an existing folder, whose path a shell reads without quotes"
+        problems.append(Problem("AGENT_RAY_ARGS", f"{TEMP_DIR}={folder}", expected))
+    return folder if is_there else _DEFAULT_TEMP
 
 
 _ENV, _DIR = "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"
@@ -155,14 +151,11 @@ def _parse(given: str, problems: list[Problem]) -> dict[str, object]:
         is_json = text.lstrip().startswith("{")
         value = json.loads(text) if is_json else yaml.safe_load(text)
         json.dumps(value)  # so it travels to Ray: YAML has dates, sets and loops
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        what = f"what JSON cannot carry ({str(error).splitlines()[0]})"
+        return {str(key): item for key, item in value.items()}
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        what = f"no mapping that JSON can carry ({str(error).splitlines()[0]})"
         problems.append(Problem(_ENV, what, "names with texts, numbers, lists and mappings"))
         return {}
-    if not isinstance(value, dict):
-        problems.append(Problem(_ENV, "something that is no mapping", "names and values"))
-        return {}
-    return {str(key): item for key, item in value.items()}
 
 
 def _faults(found: Mapping[str, object]) -> Iterator[Problem]:
