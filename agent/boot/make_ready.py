@@ -198,9 +198,6 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
     """Return this node's address; wait until its names resolve to one of them."""
     is_foreign = False
 
-    def log_wait(evidence: str) -> None:
-        say(f"waiting for this node's own address: {evidence}")
-
     async def check() -> str | NotYet:
         nonlocal is_foreign
         is_foreign, evidence = False, list[str]()
@@ -221,7 +218,8 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         return NotYet("; ".join(evidence))
 
     try:
-        return await until(check, limit, step=0.1, on_evidence=log_wait)
+        waiting = "waiting for this node's own address: {}"
+        return await until(check, limit, step=0.1, on_evidence=lambda it: say(waiting.format(it)))
     except TimedOutError as error:
         if is_foreign:
             what = f"this node is not the head it is taken for ({address.how})"

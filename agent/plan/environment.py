@@ -24,7 +24,7 @@ _NEVER_INHERITED = (
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
-_INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
+INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
 _CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)  # the token, and the mode that makes Ray require it
 _SEARCH_PATHS = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"),
@@ -66,7 +66,7 @@ def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) ->
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
     unproxied = without_proxy_to(environ, ("localhost", "127.0.0.1", *nodes))
-    return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen, **unproxied}
+    return {**inherited, **secret_texts(settings, INHERITED_SECRETS), **chosen, **unproxied}
 
 
 def for_given_ray(
@@ -111,11 +111,6 @@ def _without(
         if name in _SEARCH_PATHS
         or not (name in names or text in texts or any(secret in text for secret in long))
     }
-
-
-def secrets_of(settings: Settings) -> Collection[str]:
-    """Return the names of the secrets that children inherit."""
-    return secret_texts(settings, _INHERITED_SECRETS).keys()
 
 
 OWN_RAY = {

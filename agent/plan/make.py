@@ -204,7 +204,6 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 def _steps(
     node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
 ) -> tuple[PrepareStep, ...]:
-    """Return the prepare steps of the run, including this node's fetch of the model."""
     settings, topology, facts = node.settings, node.topology, node.facts
     if topology.is_idle:
         return ()

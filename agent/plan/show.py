@@ -13,6 +13,7 @@ from agent.plan import environment
 from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
+from agent.settings.model import secret_texts
 from agent.topology.platforms import CLUSTER_NAMES, GivenRay, own_pod
 from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
@@ -133,10 +134,10 @@ def environment_of(plan: Plan) -> dict[str, str]:
     if plan.topology.is_idle:
         return {}
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
-    environ, secrets = plan.environ, environment.secrets_of(plan.settings) & full.keys()
+    environ, secrets = plan.environ, secret_texts(plan.settings, environment.INHERITED_SECRETS)
     chosen = {name: text for name, text in full.items() if environ.get(name) != text}
     chosen |= {name: "(dropped)" for name in environ if name not in full}
-    chosen |= dict.fromkeys(secrets, "********")
+    chosen |= dict.fromkeys(secrets.keys() & full.keys(), "********")
     return dict(sorted(chosen.items()))
 
 
@@ -233,7 +234,6 @@ def to_json(plan: Plan) -> dict[str, Any]:
     topology, job = plan.topology, plan.job
     recipe = None if job is None else job.recipe
     made = None if recipe is None else recipe.expected_command
-    waits = [{"what": w.what, "seconds": w.seconds, "variable": w.variable} for w in plan.waits]
     return {
         "role": topology.role,
         "evidence": list(topology.evidence),
@@ -255,7 +255,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "commands": list(commands_of(plan)),
         "environment": environment_of(plan),
         "ports": to_builtins(plan.listeners),
-        "waits": waits,
+        "waits": to_builtins(plan.waits),
         "findings": to_builtins(plan.findings),
         "refused": bool(plan.failed()),
         "notes": list(plan.notes),

@@ -104,10 +104,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
 def _of_steps(
     settings: Settings, steps: tuple[PrepareStep, ...], before: Mapping[str, float]
 ) -> Iterator[PlannedWait]:
-    """Yield the waits for steps, and for what steps and services wait for.
-
-    The latter may run on nodes that start later than this one.
-    """
+    """Yield the waits for steps, and for what they and services wait for, maybe on later nodes."""
     if steps:
         longest = max(step.within for step in steps)
         yield PlannedWait(PREPARE, "prepare steps", longest, steps[0].deadline_variable)
