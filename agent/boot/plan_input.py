@@ -87,18 +87,16 @@ _REFERENCE = re.compile(r"\$\{?\w+\}?")
 """A value that Ray fills in on each node from that node's environment."""
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _LEAVE_OUT = (
-    "a folder without them: all nodes, and whoever reaches Ray's dashboard, can read an "
-    "upload. Leave them out by .gitignore or by excludes in AGENT_RUNTIME_ENV, or insist by "
-    "AGENT_ALLOW_INSECURE=1"
+    "a folder without them, since all nodes and Ray's dashboard can read an upload: leave them out "
+    "by .gitignore or excludes in AGENT_RUNTIME_ENV, or insist by AGENT_ALLOW_INSECURE=1"
 )
 _SHRINK = (
-    "which is what Ray takes of a folder: leave the largest out by .gitignore or by excludes in "
-    "AGENT_RUNTIME_ENV, or have the code in the image or on a disk of all nodes, and start the "
-    "agent in it"
+    "which is Ray's limit: leave the largest out by .gitignore or excludes in AGENT_RUNTIME_ENV, "
+    "or start the agent in the code, in the image or on a disk of all nodes"
 )
 _NODE_ENVIRONMENT = (
-    "it in the environment of every node (or in a file that {name}_FILE or the like names): actors "
-    "inherit that; Ray's dashboard shows a runtime_env to whoever asks"
+    "it in the environment of every node (or in a file that {name}_FILE or the like names), which "
+    "actors inherit; Ray's dashboard shows a runtime_env to whoever asks"
 )
 
 

@@ -20,7 +20,6 @@ from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.checks.finding import Finding
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 
 def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
-    names, others = _findings(plan)
+    names = [finding for finding in plan.findings if finding.check == NAMES]  # the first of all
+    others = plan.findings[len(names) :]
     lines = [*map(finding_line, names), *(f"{row.label}{row.text}" for row in _rows(plan))]
     sections: dict[str, Iterable[str]] = {
         "commands": commands_of(plan),
@@ -45,12 +45,6 @@ def render(plan: Plan, redactor: Redactor) -> str:
         body = [f"  {line}" for line in section]
         lines += [f"\n{title}:", *body] if body else []
     return redactor.clean("\n".join(lines))
-
-
-def _findings(plan: Plan) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings about names, which may explain all others, and the others."""
-    names = [finding for finding in plan.findings if finding.check == NAMES]
-    return names, [finding for finding in plan.findings if finding.check != NAMES]
 
 
 def how_to_end(api: str, environ: Mapping[str, str]) -> str:
@@ -147,7 +141,8 @@ _LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
 
 def summary(plan: Plan) -> list[Line]:
     """Return the plan in at most twelve lines, more only if more than that refuses the run."""
-    names, others = _findings(plan)
+    names = [finding for finding in plan.findings if finding.check == NAMES]  # the first of all
+    others = plan.findings[len(names) :]
     top = [*problem_lines(names), *_rows(plan)]
     problems = problem_lines(others)
     refusals = sum(finding.level is Level.FAIL for finding in others)
