@@ -25,7 +25,6 @@ class Platform(Value, frozen=True):
 
     render: Render
     recipe: str = "verl-grpo"  # what is trained unless the user says otherwise
-    nodes: int = 2
     rehearsal_gpus: int = 1  # the rehearsal uses none, but some platforms rent only nodes with GPUs
     flag: str = ""  # the flag that chooses among `variants`; the first is the default
     variants: tuple[str, ...] = ("",)
@@ -112,7 +111,7 @@ def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFil
     variant = platform.variants[0]
     if platform.flag:
         variant = choose(given, platform.flag, variant, platform.variants)
-    nodes = choose_number(options.nodes, "nodes", platform.nodes)
+    nodes = choose_number(options.nodes, "nodes", 2)
     usual = platform.rehearsal_gpus if recipe == "rehearsal" else 8
     gpus = choose_number(options.gpus, "GPUs of each node", usual)
     if nodes < 1:

@@ -67,7 +67,10 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
         if stale:
             say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-            _kill(stale)
+            for process in stale:
+                with suppress(psutil.Error):  # a port that it keeps is reported
+                    process.kill()
+            psutil.wait_procs(stale, timeout=3.0)
     running = frozenset[str]() if left is None else frozenset(left.running)
     own = str(plan.ports.agent)
     ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
@@ -143,16 +146,6 @@ def _container(pid: int) -> str:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:  # it has ended, or it is another user's
         return ""
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            try:
-                process.kill()
-            except psutil.AccessDenied:
-                say(f"no right to end pid {process.pid} of a stale Ray", "warning")
-    psutil.wait_procs(processes, timeout=3.0)
 
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")

@@ -69,17 +69,14 @@ def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
     return NO_FILE if errors else found
 
 
-_DEFAULT_TEMP = "/tmp"
-
-
 def temp_root(settings: Settings, problems: list[Problem]) -> str:
     """Return the folder for Ray's sessions; add what is wrong with it to `problems`."""
-    folder = dict(flags_of(settings.ray_args)).get(TEMP_DIR) or _DEFAULT_TEMP
+    folder = dict(flags_of(settings.ray_args)).get(TEMP_DIR) or "/tmp"
     is_there = Path(folder).is_dir()
     if not is_there or needs_shell_quoting(folder):
         expected = "an existing folder, whose path a shell reads without quotes"
         problems.append(Problem("AGENT_RAY_ARGS", f"{TEMP_DIR}={folder}", expected))
-    return folder if is_there else _DEFAULT_TEMP
+    return folder if is_there else "/tmp"
 
 
 _ENV, _DIR = "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"

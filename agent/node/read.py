@@ -307,10 +307,7 @@ def model_config(
 def cached_model(
     model: str, environ: Mapping[str, str], revision: str | None = None
 ) -> Path | None:
-    """Return the folder of a model's revision in the cache of huggingface_hub; None without.
-
-    Its name is the commit. Without a revision it is the newest that was fetched.
-    """
+    """Return the folder of a model's revision in the hub's cache, named by its commit, or None."""
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
     home = environ.get("HF_HOME") or f"{home}/huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
@@ -353,9 +350,8 @@ print(json.dumps({one.name: is_list(one.type) for one in parquet.read_schema(sys
 def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     """Return the columns of a file, or of the first file in a folder; None if not known.
 
-    A column is True if it holds lists, such as the messages of a chat. A recipe names columns, and
-    a framework fails on a missing one only once all models are loaded. The job's Python reads
-    parquet, by the framework's pyarrow.
+    A column is True if it holds lists, such as the messages of a chat. A framework fails on a
+    missing one only once all models are loaded. The job's Python reads parquet, by its pyarrow.
     """
     path = Path(data)
     # the framework reports what it cannot read, and content that does not match its suffix

@@ -64,8 +64,7 @@ def measure(
     make_rule = _rays_rules(ray)
     if make_rule is None:
         return None
-    ignores_git = environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1"
-    ignore_files = [] if ignores_git else [".gitignore"]
+    ignore_files = [".gitignore"] * (environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1")
     private = Path(ray, "_private")
     if '".rayignore"' in text_of(private / "runtime_env/packaging.py"):  # after Ray 2.48
         ignore_files.append(".rayignore")

@@ -35,10 +35,7 @@ _SEARCH_PATHS = (
 def for_node(
     environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
 ) -> dict[str, str]:
-    """Return the environment of this node's Ray, which every actor on it inherits.
-
-    The user's variables override those that are chosen here.
-    """
+    """Return the environment of this node's Ray and its actors; the user's variables win."""
     chosen = {"VLLM_HOST_IP": node_ip}
     interface = facts.interface_of(node_ip)
     if node_ip == NODE_IP:  # a plan without the address
@@ -52,10 +49,7 @@ def for_node(
 
 
 def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) -> dict[str, str]:
-    """Return what every child inherits: the user's variables, secrets, auth and debugger.
-
-    No proxy is used to these nodes.
-    """
+    """Return what every child inherits, with no proxy to these nodes."""
     # Ray's token mode is always set: its default differs between versions
     chosen = {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
     dropped = {*_NEVER_INHERITED}

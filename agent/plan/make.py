@@ -259,13 +259,11 @@ def _notes(plan: Plan) -> Iterator[str]:
             total = 0.0 if price is None else most * price * nodes
             cost = f", at most ${total:.2f} for {nodes} node(s)" if price is not None else ""
             yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
-    if plan.job is not None and plan.job.framework and given is not None:
-        whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
-        yield f"{whose}: the job names its Python and the agent's files by their paths"
 
 
 _EVERYWHERE = "every interface (Ray's choice)"
 _NEAR = f"{work.NODE_IP}, 127.0.0.1"
+_ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
 
 
 def _listeners(plan: Plan) -> Iterator[Listener]:
@@ -370,7 +368,7 @@ def service_problems(
         where = f"{table} [services.{'reward' if spec.name == work.REWARD else spec.name}]"
         rank = spec.where.rank
         if given is not None and spec.where.kind != "head":
-            yield Problem(f"{where} where", spec.where.sentence(), _only_head(given))
+            yield Problem(f"{where} where", spec.where.sentence(), _ONLY_HEAD)
         if rank is not None and rank >= most and knows_nodes:
             expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
             yield Problem(f"{where} where", f"rank {rank} of {most} node(s)", expected)
@@ -387,8 +385,4 @@ def service_problems(
     for step in file.steps:
         if given is not None and step.where.kind != "head":
             where = f"{table} [prepare.{step.name}] where"
-            yield Problem(where, step.where.kind, _only_head(given))
-
-
-def _only_head(given: GivenRay) -> str:
-    return f"head: no agent runs on {given.owner}'s nodes"
+            yield Problem(where, step.where.kind, _ONLY_HEAD)

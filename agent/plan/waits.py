@@ -44,10 +44,7 @@ _UPLOAD_RATE = 512 << 10  # bytes a second of the slowest upload for which a sub
 
 
 def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
-    """Yield the waits of this node, in the order of a run.
-
-    Its own steps and services may wait for those of other nodes.
-    """
+    """Yield the waits of this node in the order of a run; its steps may wait for other nodes'."""
     settings, topology = plan.settings, plan.topology
     if topology.is_idle:
         return

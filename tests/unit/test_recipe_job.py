@@ -204,14 +204,6 @@ def test_an_optional_reward_server(environ: dict[str, str], *, has_url: bool) ->
     assert bool(plan.all_services) == has_url
 
 
-def test_a_recipe_on_a_given_ray() -> None:
-    """A note says that its command names local files and runs elsewhere."""
-    operators = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block"}
-    plan = plan_of({**operators, **NEEDED, "EXPECTED_WORKERS": "1"}, WITH)
-    assert any("KubeRay's pods need this pod's image" in note for note in plan.notes)
-    assert not any("image" in note for note in plan_of({**HEAD, **NEEDED}, WITH).notes)
-
-
 @pytest.mark.parametrize(
     ("mount", "warned"),
     [
