@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-Render = Callable[[Request], list[StartFile]]
 PODS = Path(__file__).parents[1] / "bundled" / "runpod_pods.py"
 """The program that creates RunPod's pods from a template."""
 
@@ -23,7 +22,7 @@ PODS = Path(__file__).parents[1] / "bundled" / "runpod_pods.py"
 class Platform(Value, frozen=True):
     """A platform of `init`."""
 
-    render: Render
+    render: Callable[[Request], list[StartFile]]
     recipe: str = "verl-grpo"  # what is trained unless the user says otherwise
     rehearsal_gpus: int = 1  # the rehearsal uses none, but some platforms rent only nodes with GPUs
     flag: str = ""  # the flag that chooses among `variants`; the first is the default

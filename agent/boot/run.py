@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
-    from agent.record.run_record import ChosenRun
     from agent.settings.model import Settings
 
 
@@ -258,7 +257,7 @@ def _check_log_dir(root: Path, node: str) -> None:
         raise PreflightError(other, remedy=remedy, culprit="run")
 
 
-def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
+def _chosen_run(root: Path, plan: Plan, own: str) -> run_record.ChosenRun:
     """Return the run that this head resumes, or a new one; `own` is the job's fingerprint."""
     node, claim = plan.topology.node_name, plan.topology.platform
     # A restart by the platform is no request for a new run.

@@ -315,10 +315,8 @@ def cached_model(
     commit = revision or "main"
     with suppress(OSError, ValueError):  # ValueError: not ASCII, or a zero byte in the path
         commit = (folder / "refs" / commit).read_text(encoding="ascii").strip()
-    with suppress(OSError, ValueError):
-        snapshot = folder / "snapshots" / commit
-        return snapshot if snapshot.is_dir() else None
-    return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if os.path.isdir(snapshot) else None  # noqa: PTH112 - False for a zero byte, too
 
 
 def _existing_parent(folder: Path) -> Path:

@@ -64,7 +64,8 @@ def measure(
     make_rule = _rays_rules(ray)
     if make_rule is None:
         return None
-    ignore_files = [".gitignore"] * (environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1")
+    ignores_git = environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1"
+    ignore_files = [] if ignores_git else [".gitignore"]
     private = Path(ray, "_private")
     if '".rayignore"' in text_of(private / "runtime_env/packaging.py"):  # after Ray 2.48
         ignore_files.append(".rayignore")

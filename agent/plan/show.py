@@ -98,9 +98,6 @@ def commands_of(plan: Plan) -> Iterator[str]:
         yield from _job(plan, plan.job)
 
 
-_NO_JOB = "none: the cluster stays until it is stopped"
-
-
 def _job(plan: Plan, job: Job) -> Iterator[str]:
     argv, topology, recipe = list(job.argv), plan.topology, job.recipe
     if plan.torchrun is not None and argv:  # on this node, if all expected nodes join
@@ -194,7 +191,7 @@ def _nodes(plan: Plan) -> str:
 def _job_line(plan: Plan) -> str:
     job, workers = plan.job, plan.topology.expected_workers
     if job is None:
-        return _NO_JOB
+        return "none: the cluster stays until it is stopped"
     recipe, nodes = job.recipe, f"{workers + 1} node(s) like this one"
     if recipe is None:
         text = shell_line(job.argv)
