@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"pod-agent init: error: {error}", file=sys.stderr)
         return 2
     options.to.mkdir(parents=True, exist_ok=True)
-    targets = [options.to / file.name for file in files]
-    for target, file in zip(targets, files, strict=True):
+    for file in files:
+        target = options.to / file.name
         target.write_text(file.text, encoding="utf-8")
         if file.is_program:
             target.chmod(0o755)

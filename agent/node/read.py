@@ -375,10 +375,7 @@ the one that unpacked it, by the one file."""
 
 
 def find_ray(path: str | None) -> RayPython:
-    """Find the Python with Ray.
-
-    It is this one, the recorded one, that of `ray` on PATH, or the one that started the one file.
-    """
+    """Find the Python with Ray: this one, else the recorded, that of `ray`, the one file's."""
     here = msgspec.convert(ray_facts(), RayPython)
     if here.version is not None:
         return here

@@ -221,9 +221,8 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     topology, facts, launch = plan.topology, plan.facts, plan.launch
     if plan.joins_cluster and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
-            yield PlannedProcess(
-                planned.RAY, "ray", launch.command(is_head=topology.is_head), planned.RAY_LOG
-            )
+            argv = launch.command(is_head=topology.is_head)
+            yield PlannedProcess(planned.RAY, "ray", argv, planned.RAY_LOG)
         if topology.is_head:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
             label = "watch" if plan.job is None else "submit"
@@ -244,9 +243,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     given, most, price = topology.given_ray, settings.max_hours, settings.price_per_hour
     if given is not None and topology.is_head:
         whose = f"the job's environment is that of {given.owner}'s pods"
-        there = "WANDB_API_KEY and NCCL_* belong there"
-        grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
-        yield f"{whose}: {there}, {grace}"
+        there = "WANDB_API_KEY, NCCL_* and RAY_JOB_STOP_WAIT_TIME_S (else a stop has 3 s)"
+        yield f"{whose}: set {there} there"
     elif given is None:
         if settings.wandb_api_key is None:
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"

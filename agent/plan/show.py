@@ -157,8 +157,8 @@ def _rows(plan: Plan) -> Iterator[Line]:
     yield Line("head:      ", f"{head_of(plan)}")
     yield Line("address:   ", f"{address.ip or 'found at run'} ({address.how})")
     if topology.given_ray is not None and topology.is_idle:
-        starts = f"none here: {topology.given_ray.owner} starts Ray"
-        yield Line("job:       ", f"{starts}, the head's agent submits the job")
+        owner = topology.given_ray.owner
+        yield Line("job:       ", f"none here: the head's agent submits it to {owner}'s Ray")
         return
     yield Line("nodes:     ", _nodes(plan))
     if plan.job is not None or topology.is_head:
