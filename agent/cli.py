@@ -43,14 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except SettingsError as error:
-        count = len(error.problems)
-        many = f"{count} problem{'s' if count > 1 else ''} in the settings (exit code 78)"
         return _report_failure(
             error.exit_code,
             "pod-agent: the settings are wrong, nothing was started:",
             *(f"  {problem.sentence()}" for problem in error.problems),
             *(f"  {hint}" for hint in error.hints),
-            f"refused: {many}. {error.remedy}",
+            f"refused: {len(error.problems)} problem(s) (exit code 78). {error.remedy}",
         )
     except AgentError as error:
         return _report_failure(error.exit_code, f"pod-agent: {error.sentence()}")

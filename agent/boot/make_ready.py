@@ -29,7 +29,6 @@ from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Level
 from agent.checks.machine import WANTED_FILES
 from agent.control.sockets import bind
-from agent.decisions.values import Wait
 from agent.node.read import read_folder, source_towards, taken_ports
 from agent.record.log import say
 from agent.runtime.network import resolve
@@ -43,21 +42,16 @@ if TYPE_CHECKING:
 
     from agent.boot.node_run import NodeRun, SurvivingProcesses
     from agent.boot.run_keeper import RunKeeper
-    from agent.node.facts import Facts, Folder
+    from agent.node.facts import Folder
     from agent.plan.plan import Address, Plan
     from agent.runtime.waiting import BestEffort
 
 
 _RAY_MARKS = (
-    "/ray/core/src/ray/gcs/gcs_server",
-    "/ray/core/src/ray/raylet/raylet",
-    "/ray/dashboard/",
-    "/ray/_private/",
-    "/ray/autoscaler/_private/monitor.py",
-    "ray.util.client.server",
-    "ray::",
-    "ray-dashboard-",
+    *("/ray/core/src/ray/", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/_private/"),
+    *("ray.util.client.server", "ray::", "ray-dashboard-"),
 )
+"""Parts of the command lines of Ray's processes."""
 
 
 def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
@@ -73,20 +67,21 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
         if stale:
             say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-            _end(stale)
+            for process in stale:
+                with suppress(psutil.Error):  # a port that it keeps is reported
+                    process.kill()
+            psutil.wait_procs(stale, timeout=3.0)
     running = frozenset[str]() if left is None else frozenset(left.running)
     own = str(plan.ports.agent)
     ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
     taken = taken_ports([int(port) for port in ports if port.isdigit()])
     facts = replace(plan.facts, taken_ports=taken)
-    busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
-    failed = [f for f in plan.failed() if f.check != PORTS]
+    failed = [f for f in plan.failed() if f.check not in {PORTS, TEMP_DIR}]
     if not failed and plan.own_ray is not None:
-        made = secure_folder(plan.own_ray.session, plan.facts)
-        if made is not None:
-            facts = replace(facts, ray_temp=made)
-            failed = [*run_checks(facts, plan.settings, plan.topology, only=TEMP_DIR)]
-    failed += [one for one in busy if one.level is Level.FAIL]
+        facts = replace(facts, ray_temp=secure_folder(plan.own_ray.session, facts.uid))
+    for name in (PORTS, TEMP_DIR):
+        found = run_checks(facts, plan.settings, plan.topology, only=name)
+        failed += [finding for finding in found if finding.level is Level.FAIL]
     if not failed:
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
@@ -94,8 +89,8 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
     return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
-def secure_folder(temp: str, facts: Facts) -> Folder | None:
-    """Create the private folder around Ray's temp dir; return it if another user owns it.
+def secure_folder(temp: str, uid: int) -> Folder | None:
+    """Create the private folder around Ray's temp dir; return what exists then.
 
     It is created or restricted first and checked afterwards, when nobody else can change it.
     """
@@ -105,12 +100,11 @@ def secure_folder(temp: str, facts: Facts) -> Folder | None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             found = os.fstat(handle)
-            if found.st_uid == facts.uid and found.st_mode & 0o077:
+            if found.st_uid == uid and found.st_mode & 0o077:
                 os.fchmod(handle, 0o700)
         finally:
             os.close(handle)
-    result = read_folder(str(folder))
-    return None if result is None or facts.owns_exclusively(result) else result
+    return read_folder(str(folder))
 
 
 def raise_open_files(hard: int) -> None:
@@ -154,127 +148,80 @@ def _container(pid: int) -> str:
         return ""
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            try:
-                process.terminate()
-            except psutil.AccessDenied:
-                say(f"no right to end pid {process.pid} of a stale Ray", "warning")
-    _, alive = psutil.wait_procs(processes, timeout=2.0)
-    for process in alive:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=3.0)
-
-
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
-_MOST_REMOVED = 64
 _MOST_FILES = 10_000
 
 
-def choose_removals(
-    changed: Mapping[str, float], living: Container[str], now: float
-) -> tuple[list[str], list[str]]:
-    """Choose the sessions to remove, and those of which only spilled objects are removed.
+def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[Path]:
+    """Return this user's sessions that are not in use nor changed lately, newest first; no links.
 
-    `changed` is when each session changed last. Nothing is chosen that a process uses or that
-    changed recently.
+    A Ray of another container, whose processes are not visible, writes its logs.
     """
-    dead = [
-        name for name in changed if name not in living and changed[name] + times.SESSION_QUIET < now
-    ]
-    dead.sort(key=lambda name: (-changed[name], name))
-    return dead[KEPT_SESSIONS:][-_MOST_REMOVED:], dead[:KEPT_SESSIONS]
-
-
-async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
-    """Remove old sessions from Ray's temp dir in the background."""
-    path = Path(temp_dir)
-
-    def prune() -> int:
-        """Return the number of sessions that were removed entirely."""
-        changed = _sessions(path)
-        if not changed:
-            return 0
-        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
-        whole, spilled_only = choose_removals(changed, in_use, time.time())
-        spilled = [
-            folder for name in spilled_only for folder in (path / name).glob("ray_spilled_objects*")
-        ]
-        for folder in (*spilled, *(path / name for name in whole)):
-            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-        return sum(not (path / name).exists() for name in whole)
-
-    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
-    removed = await best_effort("the removal of Ray's earlier sessions", remove)
-    if isinstance(removed, int) and removed:
-        rest = f"the last {KEPT_SESSIONS} stay"
-        say(f"removed {removed} earlier session(s) of Ray's from {path}: {rest}")
-
-
-def _sessions(temp_dir: Path) -> dict[str, float]:
-    """Return this user's sessions, and when each changed last; links are skipped."""
-    found = {}
+    changed = {}
     for path in temp_dir.glob("session_*"):
         with suppress(OSError):  # it was just removed, or cannot be read
             about = path.lstat()
             is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
-            if is_own and _SESSION.fullmatch(path.name):
-                # a Ray of another container, whose processes are not visible, writes its logs
+            if is_own and _SESSION.fullmatch(path.name) and path.name not in in_use:
                 files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
-                found[path.name] = max(file.stat().st_mtime for file in files)
-    return found
+                changed[path] = max(file.stat().st_mtime for file in files)
+    ended = [path for path, at in changed.items() if at + times.SESSION_QUIET < now]
+    return sorted(ended, key=lambda path: -changed[path])
+
+
+async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
+    """Remove old sessions from Ray's temp dir in the background, of the last ones only objects."""
+
+    def prune() -> None:
+        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
+        ended = ended_sessions(Path(temp_dir), in_use, time.time())
+        spilled = [one for path in ended for one in path.glob("ray_spilled_objects*")]
+        old = ended[KEPT_SESSIONS:]
+        for folder in (*spilled, *old):
+            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
+        if old:
+            say(f"removed {len(old)} earlier session(s) of Ray from {temp_dir}")
+
+    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
+    await best_effort("the removal of Ray's earlier sessions", remove)
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
-    is_foreign, began = False, time.monotonic()
-
-    def log_wait(evidence: str) -> None:
-        wait = Wait("address", "this node's own address", limit, evidence)
-        say(wait.sentence(time.monotonic() - began))
+    is_foreign = False
 
     async def check() -> str | NotYet:
         nonlocal is_foreign
-        is_foreign, evidence, route = False, list[str](), address.route_to
-        for name in address.names if route is None else (route,):
+        is_foreign, evidence = False, list[str]()
+        for name in address.names:
             found = await resolve(name)
             if isinstance(found, str):
                 evidence.append(found)
                 continue
-            known = [one for one in found if one in addresses]
-            own = next(iter(known), None) if route is None else source_towards(found[0])
+            reached = source_towards(found[0]) if address.by_route else None
+            own = next((one for one in found if one in addresses), reached)
             if own is not None:
                 return own
-            if route is not None:
-                evidence.append(f"no route to {name} ({found[0]})")
-                continue
-            evidence.append(f"{name} is {', '.join(found)}, no address of this node")
-            is_foreign = True
+            is_foreign = not address.by_route
+            problem = "no address of this node" if is_foreign else "to which there is no route"
+            evidence.append(f"{name} is {', '.join(found)}, {problem}")
             if address.must_be_own:
                 raise TimedOutError(evidence[-1])
         return NotYet("; ".join(evidence))
 
     try:
-        return await until(check, limit, step=0.1, on_evidence=log_wait)
+        waiting = "waiting for this node's own address: {}"
+        return await until(check, limit, step=0.1, on_evidence=lambda it: say(waiting.format(it)))
     except TimedOutError as error:
         if is_foreign:
-            raise PreflightError(
-                f"this node is not the head it is taken for ({address.how})",
-                why=f"{error} (it has: {', '.join(addresses) or 'none'})",
-                remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
-                "set RAY_WORKER=1",
-                culprit="HEAD_POD_ID",
-            ) from None
-        checked = "DNS" if address.route_to else "HEAD_POD_ID and DNS"
-        raise UnavailableError(
-            f"this node's address could not be found as {address.how}",
-            why=str(error),
-            remedy=f"Check {checked}, or set AGENT_NODE_IP",
-            culprit="DNS",
-        ) from None
+            what = f"this node is not the head it is taken for ({address.how})"
+            why = f"{error} (it has: {', '.join(addresses) or 'none'})"
+            remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
+            raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
+        what = f"this node's address could not be found as {address.how}"
+        remedy = "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP"
+        raise UnavailableError(what, why=str(error), remedy=remedy, culprit="DNS") from None
 
 
 class HeadStart(Value):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
+from agent.node.facts import Framework
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
@@ -24,16 +25,12 @@ from agent.work.recipes.recipe import (
     ModelShape,
     NodeSize,
     UnknownVersionError,
-    choose,
-    version_list,
     version_text,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.settings.jobs import RecipeInfo
-    from agent.work.recipes.recipe import Version
 
 _PYTHON = "python3"  # first word of the printed command, valid on any machine
 
@@ -47,7 +44,7 @@ def command_text(made: Command) -> str:
     """Return a command, which can be pasted after `--`, and the reason for each argument."""
     lines = [" \\\n    ".join(shell_line(words) for words in split_lines(made.argv))]
     lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
-    lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
+    lines += [f"# {key}: {reason}" for key, reason in made.why.items()]
     return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
 
 
@@ -70,17 +67,17 @@ def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
     """Yield a line for each recipe; `grouped` adds the framework and its versions above."""
     heading = ""
     for row in recipe_rows():
-        known = recipe_of(BY_NAME[row["name"]]).VERSIONS
-        versions, name = version_list(known) if known else "", row["framework"] or "no framework"
+        framework = f"{row['framework'] or 'no framework'}: "
+        versions = ", ".join(row["versions"])
         text = (
             f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
             f"by {row['launcher']}; {row['about']}"
         )
-        if grouped and name != heading:
-            yield Line(f"{name}: ", versions, "dim")
-            heading = name
-        text = text if grouped else f"{name} {versions}".rstrip() + f"; {text}"
-        yield Line(f"{row['name']:<16} ", text, "title")
+        if grouped and framework != heading:
+            yield Line(framework, versions, "dim")
+            heading = framework
+        of_framework = "" if grouped else f"{framework}{versions}; "
+        yield Line(f"{row['name']:<16} ", f"{of_framework}{text}", "title")
 
 
 def recipe_command(
@@ -91,16 +88,23 @@ def recipe_command(
     model: ModelShape | None = None,
 ) -> tuple[Command, str]:
     """Return a recipe's command for some nodes, and a warning or ''."""
-    known = BY_NAME[name]
+    known, python = BY_NAME[name], find_ray(environ.get("PATH")).executable
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
-    chosen, warning = _version(known, version, environ.get("PATH"))
+    try:
+        found = Framework(known.framework, ".", version or "")
+        if version is None and known.framework:
+            found = find_framework(known.framework, python, ".")
+        chosen, warning = version_of(known, found)
+    except UnknownVersionError as error:
+        expected = "a known release, or a later patch of one"
+        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
     given = replace(
         recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
-        columns=columns_of(settings.train_data or ""),
+        columns=columns_of(settings.train_data or "", python),
         basis=JobBasis(model or read_shape(settings, environ)),
     )
     try:
@@ -117,49 +121,18 @@ def node_sizes(
     count: int, gpus: Sequence[int], cpus: int | None, gpu_memory: int | None = None
 ) -> tuple[NodeSize, ...]:
     """Return the size of each node; one number of GPUs applies to all."""
-    if not count:
-        raise argparse.ArgumentTypeError("--nodes must be at least 1")
     each = [*gpus] * count if len(gpus) == 1 else gpus
-    if len(each) != count:
+    if not count or len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
     return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
-
-
-def _version(known: RecipeInfo, text: str | None, path: str | None) -> tuple[Version, str]:
-    """Choose the given version, or else the installed one; return it and a warning or ''."""
-    versions = recipe_of(known).VERSIONS
-    if not versions:
-        ignored = f"has no versions: {text} changes nothing" if text is not None else ""
-        return (), ignored
-    try:
-        if text is not None:
-            return choose(versions, text)
-        python = find_ray(path).executable
-        return version_of(known, find_framework(known.framework, python, "."))
-    except UnknownVersionError as error:
-        expected = "a known release, or a later patch of one"
-        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
 
 
 def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
     """Split a command into lines: the program, then each argument."""
     lines: list[list[str]] = [[]]
-    flags = False
+    has_flags = any(word.startswith("--") for word in argv)
     for word in argv:
-        begins = word.startswith("--") or ("=" in word and lines[-1][-1:] != ["-m"])
-        if begins and (word.startswith("--") or not flags):
-            flags = word.startswith("--")
+        if word.startswith("--") or ("=" in word and not has_flags):
             lines.append([])
         lines[-1].append(word)
     return lines
-
-
-def find_argument(argv: tuple[str, ...], key: str) -> str:
-    """Return an argument of the command by its flag or key."""
-    for at, word in enumerate(argv):
-        if word.lstrip("+~").startswith(f"{key}="):
-            return word
-        if word.lstrip("-") == key.lstrip("-"):
-            value = argv[at + 1 : at + 2]
-            return word if not value or value[0].startswith("--") else f"{word} {value[0]}"
-    return key

@@ -24,23 +24,13 @@ from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
 from agent.plan.plan import RAY, log_root
+from agent.record import run_record
 from agent.record.background import run_within
 from agent.record.events import Ended
 from agent.record.files import access, iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
-from agent.record.run_folder import OUTCOME_FILE as OUTCOME
-from agent.record.run_folder import RunFolder, read_outcome
-from agent.record.run_record import (
-    QUICK_RESTARTS,
-    PastEnd,
-    choose_run,
-    fingerprint,
-    finished_run,
-    past_end_file,
-    run_to_return_to,
-    settings_digest,
-)
+from agent.record.run_folder import OUTCOME_FILE, RunFolder, read_outcome
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
@@ -58,7 +48,6 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
-    from agent.record.run_record import ChosenRun
     from agent.settings.model import Settings
 
 
@@ -87,10 +76,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     root = log_root(plan.settings)
     _check_log_dir(root)
     argv, recipe = job_identity(plan.job)
-    own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+    own = run_record.fingerprint(
+        argv, launcher(plan.settings, plan.command), recipe, redactor.clean
+    )
     restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
     restarts = Restarts(
-        *(root, node, settings_digest(environ, command)),
+        *(root, node, run_record.settings_digest(environ, command)),
         is_on=plan.facts.is_first_process and restarts_all,
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
@@ -110,7 +101,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
     else:
         chosen, run_id = None, resumed
-        former = run_id or run_to_return_to(root, topology.platform.run_id, node)
+        former = run_id or run_record.run_to_return_to(root, topology.platform.run_id, node)
         folder = RunFolder(root, former, node) if former else RunFolder.waiting(root, node)
     names = (RAY, *(spec.name for spec in plan.possible_services))
     left, keeper = find_surviving_processes(folder, names), None
@@ -133,7 +124,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         keeper.close()
     attempts = () if keeper is None else keeper.record.attempts
     if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
-        disk_alarm.report(OUTCOME, "a write does not end")
+        disk_alarm.report(OUTCOME_FILE, "a write does not end")
     node_run.close()
     if not outcome.holds_pod and restarts.would_repeat():
         _hold(plan.settings, environ, plan.on_done, outcome)
@@ -153,7 +144,8 @@ def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None
         return None
     ended, outcome = ("", None) if last is None else (last.run_id, last.outcome)
     if plan.topology.is_head:
-        found = finished_run(log_root(plan.settings), run_id, own, plan.topology.node_name)
+        root, node = log_root(plan.settings), plan.topology.node_name
+        found = run_record.finished_run(root, run_id, own, node)
         ended, outcome = ("", None) if found is None else (found.run_id, found.ending)
     is_verdict = outcome is not None and outcome.is_jobs_verdict
     if outcome is None or not is_verdict or (outcome.exit_code and not restarts.is_on):
@@ -175,9 +167,9 @@ class Restarts:
         self.is_on, self.digest = is_on, digest
         self._root, self._node, self._holds, self._longest = root, node, holds, longest
         self._began = iso_time(time.time())
-        found = PastEnd.read(past_end_file(root, node)) if is_on else None
-        self.before = found if isinstance(found, PastEnd) else None
-        self._last: PastEnd | None = None
+        found = run_record.PastEnd.read(run_record.past_end_file(root, node)) if is_on else None
+        self.before = found if isinstance(found, run_record.PastEnd) else None
+        self._last: run_record.PastEnd | None = None
 
     def record(self, run_id: str, outcome: Outcome) -> None:
         """Record the end of this agent for the next container."""
@@ -188,8 +180,8 @@ class Restarts:
         if error is not None:
             say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
 
-    def _end(self, outcome: Outcome, run_id: str = "") -> PastEnd:
-        end = PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
+    def _end(self, outcome: Outcome, run_id: str = "") -> run_record.PastEnd:
+        end = run_record.PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
         return end.after(self.before, self._longest)
 
     def final(self, outcome: Outcome) -> Outcome:
@@ -202,11 +194,11 @@ class Restarts:
         used_up = self.would_repeat(self._end(outcome))
         return replace(outcome, attempts_are_used_up=True) if used_up else outcome
 
-    def would_repeat(self, end: PastEnd | None = None) -> bool:
+    def would_repeat(self, end: run_record.PastEnd | None = None) -> bool:
         """Return whether another restart would only repeat the last end; log it."""
         last = end or self._last
         count = 0 if last is None else last.quick_restarts
-        if not self._holds or count < QUICK_RESTARTS:
+        if not self._holds or count < run_record.QUICK_RESTARTS:
             return False
         say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
         return True
@@ -227,7 +219,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
     configure(settings.log, environ, redactor, name)
     outcome = redactor.clean_fields(outcome)
     restarts = Restarts(
-        *(log_root(settings), name, settings_digest(environ, command)),
+        *(log_root(settings), name, run_record.settings_digest(environ, command)),
         is_on=True,
         holds=on_done != "exit",
         longest=times.ATTEMPT_SHORT,
@@ -238,7 +230,6 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
 
 
 def _hold(settings: Settings, environ: Mapping[str, str], on_done: str, outcome: Outcome) -> None:
-    """Hold or stop the pod after a run of which nothing is left."""
     from agent.boot.holding import Held, hold_until_signal  # noqa: PLC0415 - see `_run_head`
 
     anyio.run(hold_until_signal, Held(settings, environ, on_done), outcome)
@@ -260,15 +251,12 @@ def _check_log_dir(root: Path) -> None:
         return True
 
     if not run_within(times.IDLE_DISK, make):
-        raise PreflightError(
-            f"AGENT_LOG_DIR={root} does not answer",
-            why=f"a write to its disk takes longer than {times.IDLE_DISK:g} s",
-            remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
-            culprit="AGENT_LOG_DIR",
-        )
+        what = f"AGENT_LOG_DIR={root} does not answer within {times.IDLE_DISK:g} s"
+        remedy = "Repair or remount that disk, or set AGENT_LOG_DIR to another"
+        raise PreflightError(what, remedy=remedy, culprit="AGENT_LOG_DIR")
 
 
-def _chosen_run(root: Path, plan: Plan, own: str, resumed: str) -> ChosenRun:
+def _chosen_run(root: Path, plan: Plan, own: str, resumed: str) -> run_record.ChosenRun:
     """Return the run that this head resumes, or a new one.
 
     `own` is the job's fingerprint, `resumed` the run of a killed agent that this one replaces.
@@ -280,7 +268,7 @@ def _chosen_run(root: Path, plan: Plan, own: str, resumed: str) -> ChosenRun:
     def new_id() -> str:
         return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
-    chosen = choose_run(
+    chosen = run_record.choose_run(
         root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
     )
     if chosen.skipped:

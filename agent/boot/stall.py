@@ -10,7 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import listed
+from agent.base.text import duration_text, listed
 from agent.boot.head_server import request_log
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
@@ -24,7 +24,6 @@ from agent.decisions.attempts import (
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
-from agent.plan.show import duration
 from agent.record.background import in_thread
 from agent.record.files import write_atomically
 from agent.record.log import say
@@ -164,7 +163,7 @@ class StallWatch:
 
     async def _report(self, quiet: Quiet, state: HeadState) -> None:
         """Collect the stacks of all nodes, and log the finding."""
-        long = duration(round(self._run.now() - quiet.since))
+        long = duration_text(round(self._run.now() - quiet.since))
         plan, signs = self._run.plan, ["no output"]
         if isinstance(self._link, RayLink):
             signs.append("no Ray task finished")

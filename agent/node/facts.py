@@ -64,8 +64,7 @@ _NAMES_BY_MEMORY = {
     20: ("A4500", "RTX 4000 Ada"),
     16: ("A4000", "T4"),
 }
-_MEMORY_BY_NAME = {name: memory for memory, names in _NAMES_BY_MEMORY.items() for name in names}
-"""The memory in GB of GPUs whose name does not contain it, by a part of the name."""
+"""The memory in GB of GPUs whose name does not contain it, with parts of the names."""
 
 
 class Folder(Value):
@@ -97,14 +96,10 @@ class RayPython(Value):
         """Return whether the `ray` command fails with "is not a valid Sentinel".
 
         Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older
-        Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0; not with
-        click 8.2.1 and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that
-        copy.
+        Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0.
         """
-        if self.enum_copies_are_same or version(self.version or "") >= (2, 53):
-            return False
-        click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
-        return (8, 3, 0) <= click < (8, 5, 1)
+        copies = not self.enum_copies_are_same and version(self.version or "") < (2, 53)
+        return copies and (8, 3) <= version(self.click or "") < (8, 5)
 
 
 class Framework(Value):
@@ -129,15 +124,13 @@ class Mount(Value):
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other machines can mount it."""
-        over_a_network = self.kind in _NETWORK or self.kind.startswith("fuse.")
-        return over_a_network and not self.is_containers_own
+        """Return whether other machines may mount it, as all file systems that are not known."""
+        return not self.is_containers_own and self.kind not in _OF_A_MACHINE
 
 
 _OF_A_CONTAINER = {"overlay", "aufs", "fuse.fuse-overlayfs", "tmpfs", "ramfs"}
-_NETWORK = {
-    *("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "9p", "virtiofs", "afs"),
-    *("wekafs", "ocfs2", "gfs2", "fuse"),
+_OF_A_MACHINE = {
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "rootfs", "vfat", "squashfs"),
 }
 
 
@@ -228,11 +221,11 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
             if labeled := _LABELED.search(model):
                 found.append(int(labeled[1]))
                 continue
-            parts = (part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model))
-            longest = max(parts, key=len, default=None)
-            if longest is None:
+            pairs = ((part, gb) for gb, parts in _NAMES_BY_MEMORY.items() for part in parts)
+            known = [(len(part), gb) for part, gb in pairs if re.search(rf"\b{part}\b", model)]
+            if not known:
                 return None
-            found.append(_MEMORY_BY_NAME[longest])
+            found.append(max(known)[1])
         return min(found, default=None)
 
     @property
@@ -344,46 +337,31 @@ ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 def visible_devices(
     environ: Mapping[str, str], maker: str, ray: str | None
 ) -> tuple[dict[str, str], str]:
-    """Merge the selection of AMD GPUs into the variable that Ray sets for its actors.
+    """Turn the selection of AMD GPUs into the variable that Ray sets for its actors.
 
     Return the environment in the form that Ray and frameworks accept, and what is changed and why.
     """
-    rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
-    chosen = _combined(rocr, cuda if hip is None else hip)
     passed = dict(environ)
     if maker == "nvidia" and passed.pop(ROCR, None) is not None:
         why = "it means nothing to NVIDIA GPUs, and verl refuses it beside CUDA_VISIBLE_DEVICES"
         return passed, f"{ROCR} is not passed on: {why}"
-    others = (ROCR, CUDA) if hip in {None, cuda} else (ROCR,)
-    dropped = [name for name in others if name in environ]
-    if not _assigns_by_hip(maker, ray) or chosen is None or not dropped:
+    dropped = [name for name in (ROCR, CUDA) if name in environ]
+    if not _assigns_by_hip(maker, ray) or not dropped or contradiction(environ, maker, ray):
         return passed, ""
-    passed = {name: text for name, text in passed.items() if name not in dropped} | {HIP: chosen}
+    chosen = environ[dropped[0]]
+    passed = {name: text for name, text in passed.items() if name not in dropped}
     why = "Ray gives AMD GPUs to its actors by it alone, and refuses or contradicts the others"
-    return passed, f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
+    note = f"{HIP}={chosen} stands for {' and '.join(dropped)}, not passed on: {why}"
+    return {**passed, HIP: chosen}, note
 
 
 def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> str:
-    """Return which selections of GPUs contradict each other, or ''."""
-    rocr, hip, cuda = (environ.get(name) for name in (ROCR, HIP, CUDA))
-    if not _assigns_by_hip(maker, ray):
+    """Return which selections of AMD GPUs differ, or ''."""
+    given = {name: environ[name] for name in (HIP, ROCR, CUDA) if name in environ}
+    if not _assigns_by_hip(maker, ray) or len({*given.values()}) <= 1:
         return ""
-    if hip is not None and cuda is not None and hip != cuda:
-        return f"{HIP}={hip} and {CUDA}={cuda} differ"
-    name, within = (CUDA, cuda) if hip is None else (HIP, hip)
-    has_place = rocr is None or _combined(rocr, within) is not None
-    return "" if has_place else f"{name}={within} counts in {ROCR}={rocr}, which has no such place"
+    return " and ".join(f"{name}={text}" for name, text in given.items()) + " differ"
 
 
 def _assigns_by_hip(maker: str, ray: str | None) -> bool:
     return maker == "amd" and ray is not None and version(ray) >= FIRST_WITH_HIP
-
-
-def _combined(rocr: str | None, within: str | None) -> str | None:
-    """Combine two selections into one list, or return None; equal ones count as one."""
-    if rocr is None or within is None or rocr == within:
-        return within if rocr is None else rocr
-    first, second = ([x.strip() for x in text.split(",")] for text in (rocr, within))
-    if not all(x.isdigit() and int(x) < len(first) for x in second):
-        return None
-    return ",".join(first[int(x)] for x in second)

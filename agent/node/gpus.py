@@ -99,44 +99,6 @@ _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounit
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
 
 
-def ask_driver(
-    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER
-) -> Driver | None:
-    """Return the report of the driver's tool; None without GPUs."""
-    if not maker:
-        return None
-    tool, *options = _NVIDIA if maker == "nvidia" else _AMD
-    found = shutil.which(tool, path=path)
-    if found is None:
-        return Driver(tool, fault="not installed here")
-    text, fault = _output([found, *options], limit)
-    if fault:
-        return Driver(tool, fault=fault)
-    try:
-        gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
-    except ValueError:
-        return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
-    module = "nvidia" if maker == "nvidia" else "amdgpu"  # the kernel's own has no version
-    return Driver(tool, gpus, version=text_of(MODULES / module / "version").strip())
-
-
-def _output(argv: list[str], limit: float) -> tuple[str, str]:
-    """Return a tool's output, or why there is none."""
-    child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
-    try:
-        text, _ = child.communicate(timeout=limit)
-    except TimeoutExpired:
-        child.kill()
-        # a process that hangs in the driver cannot be killed
-        with suppress(TimeoutExpired):
-            child.communicate(timeout=1)
-        return "", f"no answer within {limit:g} s: the driver hangs"
-    if child.returncode:
-        message = next((line for line in text.splitlines() if line.strip()), "no message")
-        return "", f"exit code {child.returncode}: {message.strip()}"
-    return text, ""
-
-
 def driver_of_nvidia(text: str) -> tuple[DriverGpu, ...]:
     """Parse nvidia-smi's list; raises ValueError for anything else."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
@@ -156,5 +118,38 @@ def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
 
 
 def _whole(text: str) -> int:
-    """Parse a number; 0 for anything else, such as `[N/A]`."""
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() else 0  # such as `[N/A]`
+
+
+_DRIVERS = {
+    "nvidia": (_NVIDIA, driver_of_nvidia, "nvidia"),
+    "amd": (_AMD, driver_of_amd, "amdgpu"),  # the kernel's own has no version
+}
+"""By vendor: the tool that reports the driver's GPUs, its reader, and the kernel's module."""
+
+
+def ask_driver(
+    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER
+) -> Driver | None:
+    """Return the report of the driver's tool; None without GPUs."""
+    if not maker:
+        return None
+    (tool, *options), read, module = _DRIVERS[maker]
+    found = shutil.which(tool, path=path)
+    if found is None:
+        return Driver(tool, fault="not installed here")
+    child = Popen([found, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
+    try:
+        text, _ = child.communicate(timeout=limit)
+        first = next((line for line in text.splitlines() if line.strip()), "no message").strip()
+        if child.returncode:
+            return Driver(tool, fault=f"exit code {child.returncode}: {first}")
+        return Driver(tool, read(text), version=text_of(MODULES / module / "version").strip())
+    except ValueError:
+        return Driver(tool, fault=f"its output is no list: {first}")
+    except TimeoutExpired:
+        child.kill()
+        # a process that hangs in the driver cannot be killed
+        with suppress(TimeoutExpired):
+            child.communicate(timeout=1)
+        return Driver(tool, fault=f"no answer within {limit:g} s: the driver hangs")

@@ -45,12 +45,7 @@ def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
 
 def cpus(proc: Path = PROC, base: Path = BASE) -> int:
     """Return the CPUs that this pod may use; Ray ignores a container's quota and cpuset."""
-    limits = [float(len(os.sched_getaffinity(0)))]
-    for folder in folders("cpuset", proc, base):
-        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
-            with suppress(OSError, ValueError):
-                listed = ranges((folder / name).read_text())
-                limits.append(float(sum(last - first + 1 for first, last in listed)))
+    limits = [float(len(os.sched_getaffinity(0)))]  # the kernel limits it to the cpuset
     for folder in folders("cpu", proc, base):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             with suppress(OSError, ValueError):
@@ -58,12 +53,6 @@ def cpus(proc: Path = PROC, base: Path = BASE) -> int:
                 if int(quota) > 0:
                     limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
-
-
-def ranges(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse a kernel list such as `0-3,8`; raises ValueError for anything else."""
-    parts = (part.partition("-") for part in text.strip().split(","))
-    return tuple((int(first), int(last or first)) for first, _, last in parts)
 
 
 def memory(machine: int, proc: Path = PROC, base: Path = BASE) -> int:
@@ -96,23 +85,17 @@ def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
 
 
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
-    """Return how many more processes and threads may start; None without a limit."""
-    found = _process_limits(proc, base, is_root=uid == 0)
-    return min(found, key=lambda one: one.left, default=None)
-
-
-def _process_limits(
-    proc: Path = PROC, base: Path = BASE, *, is_root: bool = False
-) -> Iterator[Room]:
-    """Yield the limits of processes and threads; `ulimit -u` does not apply to root."""
+    """Return how many more processes and threads may start, by the lowest limit; None without."""
+    found = []
     for folder in folders("pids", proc, base):
         with suppress(OSError, ValueError):  # "max" means no limit
             most = int((folder / "pids.max").read_text())
             now = int((folder / "pids.current").read_text())
-            yield Room(most - now, f"pids.max is {most}, {now} in use")
+            found.append(Room(most - now, f"pids.max is {most}, {now} in use"))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY and not is_root:
-        yield Room(soft, f"`ulimit -u` is {soft}")
+    if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
+        found.append(Room(soft, f"`ulimit -u` is {soft}"))
+    return min(found, key=lambda one: one.left, default=None)
 
 
 class ProcessLimitError(UnavailableError):
@@ -134,12 +117,10 @@ def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | 
     """Return a ProcessLimitError if this error means that a limit is reached."""
     number = error.errno if isinstance(error, OSError) else None  # a RuntimeError has none
     if number == errno.EAGAIN or "can't start new thread" in str(error):
-        limits = "; ".join(room.limit for room in _process_limits()) or "a limit of the system"
-        why = f"no room for another process or thread ({limits})"
-        remedy = (
-            "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or end what fills it; fewer "
-            "CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"
-        )
+        room = process_room(os.getuid())
+        limit = "a limit of the system" if room is None else room.limit
+        why = f"no room for another process or thread ({limit})"
+        remedy = "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or lower AGENT_NUM_CPUS"
     elif number == errno.ENOMEM or isinstance(error, MemoryError):
         why = "no memory for another process"
         remedy = "Give the container more memory, or end what fills it"

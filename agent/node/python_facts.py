@@ -112,12 +112,7 @@ def print_facts(argv: list[str]) -> int:
 def of_command(name: str, path: str | None) -> str | None:
     """Return the Python of a command on PATH, by the script's first lines."""
     script = shutil.which(name, path=path)
-    if script is None:
-        return None
-    try:
-        lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()[:2]
-    except OSError:
-        return None
+    lines = [] if script is None else text_of(Path(script)).splitlines()[:2]
     first = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
     if first[:1] == ["/bin/sh"] and len(lines) > 1 and lines[1].startswith("'''exec'"):
         first = shlex.split(lines[1].removeprefix("'''exec'"))  # pip's form for long paths
@@ -127,12 +122,8 @@ def of_command(name: str, path: str | None) -> str | None:
 
 
 def _command() -> tuple[str, ...]:
-    """Return this Python's `ray`: beside it, or in its script folder, as on Debian."""
+    """Return this Python's `ray`: the script beside it, or the module."""
     script = Path(sys.executable).parent / "ray"
-    if not script.exists():
-        import sysconfig  # noqa: PLC0415 - only where the short way fails
-
-        script = Path(sysconfig.get_path("scripts")) / "ray"
     return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
 
 
@@ -142,6 +133,7 @@ _KNOWN_FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "openrlhf-m": ("openrlhf", "openrlhf/models/remote_rm", ()),
     "search-r1": ("verl", "search_r1", ()),
     "trl": ("trl", "", ("trl/VERSION", "VERSION")),
+    TORCH: ("torch", "torch/distributed", ()),
 }
 """By the name in a recipe's row: the package that the job's command runs; a file that only this
 fork has, since forks share a package name; version files of a checkout. Files are relative to the

@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from io import BytesIO
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -40,10 +39,10 @@ from agent.node.facts import (
     compared_variables,
     contradiction,
 )
-from agent.node.python_facts import framework_facts, of_command, ray_facts, text_of
+from agent.node.python_facts import TORCH, framework_facts, of_command, ray_facts, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -73,34 +72,34 @@ def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevi
     return tuple(found)
 
 
-def program_fault(word: str, path: str | None) -> str:
-    """Return why `exec WORD` will fail in the current directory, or ''."""
-    if word.startswith("-"):
-        return "begins with a dash, so the shell takes it for an option of `exec`"
-    if shutil.which(word, path=path) is not None:
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+
+
+def command_fault(command: Sequence[str] | None, path: str | None) -> str:
+    """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
+    program, script, *_ = (*(command or ()), "", "")
+    if command is None or "{" in program:
         return ""
-    if "/" in word and not Path(word).exists():
-        return _does_not_exist(word)
-    if "/" in word and Path(word).is_dir():
-        return "is a folder"
-    if "/" in word or shutil.which(word, os.F_OK, path) is not None:
-        return "may not be executed: run `chmod +x`, or name its interpreter before it"
-    spaced = any(c.isspace() for c in word)
-    return "is not on PATH" + (": give its words one by one, or a shell: -- bash -c '…'" * spaced)
-
-
-def _does_not_exist(path: str) -> str:
-    return "does not exist" + ("" if path.startswith("/") else f" in {Path.cwd()}")
+    if shutil.which(program, path=path) is None:
+        if "/" not in program:
+            fault = "is no program on PATH"
+            if any(sign.isspace() for sign in program):
+                fault += ": give its words one by one, or a shell: -- bash -c '…'"
+        elif Path(program).exists():
+            fault = "may not be executed: run `chmod +x`, or name its interpreter before it"
+        else:
+            fault = "does not exist"
+        return f"{program!r} {fault}"
+    is_script = _INTERPRETER.fullmatch(Path(program).name) and script.endswith((".py", ".sh"))
+    is_missing_script = is_script and "{" not in script and not Path(script).exists()
+    return f"{script!r} does not exist (in {Path.cwd()})" if is_missing_script else ""
 
 
 def has_login(environ: Mapping[str, str]) -> bool:
     """Return whether a netrc file has a key of W&B; an unreadable file counts as none."""
-    home = Path(environ.get("HOME") or "/")
-    named = environ.get("NETRC")
-    files = [Path(named)] if named else [home / ".netrc", home / "_netrc"]
-    try:
-        file = next((file for file in files if file.is_file()), None)  # a pipe would block
-        entry = None if file is None else netrc(str(file)).hosts.get("api.wandb.ai")
+    file = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/", ".netrc"))
+    try:  # a pipe would block
+        entry = netrc(str(file)).hosts.get("api.wandb.ai") if file.is_file() else None
     except (OSError, ValueError, NetrcParseError):
         return False
     return entry is not None and bool(entry[2])
@@ -119,7 +118,9 @@ def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
 def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
     """Return the port ranges that the kernel does not use for outgoing connections."""
     with suppress(ValueError):
-        return limits.ranges(text_of(sys / "ip_local_reserved_ports"))
+        parts = text_of(sys / "ip_local_reserved_ports").strip().split(",")  # `0-3,8`
+        pairs = (part.partition("-") for part in parts)
+        return tuple((int(first), int(last or first)) for first, _, last in pairs)
     return ()
 
 
@@ -176,22 +177,6 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
             gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
         ),
     )
-
-
-_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
-
-
-def command_fault(command: Sequence[str] | None, path: str | None) -> str:
-    """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
-    if not command or "{" in command[0]:
-        return ""
-    if fault := program_fault(command[0], path):
-        return f"{command[0]!r} {fault}"
-    script = command[1] if len(command) > 1 else ""
-    is_script = _INTERPRETER.fullmatch(Path(command[0]).name) and script.endswith((".py", ".sh"))
-    if not is_script or "{" in script or Path(script).exists():
-        return ""
-    return f"{script!r} {_does_not_exist(script)}"
 
 
 def read_folder(path: str) -> Folder | None:
@@ -271,29 +256,17 @@ def interfaces() -> dict[str, tuple[str, ...]]:
     }
 
 
-_LOCAL = frozenset(
-    {
-        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs"),
-        *("tmpfs", "ramfs", "rootfs", "vfat", "squashfs"),
-    }
-)
-"""File systems of one machine; all others may be shared."""
-
-
 def disk_of(path: str) -> str:
     """Return a name for the disk of a path that is equal on all nodes that may share it.
 
     Equal names do not prove a shared disk: such nodes only take turns, which costs time but no
     data. A network file system is named by its type only, since one server has many names.
     """
-    folder = _existing_parent(Path(path).parent)
-    mount = mount_of(str(folder))
-    if mount is None or mount.kind not in _LOCAL:
-        return "?" if mount is None else mount.kind
+    mount = mount_of(str(_existing_parent(Path(path).parent)))
     boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
-    with suppress(OSError):
-        return f"{boot} {folder.stat().st_dev}" if boot else "?"
-    return "?"
+    if mount is None or not boot:
+        return "?"
+    return mount.kind if mount.is_shared else f"{boot} {mount.source}"
 
 
 def free_at(folder: str) -> int | None:
@@ -305,24 +278,18 @@ def free_at(folder: str) -> int | None:
 
 def is_missing(path: str) -> bool:
     """Return whether nothing has this absolute path; False if it cannot be known."""
-    try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return path.startswith("/") and not set(path) & set("*?[,")
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        return path.startswith("/") and not set(path) & set("*?[,") and not Path(path).exists()
     return False
 
 
 def weights_in(model: str | None) -> int:
     """Return the bytes of a model's weights if it is a local folder, else 0."""
-    if not model:
-        return 0
-    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth"):  # one format: some have two
-        with suppress(OSError):
-            sizes = [file.stat().st_size for file in Path(model).glob(pattern)]
-            if sizes:
-                return sum(sizes)
+    folder = Path(model or "/dev/null")
+    with suppress(OSError):
+        for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth"):  # one format: some have two
+            if size := sum(file.stat().st_size for file in folder.glob(pattern)):
+                return size
     return 0
 
 
@@ -340,10 +307,7 @@ def model_config(
 def cached_model(
     model: str, environ: Mapping[str, str], revision: str | None = None
 ) -> Path | None:
-    """Return the folder of a model's revision in the cache of huggingface_hub; None without.
-
-    Its name is the commit. Without a revision it is the newest that was fetched.
-    """
+    """Return the folder of a model's revision in the hub's cache, named by its commit, or None."""
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
     home = environ.get("HF_HOME") or f"{home}/huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
@@ -351,14 +315,11 @@ def cached_model(
     commit = revision or "main"
     with suppress(OSError, ValueError):  # ValueError: not ASCII, or a zero byte in the path
         commit = (folder / "refs" / commit).read_text(encoding="ascii").strip()
-    with suppress(OSError, ValueError):
-        snapshot = folder / "snapshots" / commit
-        return snapshot if snapshot.is_dir() else None
-    return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if os.path.isdir(snapshot) else None  # noqa: PTH112 - False for a zero byte, too
 
 
 def _existing_parent(folder: Path) -> Path:
-    """Return the folder or its nearest existing parent."""
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
@@ -366,42 +327,40 @@ def mount_of(folder: str) -> Mount | None:
     """Return the mount of a folder, which need not exist; None if unknown."""
     place = Path(os.path.realpath(folder))
     above = {str(place), *map(str, place.parents)}
-    found: Mount | None = None
-    with suppress(OSError):
-        for mount in psutil.disk_partitions(all=True):  # a later one at the same place is on top
-            where = mount.mountpoint
-            if where in above and (found is None or len(where) >= len(found.folder)):
-                found = Mount(where, mount.fstype, mount.device)
-    return found
+    with suppress(OSError, ValueError):  # ValueError: there is none
+        mounts = reversed(psutil.disk_partitions(all=True))  # a later one at one place is on top
+        found = [one for one in mounts if one.mountpoint in above]
+        deepest = max(found, key=lambda one: len(one.mountpoint))
+        return Mount(deepest.mountpoint, deepest.fstype, deepest.device)
+    return None
 
 
 _LONGEST_LINE = 1 << 24
-_LONGEST_FOOTER = 1 << 26
-_COLUMNS, _NAME, _CHILDREN, _CONVERTED = 2, 4, 5, 6
-"""Ids of fields in parquet's FileMetaData and SchemaElement."""
-_LIST_TYPE = 3
-_OTHER_CONTENT = (
-    *(ValueError, TypeError, AttributeError, LookupError),
-    *(OverflowError, RecursionError),
-)
-"""Raised for a file whose content does not match its suffix."""
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_PARQUET_QUESTION = """
+import json, sys
+from pyarrow import parquet, types
+is_list = lambda kind: types.is_list(kind) or types.is_large_list(kind)
+print(json.dumps({one.name: is_list(one.type) for one in parquet.read_schema(sys.argv[1])}))
+"""
 
 
-def columns_of(data: str) -> Mapping[str, bool] | None:
+def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     """Return the columns of a file, or of the first file in a folder; None if not known.
 
-    A column is True if it holds lists, such as the messages of a chat. A recipe names columns, and
-    a framework fails on a missing one only once all models are loaded.
+    A column is True if it holds lists, such as the messages of a chat. A framework fails on a
+    missing one only once all models are loaded. The job's Python reads parquet, by its pyarrow.
     """
     path = Path(data)
-    with suppress(OSError, *_OTHER_CONTENT):  # the framework reports them
+    # the framework reports what it cannot read, and content that does not match its suffix
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         if path.is_dir():
             path = min(one for one in path.iterdir() if one.suffix in _SUFFIXES)
         if not path.is_file() or path.suffix not in _SUFFIXES:
             return None
         if path.suffix == ".parquet":
-            return _parquet_columns(path)
+            argv = [python, "-c", _PARQUET_QUESTION, str(path)]
+            return _answer(argv, f"{python}, which may have pyarrow,", dict[str, bool])
         with path.open(encoding="utf-8", newline="") as file:
             first = file.readline(_LONGEST_LINE)
         if path.suffix == ".csv":
@@ -410,73 +369,13 @@ def columns_of(data: str) -> Mapping[str, bool] | None:
     return None
 
 
-def _parquet_columns(path: Path) -> Mapping[str, bool] | None:
-    """Decode the footer of a file, since the agent's Python need not have pyarrow."""
-    with path.open("rb") as file:
-        end, tail = file.seek(-8, 2), file.read(8)
-        size = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or size > min(end, _LONGEST_FOOTER):
-            return None
-        file.seek(end - size)
-        footer = _thrift_struct(BytesIO(file.read(size)).read, until=_COLUMNS)
-    _, *elements = footer[_COLUMNS]
-    found: dict[str, bool] = {}
-    inside = 0  # elements left that belong to a column, depth first
-    for element in elements:
-        if not inside:
-            found[element[_NAME].decode()] = element.get(_CONVERTED) == _LIST_TYPE
-        inside = max(0, inside - 1) + element.get(_CHILDREN, 0)
-    return found
-
-
-def _thrift_struct(read: Callable[[int], bytes], until: int = 0) -> dict[int, Any]:
-    """Read a struct of Thrift's compact protocol by its fields' ids; only to `until`, if given."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while (head := read(1)[0]) != 0:
-        number = number + (head >> 4) if head >> 4 else _thrift_value(read, 5)
-        kind = head & 15
-        fields[number] = kind == 1 if kind <= 2 else _thrift_value(read, kind)
-        if number == until:
-            break
-    return fields
-
-
-def _thrift_value(read: Callable[[int], bytes], kind: int) -> Any:  # noqa: ANN401 - as the file has it
-    if kind <= 3:
-        return read(1)[0]
-    if kind <= 6:
-        number = _varint(read)
-        return (number >> 1) ^ -(number & 1)
-    if kind <= 8:
-        return read(8 if kind == 7 else _varint(read))
-    if kind <= 10:
-        head = read(1)[0]
-        count = _varint(read) if head >> 4 == 15 else head >> 4
-        return [_thrift_value(read, head & 15) for _ in range(count)]
-    if kind == 12:
-        return _thrift_struct(read)
-    raise ValueError(f"no field of parquet's schema has the type {kind}")
-
-
-def _varint(read: Callable[[int], bytes]) -> int:
-    number, shift = 0, 0
-    while (byte := read(1)[0]) & 128:
-        number |= (byte & 127) << shift
-        shift += 7
-    return number | byte << shift
-
-
 RECORD, STARTED_BY = "ray-python", "started-by"
 """Files in our virtual environment that name a Python: the one with Ray, by the image's build, and
 the one that unpacked it, by the one file."""
 
 
 def find_ray(path: str | None) -> RayPython:
-    """Find the Python with Ray.
-
-    It is this one, the recorded one, that of `ray` on PATH, or the one that started the one file.
-    """
+    """Find the Python with Ray: this one, else the recorded, that of `ray`, the one file's."""
     here = msgspec.convert(ray_facts(), RayPython)
     if here.version is not None:
         return here
@@ -485,7 +384,6 @@ def find_ray(path: str | None) -> RayPython:
 
 
 def _recorded(name: str) -> str | None:
-    """Return the Python that a file in our virtual environment names."""
     return text_of(Path(sys.prefix, name)).strip() or None
 
 
@@ -493,69 +391,30 @@ def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
     argv = own_command(executable, "ray-facts")
     found = _answer(argv, f"{executable}, which has Ray,", RayPython)
-    unknown = RayPython(executable, "does not run", None)
-    return unknown if found is None else replace(found, executable=executable)
+    return replace(found or RayPython("", "does not run", None), executable=executable)
 
 
-def _answer(
-    argv: list[str], what: str, kind: type[T], environ: Mapping[str, str] | None = None
-) -> T | None:
+def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
     """Run a program of the agent and return the JSON of its last line; None if it fails."""
     try:
         with limits.starting(what):
             done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                timeout=times.PYTHON_ANSWERS,
-                check=True,
-                env=None if environ is None else dict(environ),
+                argv, capture_output=True, text=True, timeout=times.PYTHON_ANSWERS, check=True
             )
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
-_TORCH_QUESTION = """
-import importlib.util, json, re
-from pathlib import Path
-spec = importlib.util.find_spec("torch")
-version = None
-folder = Path(spec.origin).parent if spec is not None and spec.origin else Path("none")
-if (folder / "distributed" / "__init__.py").exists():
-    file = folder / "version.py"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    match = re.search("^__version__ = ['\\"]([^'\\"]+)", text, re.MULTILINE)
-    version = match[1] if match else "unknown"
-print(json.dumps(version))
-"""
-"""Prints torch's version without importing torch, which takes seconds."""
-
-
-def find_torch(environ: Mapping[str, str], named: str | None) -> TorchPython:
-    """Find the Python with torch.
-
-    A Python in the job's command is the only candidate. Otherwise the candidates are those of
-    `torchrun` and `python` on PATH, the image's Python with Ray, and our own.
-    """
-    path = environ.get("PATH")
-    found = None if named is None else shutil.which(named, path=path)
-    candidates = [found]
-    if found is None and "/" not in (named or ""):  # `python` may be missing, `python3` not
-        candidates = [
-            of_command("torchrun", path),
-            *(shutil.which(name, path=path) for name in ("python3", "python")),
-            *(_recorded(name) for name in (RECORD, STARTED_BY)),
-            sys.executable,
-        ]
-    searched = []
-    for executable in dict.fromkeys(filter(None, candidates)):
-        argv = [executable, "-c", _TORCH_QUESTION]
-        version = _answer(argv, f"{executable}, which may have torch,", str, environ)
-        if version is not None:
-            return TorchPython(executable, version)
-        searched.append(executable)
-    return TorchPython(searched[0] if searched else named or sys.executable, None, tuple(searched))
+def find_torch(path: str | None, named: str | None) -> TorchPython:
+    """Find the Python with torch: that of the job's command, else of `torchrun`, else of Ray."""
+    python = named if named is not None and "/" in named else shutil.which(named or "", path=path)
+    python = python or of_command("torchrun", path) or _recorded(RECORD) or _recorded(STARTED_BY)
+    python = python or shutil.which("python3", path=path) or sys.executable
+    torch = find_framework(TORCH, python, ".")
+    if not torch.folder:
+        return TorchPython(python, None, (python,))
+    return TorchPython(python, torch.version or "unknown")
 
 
 def find_framework(name: str, python: str, folder: str) -> Framework:
@@ -563,5 +422,4 @@ def find_framework(name: str, python: str, folder: str) -> Framework:
     if python == sys.executable:
         return msgspec.convert(framework_facts(name, folder), Framework)
     argv = own_command(python, "framework-facts", name, folder)
-    found = _answer(argv, f"{python}, which is to run the job,", Framework)
-    return Framework(name) if found is None else found
+    return _answer(argv, f"{python}, which is to run the job,", Framework) or Framework(name)

@@ -45,7 +45,6 @@ _MAYBE = re.compile(r"\.(?:pem|key|json|npmrc)$|(?:^|/)\.npmrc$")
 _PRIVATE = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
 )
-_TIME_LIMIT = times.UPLOAD_COUNTED
 _ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
 
 
@@ -55,7 +54,6 @@ class UploadSize(Value):
     size: int
     files: int
     largest: tuple[tuple[str, int], ...]  # its largest entries by name, the largest first
-    complete: bool  # False if counting took too long
     credentials: tuple[str, ...] = ()  # paths of files that hold credentials
 
 
@@ -78,10 +76,9 @@ def measure(
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
     rules = [make_rule(folder, excludes)] if excludes else []
-    size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
+    size, files, until = 22, 0, time.monotonic() + times.UPLOAD_COUNTED
     parts: Counter[str] = Counter()
     credentials: list[str] = []
-    complete = True
     for path, amount in _walk(folder, make_rule, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
@@ -90,13 +87,11 @@ def measure(
         if _holds_credentials(path, relative.as_posix(), amount):
             credentials.append(str(relative))
         if time.monotonic() > until:
-            complete = False
             break
-    return UploadSize(size, files, tuple(parts.most_common(5)), complete, tuple(credentials))
+    return UploadSize(size, files, tuple(parts.most_common(5)), tuple(credentials))
 
 
 def _holds_credentials(path: Path, relative: str, size: int) -> bool:
-    """Return whether a file holds credentials, by its name or else its content."""
     if _EXAMPLE.search(relative):
         return False
     if _CREDENTIALS.search(relative):
@@ -133,17 +128,18 @@ def _rays_rules(ray: str) -> MakeRule | None:
     init = Path(ray, "_private/thirdparty/pathspec/__init__.py")
     name = "pod_agent_rays_pathspec"
     found = importlib.util.spec_from_file_location(name, init)
-    if not ray or not init.is_file() or found is None or found.loader is None:
+    if not ray or found is None or found.loader is None:
         return None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # its own parts are imported from it
     try:
         found.loader.exec_module(module)
-    except (ImportError, SyntaxError):
+        from_lines = module.PathSpec.from_lines
+    except (OSError, ImportError, SyntaxError, AttributeError):
         return None
 
     def make_rule(root: Path, lines: Sequence[str]) -> Excludes:
-        rules = module.PathSpec.from_lines("gitwildmatch", lines)
+        rules = from_lines("gitwildmatch", lines)
         return lambda path: bool(rules.match_file(str(path.relative_to(root))))
 
-    return make_rule if hasattr(module, "PathSpec") else None
+    return make_rule

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.node.facts import PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE, secret_texts
 from agent.settings.redact import SHORTEST, secrets_in
+from agent.work.services import NODE_IP
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +24,7 @@ _NEVER_INHERITED = (
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
-_INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
+INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
 _CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)  # the token, and the mode that makes Ray require it
 _SEARCH_PATHS = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"),
@@ -34,23 +35,21 @@ _SEARCH_PATHS = (
 def for_node(
     environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
 ) -> dict[str, str]:
-    """Return the environment of this node's Ray, which every actor on it inherits.
-
-    The user's variables override those that are chosen here.
-    """
-    chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
+    """Return the environment of this node's Ray and its actors; the user's variables win."""
+    chosen = {"VLLM_HOST_IP": node_ip}
     interface = facts.interface_of(node_ip)
+    if node_ip == NODE_IP:  # a plan without the address
+        interface = "{interface of node_ip}"
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if settings.wandb_api_key is None and not facts.wandb_login:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
-    unproxied = without_proxy_to(environ, (*_LOCAL, node_ip, head_ip))
-    everything = {**chosen, **for_children(environ, settings), **unproxied}
+    everything = {**chosen, **for_children(environ, settings, node_ip, head_ip)}
     return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
 
 
-def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what every child inherits: the user's variables, secrets, auth and debugger."""
+def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) -> dict[str, str]:
+    """Return what every child inherits, with no proxy to these nodes."""
     # Ray's token mode is always set: its default differs between versions
     chosen = {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
     dropped = {*_NEVER_INHERITED}
@@ -60,27 +59,15 @@ def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, st
     if settings.wandb_api_key is None:
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
-    return {**inherited, **secret_texts(settings, _INHERITED_SECRETS), **chosen}
-
-
-def for_torchrun(
-    environ: Mapping[str, str], settings: Settings, of_node: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment of a job that torchrun starts: a node's, without Ray's variables.
-
-    It lacks the token, which then guards only the agent's port.
-    """
-    of_ray = {*_CLUSTER_AUTH, *(_OWN_RAY.keys() - environ.keys())}
-    return _without(of_ray, of_node, settings.ray_auth_token)
+    unproxied = without_proxy_to(environ, ("localhost", "127.0.0.1", *nodes))
+    return {**inherited, **secret_texts(settings, INHERITED_SECRETS), **chosen, **unproxied}
 
 
 def for_given_ray(
     environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
 ) -> dict[str, str]:
     """Return the environment of processes beside a Ray that the platform started."""
-    found = for_children(environ, settings) | without_proxy_to(
-        environ, (*_LOCAL, node_ip, ray_host)
-    )
+    found = for_children(environ, settings, node_ip, ray_host)
     if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
         found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds by itself
     return found
@@ -100,7 +87,7 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
 def without_cluster_auth(
     full: Mapping[str, str], settings: Settings, *, keeps_wandb: bool = False
 ) -> dict[str, str]:
-    """Return a service's environment; a prepare step's has W&B's key."""
+    """Return the environment of a service; a prepare step and a job of torchrun keep W&B's key."""
     if keeps_wandb:
         return _without(_CLUSTER_AUTH, full, settings.ray_auth_token)
     return _without((*_CLUSTER_AUTH, _WANDB), full, settings.wandb_api_key, settings.ray_auth_token)
@@ -120,18 +107,7 @@ def _without(
     }
 
 
-def chosen_for_display(
-    environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
-) -> dict[str, str]:
-    """Return what the agent adds, changes or drops, with secrets masked, for `plan`."""
-    secrets = secret_texts(settings, _INHERITED_SECRETS).keys() & full.keys()
-    added = {name: text for name, text in full.items() if environ.get(name) != text}
-    dropped = {name: "(dropped)" for name in environ if name not in full}
-    return {**added, **dropped, **dict.fromkeys(secrets, "********")}
-
-
-_LOCAL = ("localhost", "127.0.0.1")
-_OWN_RAY = {
+OWN_RAY = {
     # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # Ray starts an idle worker for each of the head's CPUs before the job; two of them cost a

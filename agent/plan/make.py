@@ -13,30 +13,20 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.ports import conflicts_of, port_conflicts, port_map, single_ports
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
-from agent.checks.finding import CheckedNode, Finding
+from agent.checks.finding import CheckedNode
 from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
-from agent.node.facts import supports_token_auth, visible_devices
-from agent.plan import plan
-from agent.plan.plan import Listener, Plan, PlannedProcess
+from agent.node.facts import visible_devices
+from agent.plan import plan as planned
+from agent.plan.plan import Listener, Plan, PlannedProcess, address_of, log_root, stop_budget
 from agent.plan.ray_start import OwnRay
-from agent.plan.waits import planned_waits, stop_budget
+from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.rules import TEMP_DIR, port_problems, reward_port
 from agent.topology.platforms import GivenRay
+from agent.work import services as work
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
 from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
-from agent.work.services import (
-    HEAD_IP,
-    MODEL,
-    NO_FILE,
-    NODE_IP,
-    NODE_PLACEHOLDERS,
-    REWARD,
-    model_fetch,
-    prepare_steps,
-    reward_service,
-)
 from agent.work.torchrun import Torchrun, gpus_of, processes
 
 if TYPE_CHECKING:
@@ -64,7 +54,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     facts: Facts,
     environ: Mapping[str, str],
     runtime_env: dict[str, object],
-    file: ServicesFile = NO_FILE,
+    file: ServicesFile = work.NO_FILE,
     upload: UploadSize | None = None,
     basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Plan:
@@ -76,60 +66,59 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         topology = replace(topology, expected_workers=max(0, workers))
     is_head, rank = topology.is_head, topology.own_rank
     here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
-    alone = tuple(spec for spec in here if spec.alone)
     node = CheckedNode(facts, settings, topology)
-    all_steps = _steps(node, file, alone)
+    all_steps = _steps(node, file, tuple(spec for spec in here if spec.alone))
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
-    is_guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
-    ray = OwnRay(
-        settings,
-        replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus)),
-        ports,
-        temp_dir(facts, platform.job_id),
-        settings.dashboard_host or ("0.0.0.0" if is_guarded else "127.0.0.1"),  # noqa: S104 - guarded
-        platform.memory,
-    )
     budget = stop_budget(settings.stop_grace)
-    launch: Launch = topology.given_ray or ray
-    if topology.given_ray is None and launcher(settings, None) == TORCHRUN:
+    launch: Launch
+    if topology.given_ray is not None:
+        launch = topology.given_ray
+    elif launcher(settings, None) == TORCHRUN:
         count = processes(gpus_of(settings, facts.gpus, environ), settings)
         launch = Torchrun(facts.job_python, ports.gcs, count, budget.job - 1.0)
+    else:
+        allotted = replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus))
+        session = temp_dir(facts, platform.job_id)
+        launch = OwnRay(settings, allotted, ports, session, platform.memory)
     effective = replace(node, settings=with_reward(settings, file))
     recipe = _planned_recipe(effective, loaded.command, basis)
-    job = _planned_job(effective, loaded.command, recipe, runtime_env, upload)
-    for_recipe: tuple[Finding, ...] = ()
-    if job is not None and job.recipe is not None:
-        for_recipe = recipe_findings(job.recipe.known, effective, job.checkpoints)
     is_restarted = platform.restarts_containers and facts.is_first_process
-    return Plan(
+    plan = Plan(
         settings=settings,
         topology=topology,
         facts=facts,
         environ=environ,
         command=loaded.command,
-        address=plan.address_of(topology, settings, facts),
+        address=address_of(topology, settings, facts),
         ports=ports,
         launch=launch,
-        job=job,
+        job=_planned_job(node, loaded.command, recipe, runtime_env, upload),
         recipe_env={} if recipe is None else recipe.env,
         steps=tuple(s for s in all_steps if s.where.includes(rank, is_head=is_head)),
         all_steps=all_steps,
         services=here,
         possible_services=tuple(s for s in services if s.where.may_include(rank, is_head=is_head)),
         all_services=services,
-        processes=tuple(_processes(launch, topology, ray, job, has_ray=not alone)),
         budget=budget,
-        waits=tuple(planned_waits(settings, topology, all_steps, services, job)),
-        listeners=tuple(_listeners(topology, here, ray, is_guarded=is_guarded, has_ray=not alone)),
+        on_done=settings.on_done or ("hold" if is_restarted else "exit"),
+    )
+    return replace(
+        plan,
+        processes=tuple(_processes(plan)),
+        waits=tuple(planned_waits(plan)),
+        listeners=tuple(_listeners(plan)),
         findings=(
             *misspelling_findings(loaded.misspelled),
             *run_checks(facts, settings, topology),
             *job_program(node),
-            *placeholder_slips(_texts_with_placeholders(loaded, all_steps, services)),
-            *for_recipe,
+            *placeholder_slips(_texts_with_placeholders(plan)),
+            *(
+                recipe_findings(recipe.known, node, plan.job.checkpoints)
+                if recipe and plan.job
+                else ()
+            ),
         ),
-        notes=(*loaded.ignored, *platform.notes, *_notes(effective, environ, job)),
-        on_done=settings.on_done or ("hold" if is_restarted else "exit"),
+        notes=(*loaded.ignored, *platform.notes, *_notes(plan)),
     )
 
 
@@ -163,14 +152,11 @@ def _planned_job(
     upload: UploadSize | None,
 ) -> Job | None:
     """Return the job; None without one, and on a worker where Ray runs it."""
-    settings = node.settings
-    if not node.topology.is_head and launcher(settings, command) != TORCHRUN:
+    folder = checkpoint_folder(node.settings, command)
+    if not folder or not (node.topology.is_head or launcher(node.settings, command) == TORCHRUN):
         return None
-    folder = checkpoint_folder(settings, command)
-    if command is not None:
-        return Job(COMMAND, command, runtime_env, folder, upload=upload)
     if recipe is None:
-        return None
+        return Job(COMMAND, command or (), runtime_env, folder, upload=upload)
     argv = () if recipe.expected_command is None else recipe.expected_command.argv
     return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
 
@@ -181,22 +167,17 @@ def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> st
     if command is None and known is None:
         return ""
     name = COMMAND if known is None else known.name
-    logs = str(plan.log_root(settings).absolute())
+    logs = str(log_root(settings).absolute())
     return str(Path(folder_of(settings, logs, name, command)).expanduser())
 
 
-def _texts_with_placeholders(
-    loaded: Loaded, steps: tuple[PrepareStep, ...], services: tuple[ServiceSpec, ...]
-) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the commands of the user, each with its source and its placeholders."""
-    for word in loaded.command or ():
-        yield "the command after --", word, PLACEHOLDERS
-    for word in loaded.settings.job_args:
-        yield "AGENT_JOB_ARGS", word, PLACEHOLDERS
-    for step in steps:
-        yield f"the command of {step.name}", step.command, NODE_PLACEHOLDERS
-    for spec in services:
-        yield f"the command of {spec.name}", spec.asked, NODE_PLACEHOLDERS
+def _texts_with_placeholders(plan: Plan) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for word in (*(plan.command or ()), *plan.settings.job_args):
+        yield "the job's command", word, PLACEHOLDERS
+    commands = {step.name: step.command for step in plan.all_steps}
+    commands |= {spec.name: spec.asked for spec in plan.all_services}
+    for name, command in commands.items():
+        yield f"the command of {name}", command, work.NODE_PLACEHOLDERS
 
 
 def temp_dir(facts: Facts, job_id: str | None = None) -> str:
@@ -204,9 +185,8 @@ def temp_dir(facts: Facts, job_id: str | None = None) -> str:
     path = f"{private_folder(facts, job_id)}/ray"
     too_long = len(os.fsencode(path)) + 62 - 107  # a session needs 62 of a socket path's 107 bytes
     if too_long > 0:
-        expected = f"a path shorter by {too_long}: Ray's sockets lie below it, and their paths end "
-        given = f"{TEMP_DIR}={facts.temp}, below which Ray's sessions would be in {path}"
-        raise SettingsError((Problem("AGENT_RAY_ARGS", given, f"{expected}at 107 bytes"),))
+        expected = f"a path shorter by {too_long}: those of Ray's sockets below end at 107 bytes"
+        raise SettingsError((Problem("AGENT_RAY_ARGS", f"{TEMP_DIR}={facts.temp}", expected),))
     return path
 
 
@@ -224,130 +204,106 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 def _steps(
     node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
 ) -> tuple[PrepareStep, ...]:
-    """Return the prepare steps of the run, including this node's fetch of the model."""
     settings, topology, facts = node.settings, node.topology, node.facts
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
     named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
     # a node that only runs services needs no model, unless one of them depends on it
-    is_wanted = not alone or any(MODEL in word for word in named)
+    is_wanted = not alone or any(work.MODEL in word for word in named)
     if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
-        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
-    return prepare_steps(settings, (*fetch, *file.steps))
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
+    return work.prepare_steps(settings, (*fetch, *file.steps))
 
 
-def _processes(
-    launch: Launch, topology: Topology, ray: OwnRay, job: Job | None, *, has_ray: bool
-) -> Iterator[PlannedProcess]:
+def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     """Yield the agent's own processes here; not torchrun, which the head orders after the joins."""
-    settings, facts = ray.settings, ray.facts
-    if has_ray and not topology.is_idle and isinstance(launch, OwnRay | GivenRay):
+    topology, facts, launch = plan.topology, plan.facts, plan.launch
+    if plan.joins_cluster and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
             argv = launch.command(is_head=topology.is_head)
-            yield PlannedProcess(plan.RAY, "ray", argv, plan.RAY_LOG)
+            yield PlannedProcess(planned.RAY, "ray", argv, planned.RAY_LOG)
         if topology.is_head:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
-            label = "watch" if job is None else "submit"
-            yield PlannedProcess(plan.BRIDGE, label, tuple(bridge), "ray-bridge.log")
-    if settings.preflight is not None and topology.given_ray is None:
+            label = "watch" if plan.job is None else "submit"
+            yield PlannedProcess(planned.BRIDGE, label, tuple(bridge), "ray-bridge.log")
+    if plan.settings.preflight is not None and topology.given_ray is None:
         argv = (
             *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
-            *("--address", HEAD_IP, "--port", str(ray.ports.last_worker)),
+            *("--address", work.HEAD_IP, "--port", str(plan.ports.last_worker)),
             *("--node", "{rank}", "--gpus", GPUS, "--within", f"{times.ALL_REDUCE:g}"),
             *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
             *(("--host",) if topology.is_head else ()),
         )
-        yield PlannedProcess(plan.ALL_REDUCE, "before", argv, plan.PREFLIGHT_LOG)
+        yield PlannedProcess(planned.ALL_REDUCE, "before", argv, planned.PREFLIGHT_LOG)
 
 
-def _notes(node: CheckedNode, environ: Mapping[str, str], job: Job | None) -> Iterator[str]:
-    settings, topology, facts = node.settings, node.topology, node.facts
+def _notes(plan: Plan) -> Iterator[str]:
+    settings, topology, facts = plan.settings, plan.topology, plan.facts
     given, most, price = topology.given_ray, settings.max_hours, settings.price_per_hour
     if given is not None and topology.is_head:
         whose = f"the job's environment is that of {given.owner}'s pods"
-        there = "WANDB_API_KEY and NCCL_* belong there"
-        grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
-        yield f"{whose}: {there}, {grace}"
-        if settings.prepare and given.session is None:
-            yield "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
+        there = "WANDB_API_KEY, NCCL_* and RAY_JOB_STOP_WAIT_TIME_S (else a stop has 3 s)"
+        yield f"{whose}: set {there} there"
     elif given is None:
         if settings.wandb_api_key is None:
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
             yield f"WANDB_API_KEY is not set: W&B {what}"
-        hidden = visible_devices(environ, facts.gpu_maker, facts.ray.version)[1]
-        fetch = model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
+        hidden = visible_devices(plan.environ, facts.gpu_maker, facts.ray.version)[1]
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
         yield from filter(None, (hidden, fetch))
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1
             total = 0.0 if price is None else most * price * nodes
             cost = f", at most ${total:.2f} for {nodes} node(s)" if price is not None else ""
             yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
-    known = None if job is None or job.recipe is None else job.recipe.known
-    if known is not None and known.reward == "unused" and settings.reward not in {None, "off"}:
-        yield f"{known.name} calls no reward server; yours runs beside it"
-    if known is not None and known.framework and given is not None:
-        whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
-        yield f"{whose}: the job names its Python and the agent's files by their paths"
 
 
 _EVERYWHERE = "every interface (Ray's choice)"
-_NEAR = f"{NODE_IP}, 127.0.0.1"
+_NEAR = f"{work.NODE_IP}, 127.0.0.1"
+_ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
 
 
-def _listeners(
-    topology: Topology,
-    services: tuple[ServiceSpec, ...],
-    ray: OwnRay,
-    *,
-    is_guarded: bool,
-    has_ray: bool,
-) -> Iterator[Listener]:
-    """Yield the ports that this run opens, without those of a platform's Ray."""
-    settings, ports, guard = ray.settings, ray.ports, "token" if is_guarded else "none"
+def _listeners(plan: Plan) -> Iterator[Listener]:
+    topology, settings, ports, ray = plan.topology, plan.settings, plan.ports, plan.own_ray
     if topology.is_idle:
         return
-    is_ours = has_ray and topology.given_ray is None  # whether the agent starts Ray, or torchrun
-    if is_ours and launcher(settings, None) == TORCHRUN:
-        everywhere, ranks = "every interface (torch's)", "(NCCL, gloo)"
-        yield from _of_ranks(topology, ports.gcs, "torchrun's rendezvous", everywhere, ranks)
-    elif is_ours:
-        on_every_node = (
-            ("node_manager", "Ray node manager", _EVERYWHERE),
-            ("object_manager", "Ray object manager", _EVERYWHERE),
-            ("dashboard_agent", "Ray dashboard agent", _NEAR),
-            ("dashboard_agent_grpc", "Ray dashboard agent (gRPC)", _EVERYWHERE),
-            ("runtime_env_agent", "Ray runtime_env agent", NODE_IP),
-        )
+    is_ours = plan.joins_cluster and topology.given_ray is None
+    of_ranks = Listener("any", "ranks of torch (NCCL, gloo)", f"{work.NODE_IP}'s interface", "none")
+    if is_ours and plan.torchrun is not None:
+        if topology.is_head:
+            everywhere = "every interface (torch's)"
+            yield Listener(str(ports.gcs), "torchrun's rendezvous", everywhere, "none")
+        yield of_ranks
+    elif is_ours and ray is not None:
+        guard = "token" if ray.is_guarded else "none"
         of_head = (
-            ("gcs", "Ray GCS", _EVERYWHERE),
-            ("dashboard", "Ray dashboard", ray.dashboard_host),
-            ("client", "Ray client", _NEAR),
+            (ports.gcs, "Ray GCS", _EVERYWHERE),
+            (ports.dashboard, "Ray dashboard", ray.dashboard_host),
+            (ports.client, "Ray client", _NEAR),
+        )
+        on_every_node = (
+            (ports.node_manager, "Ray node manager", _EVERYWHERE),
+            (ports.object_manager, "Ray object manager", _EVERYWHERE),
+            (ports.dashboard_agent, "Ray dashboard agent", _NEAR),
+            (ports.dashboard_agent_grpc, "Ray dashboard agent (gRPC)", _EVERYWHERE),
+            (ports.runtime_env_agent, "Ray runtime_env agent", work.NODE_IP),
+            (f"{ports.first_worker}-{ports.last_worker}", "Ray workers", _EVERYWHERE),
         )
         for port, who, bind in (*(of_head if topology.is_head else ()), *on_every_node):
-            yield Listener(str(getattr(ports, port)), who, bind, guard)
+            yield Listener(str(port), who, bind, guard)
         yield Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)")
-        workers = f"{ports.first_worker}-{ports.last_worker}"
-        yield Listener(workers, "Ray workers", _EVERYWHERE, guard)
-    for spec in services:
+    for spec in plan.services:
         if spec.port is not None:
             its_guard = "none (scores only)" if spec.url else "as its command has it"
             yield Listener(str(spec.port), spec.name, spec.bind, its_guard)
     if is_ours and settings.preflight is not None:
-        name = "AGENT_PREFLIGHT"  # its store has the last port, which Ray uses last
-        store = f"store of {name}"
-        yield from _of_ranks(topology, ports.last_worker, store, NODE_IP, f"of {name}")
+        if topology.is_head:  # the last port of Ray's workers, which Ray uses last
+            store = str(ports.last_worker)
+            yield Listener(store, "store of AGENT_PREFLIGHT", work.NODE_IP, "none")
+        yield of_ranks
     own_guard = "none" if settings.ray_auth_token is None else "token"
-    yield Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", own_guard)
-
-
-def _of_ranks(
-    topology: Topology, port: int, store: str, store_bind: str, ranks: str
-) -> Iterator[Listener]:
-    """Yield the listeners of torch's ranks, and on the head of their store, without tokens."""
-    if topology.is_head:
-        yield Listener(str(port), store, store_bind, "none")
-    yield Listener("any", f"ranks {ranks}", f"{NODE_IP}'s interface", "none")
+    yield Listener(str(ports.agent), "agent", f"{work.NODE_IP} and 127.0.0.1", own_guard)
 
 
 def port_clashes(
@@ -374,7 +330,7 @@ def all_services(
     settings: Settings, command: tuple[str, ...] | None, file: ServicesFile
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    reward = reward_service(with_reward(settings, file), command)
+    reward = work.reward_service(with_reward(settings, file), command)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
         reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
@@ -398,26 +354,22 @@ def service_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
     services, given = all_services(settings, command, file), topology.given_ray
-    nodes, workers = topology.platform.nodes, topology.expected_workers
-    alone = len(service_only_ranks(services))
+    workers, alone = topology.expected_workers, len(service_only_ranks(services))
     # with the nodes that do not join Ray
     most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
+    most = topology.platform.nodes or most
+    knows_nodes = topology.platform.nodes is not None or (given is None and topology.is_head)
     table = f"AGENT_SERVICES={settings.services}"
     for at, spec in enumerate(services):
-        if spec.name == REWARD and file.reward is None:
+        if spec.name == work.REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
-        where = f"{table} [services.{'reward' if spec.name == REWARD else spec.name}]"
+        where = f"{table} [services.{'reward' if spec.name == work.REWARD else spec.name}]"
         rank = spec.where.rank
         if given is not None and spec.where.kind != "head":
-            expected = f"head: no agent runs on {given.owner}'s nodes"
-            yield Problem(f"{where} where", spec.where.sentence(), expected)
-        if rank is not None and nodes is not None and rank >= nodes:
-            expected = f"a rank from 0 to {nodes - 1}"
-            yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
-        is_free = nodes is None and given is None and topology.is_head
-        if rank is not None and is_free and rank >= most:
+            yield Problem(f"{where} where", spec.where.sentence(), _ONLY_HEAD)
+        if rank is not None and rank >= most and knows_nodes:
             expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
-            yield Problem(f"{where} where", f"rank {rank} of {most} expected node(s)", expected)
+            yield Problem(f"{where} where", f"rank {rank} of {most} node(s)", expected)
         if spec.alone and topology.is_head and topology.own_rank == rank:
             expected = "the rank of another node: the head runs Ray"
             yield Problem(f"{where} alone", "true on the head's own rank", expected)
@@ -430,5 +382,5 @@ def service_problems(
                 yield Problem(f"{where} ready", got, "a free port")
     for step in file.steps:
         if given is not None and step.where.kind != "head":
-            expected = f"head: no agent runs on {given.owner}'s nodes"
-            yield Problem(f"{table} [prepare.{step.name}] where", step.where.kind, expected)
+            where = f"{table} [prepare.{step.name}] where"
+            yield Problem(where, step.where.kind, _ONLY_HEAD)

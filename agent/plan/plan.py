@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
-from agent.plan.waits import PlannedWait, StopBudget
 from agent.settings.model import Settings, secret_texts
 from agent.topology.platforms import GivenRay
 from agent.topology.resolve import Topology
@@ -35,7 +35,7 @@ class Address(Value):
     how: str
     names: tuple[str, ...] = ()  # names to resolve until one yields an address of this node
     must_be_own: bool = False  # whether a name that resolves to another node ends the run
-    route_to: str | None = None  # the host whose route has the address as its source
+    by_route: bool = False  # whether a name may be another host's, to which the route leads
 
 
 def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
@@ -49,7 +49,7 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
         return Address(None, f"the source address of the route to {named}")
     if given is not None and given.session is None:
         how = f"the source address of the route to {given.gcs_host}"
-        return Address(None, how, route_to=given.gcs_host)
+        return Address(None, how, (given.gcs_host,), by_route=True)
     if topology.must_own_head_host:
         how = f"{named}, which must be this node"
         return Address(None, how, platform.own_names, must_be_own=True)
@@ -85,6 +85,41 @@ class PlannedProcess(Value):
         return [place.fill(word) for word in self.argv]
 
 
+class StopBudget(Value):
+    """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
+
+    job: float
+    final_replies: float  # for workers to receive the verdict before the head's port closes
+    services: float
+    ray: float
+    leftovers: float
+    output: float  # for the rest of the job's output to be copied
+    bundle: float  # for the diagnostics bundle after a failure, out of the time for KILL and exit
+
+
+def stop_budget(grace: float) -> StopBudget:
+    """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
+    scale = min(1.0, grace / times.STOP_WHOLE)
+    return StopBudget(
+        job=grace - times.STOP_PARTS * scale,
+        final_replies=times.STOP_FINAL_REPLIES * scale,
+        services=times.STOP_SERVICES * scale,
+        ray=times.STOP_RAY * scale,
+        leftovers=times.STOP_LEFTOVERS * scale,
+        output=times.STOP_OUTPUT * scale,
+        bundle=times.STOP_BUNDLE * scale,
+    )
+
+
+class PlannedWait(Value):
+    """A wait and its limit."""
+
+    key: str  # the key for the decisions; for a service its name
+    what: str
+    seconds: float
+    variable: str = "fixed"
+
+
 class Listener(Value):
     """A port of this node: the process that listens, the address, and what guards it."""
 
@@ -112,13 +147,18 @@ class Plan(Value):
     services: tuple[ServiceSpec, ...]  # the services of this node
     possible_services: tuple[ServiceSpec, ...]  # with those that its rank may add
     all_services: tuple[ServiceSpec, ...]  # the services of the whole run
-    processes: tuple[PlannedProcess, ...]
     budget: StopBudget
-    waits: tuple[PlannedWait, ...]
-    listeners: tuple[Listener, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
     on_done: str
+    processes: tuple[PlannedProcess, ...] = ()
+    waits: tuple[PlannedWait, ...] = ()
+    listeners: tuple[Listener, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def joins_cluster(self) -> bool:
+        """Return whether this node is one of Ray's or torchrun's, not only for a service."""
+        return not self.topology.is_idle and not any(spec.alone for spec in self.services)
 
     @property
     def own_ray(self) -> OwnRay | None:
@@ -135,11 +175,6 @@ class Plan(Value):
         """Return the GPUs for torchrun's processes on this node."""
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
-    def names_in_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those names that are steps or services of this run."""
-        known = {step.name for step in self.all_steps} | {s.name for s in self.all_services}
-        return tuple(name for name in after if name in known)
-
     def process(self, name: str) -> PlannedProcess:
         """Return one of this node's processes."""
         return next(process for process in self.processes if process.name == name)
@@ -155,10 +190,11 @@ class Plan(Value):
             own = environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
         else:
             own = environment.for_node(environ, settings, self.facts, node_ip, head_ip)
-            if self.torchrun is not None:
-                own = environment.for_torchrun(environ, settings, own)
-            elif self.topology.is_head:  # the time that a stopped job gets
-                own.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(self.budget.job))}")
+            if self.torchrun is not None:  # the token then guards only the agent's port
+                own = environment.without_cluster_auth(own, settings, keeps_wandb=True)
+            else:
+                stop = {"RAY_JOB_STOP_WAIT_TIME_S": f"{max(1, int(self.budget.job))}"}
+                own = {**environment.OWN_RAY, **(stop if self.topology.is_head else {}), **own}
         return {**self.recipe_env, **own}
 
     @property

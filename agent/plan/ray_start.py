@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.base.ports import Ports
 from agent.base.text import in_url, reached_at
 from agent.base.value import Value
-from agent.node.facts import MIB, Facts
+from agent.node.facts import MIB, Facts, supports_token_auth
 from agent.settings.model import Settings
 from agent.settings.rules import TEMP_DIR, flags_for_node, flags_of
 from agent.work.services import HEAD_IP, NODE_IP
@@ -22,8 +22,19 @@ class OwnRay(Value):
     facts: Facts
     ports: Ports
     session: str  # Ray's temp dir, which contains its sessions
-    dashboard_host: str
     allotted_memory: int | None = None  # bytes of a job on a shared node, unknown to Ray
+
+    @property
+    def is_guarded(self) -> bool:
+        """Return whether Ray requires the token."""
+        has_token = self.settings.ray_auth_token is not None
+        return has_token and supports_token_auth(self.facts.ray.version)
+
+    @property
+    def dashboard_host(self) -> str:
+        """Return where the dashboard listens: on all interfaces only if Ray requires the token."""
+        usual = "0.0.0.0" if self.is_guarded else "127.0.0.1"  # noqa: S104 - guarded
+        return self.settings.dashboard_host or usual
 
     @property
     def gcs(self) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.value import Value
-from agent.settings.jobs import TORCHRUN, launcher, notice_signal
+from agent.plan.plan import PlannedWait
+from agent.settings.jobs import notice_signal
 from agent.work.job import is_sized_by_links
 from agent.work.services import ON_EVERY, longest_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.plan.plan import Plan
     from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
-    from agent.work.job import Job
-    from agent.work.services import PrepareStep, ServiceSpec
+    from agent.work.services import PrepareStep
 
 HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"
@@ -44,92 +43,40 @@ NEVER_LATE = {PAUSE, PROBE, LINKS}  # waits after which the run continues
 _UPLOAD_RATE = 512 << 10  # bytes a second of the slowest upload for which a submission waits
 
 
-class StopBudget(Value):
-    """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
-
-    job: float
-    final_replies: float  # for workers to receive the verdict before the head's port closes
-    services: float
-    ray: float
-    leftovers: float
-    output: float  # for the rest of the job's output to be copied
-    bundle: float  # for the diagnostics bundle after a failure, out of the time for KILL and exit
-
-
-def stop_budget(grace: float) -> StopBudget:
-    """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
-    scale = min(1.0, grace / times.STOP_WHOLE)
-    return StopBudget(
-        job=grace - times.STOP_PARTS * scale,
-        final_replies=times.STOP_FINAL_REPLIES * scale,
-        services=times.STOP_SERVICES * scale,
-        ray=times.STOP_RAY * scale,
-        leftovers=times.STOP_LEFTOVERS * scale,
-        output=times.STOP_OUTPUT * scale,
-        bundle=times.STOP_BUNDLE * scale,
-    )
-
-
-class PlannedWait(Value):
-    """A wait and its limit."""
-
-    key: str  # the key for the decisions; for a service its name
-    what: str
-    seconds: float
-    variable: str = "fixed"
-
-
-def planned_waits(
-    settings: Settings,
-    topology: Topology,
-    steps: tuple[PrepareStep, ...],
-    services: tuple[ServiceSpec, ...],
-    job: Job | None,
-) -> Iterator[PlannedWait]:
-    """Yield the waits of this node, in the order of a run.
-
-    `steps` and `services` are those of the whole run, since local ones may wait for others.
-    """
+def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
+    """Yield the waits of this node in the order of a run; its steps may wait for other nodes'."""
+    settings, topology = plan.settings, plan.topology
     if topology.is_idle:
         return
-    before = longest_waits((*steps, *services))
+    before = longest_waits((*plan.all_steps, *plan.all_services))
     if topology.is_head:
-        yield from _on_the_head(settings, topology, steps, services, job, before)
+        yield from _on_the_head(plan, before)
     else:
         head, fence = f"the head {topology.head_host}", times.FENCE_SHARE * settings.node_grace
         yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
-        here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
+        here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
-        if launcher(settings, None) != TORCHRUN:
+        if plan.torchrun is None:
             yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
         if notice_signal(settings):
-            saved, limit = "the job to save before this node leaves", settings.stop_grace
-            yield PlannedWait(SAVE, saved, stop_budget(limit).job, "AGENT_STOP_GRACE")
+            saved = "the job to save before this node leaves"
+            yield PlannedWait(SAVE, saved, plan.budget.job, "AGENT_STOP_GRACE")
         yield PlannedWait(SILENT_HEAD, "a silent head", settings.head_grace, "AGENT_HEAD_GRACE")
     yield PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")
 
 
-def _on_the_head(  # noqa: PLR0913 - what a run may wait for
-    settings: Settings,
-    topology: Topology,
-    steps: tuple[PrepareStep, ...],
-    services: tuple[ServiceSpec, ...],
-    job: Job | None,
-    before: Mapping[str, float],
-) -> Iterator[PlannedWait]:
-    given, workers = topology.given_ray, topology.expected_workers
-    by_torchrun = launcher(settings, None) == TORCHRUN
-    if not by_torchrun:
+def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWait]:
+    settings, services, job = plan.settings, plan.all_services, plan.job
+    given, workers = plan.topology.given_ray, plan.topology.expected_workers
+    if plan.torchrun is None:
         whose = "the head's Ray" if given is None else f"{given.owner}'s Ray"
         yield PlannedWait(HEAD, whose, settings.wait_head, "AGENT_WAIT_HEAD")
-    yield from _of_steps(settings, steps, before)
+    yield from _of_steps(settings, plan.all_steps, before)
     for spec in services:
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
-        own = ", from its own start" if before.get(spec.name) else ""
-        what = f"the {spec.name}{where}{own}"
-        yield PlannedWait(spec.name, what, spec.within, spec.deadline_variable)
+        yield PlannedWait(spec.name, f"the {spec.name}{where}", spec.within, spec.deadline_variable)
     if workers or any(spec.where.kind == "rank" for spec in services):
         count = f"{workers} worker(s)"
         yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
@@ -140,14 +87,11 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
     if workers and given is None and is_sized_by_links(job):
         links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
         yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
-    if job is not None and by_torchrun:
-        reports = "every node's report after the job failed on one"
-        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION)
-        yield PlannedWait(JOB, reports, times.SHARE_REPORTS)
-    elif job is not None:
+    if job is not None:
         limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
-        yield PlannedWait(SUBMIT, "Ray to accept the job, from the first try", limit)
-        yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS)
+        silence = times.NO_JOB_STATUS if plan.torchrun is None else times.SHARE_REPORTS
+        yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
+        yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
@@ -157,14 +101,10 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
 def _of_steps(
     settings: Settings, steps: tuple[PrepareStep, ...], before: Mapping[str, float]
 ) -> Iterator[PlannedWait]:
-    """Yield the waits for steps, and for what steps and services wait for.
-
-    The latter may run on nodes that start later than this one.
-    """
+    """Yield the waits for steps, and for what they and services wait for, maybe on later nodes."""
     if steps:
-        own = ", each from its own start" if any(before.get(step.name) for step in steps) else ""
         longest = max(step.within for step in steps)
-        yield PlannedWait(PREPARE, f"prepare steps{own}", longest, steps[0].deadline_variable)
+        yield PlannedWait(PREPARE, "prepare steps", longest, steps[0].deadline_variable)
     if any(before.values()):
         longest = max(before.values()) + settings.wait_head + settings.wait_workers
         what = "all that a step or service waits for before it starts"

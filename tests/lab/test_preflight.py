@@ -131,7 +131,7 @@ def test_an_all_reduce_without_torch(cluster: Cluster) -> None:
 @pytest.mark.pods(2)
 def test_an_all_reduce_before_a_ray_job(cluster: Cluster) -> None:
     """Beside Ray, in Ray's Python; real torch if POD_AGENT_ENVIRONMENT has it."""
-    if find_torch({}, str(ENVIRONMENT / "bin/python")).version is None:
+    if find_torch(None, str(ENVIRONMENT / "bin/python")).version is None:
         pytest.skip(f"{ENVIRONMENT} has no torch")
     cluster.env["AGENT_PREFLIGHT"] = "nccl"
     agents = cluster.agents("sh", "-c", "echo the job")

@@ -37,7 +37,6 @@ CPUS: dict[str, tuple[str, dict[str, str], int]] = {
     "no limit": (V2.format(path="/"), {"cpu.max": "max 100000"}, ALL),
     "a quota in a container's own root": (V2.format(path="/"), {"cpu.max": "100000 100000"}, 1),
     "a quota below one core": (V2.format(path="/"), {"cpu.max": "50000 100000"}, 1),
-    "a cpuset": (V2.format(path="/"), {"cpuset.cpus.effective": "3"}, 1),
     "a step of Slurm's, deep inside": (
         V2.format(path="/system.slice/slurmstepd.scope/job_7/step_0"),
         {"system.slice/slurmstepd.scope/job_7/cpu.max": "100000 100000", "cpu.stat": "x"},
@@ -63,15 +62,14 @@ CPUS: dict[str, tuple[str, dict[str, str], int]] = {
         {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
         ALL,
     ),
-    "version 1, a cpuset": (V1.format(path="/"), {"cpuset/cpuset.effective_cpus": "0"}, 1),
-    "nonsense": (V2.format(path="/"), {"cpu.max": "many", "cpuset.cpus.effective": "a-b"}, ALL),
+    "nonsense": (V2.format(path="/"), {"cpu.max": "many"}, ALL),
     "none of it": ("", {}, ALL),
 }
 
 
 @pytest.mark.parametrize(("lines", "files", "count"), CPUS.values(), ids=CPUS.keys())
 def test_cpus(tmp_path: Path, lines: str, files: dict[str, str], count: int) -> None:
-    """The tightest of affinity, cpuset and quota counts, wherever it is set."""
+    """The tightest of affinity and quota counts, wherever it is set."""
     assert limits.cpus(*tree(tmp_path, lines, files)) == count
 
 

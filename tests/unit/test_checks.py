@@ -64,7 +64,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "click 8.3.0 on Python 3.10.13",
     ),
-    "last bad click": ("ray", {}, with_ray(CLICK, click="8.5.0"), Level.FAIL, "cannot start"),
+    "last bad click": ("ray", {}, with_ray(CLICK, click="8.4.1"), Level.FAIL, "cannot start"),
     "older click": ("ray", {}, with_ray(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
     "newer click": ("ray", {}, with_ray(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
     "unknown click": ("ray", {}, with_ray(CLICK, click=None), Level.OK, "2.40.0"),

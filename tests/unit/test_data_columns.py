@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,28 +14,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHAT = [{"role": "user", "content": "3+4?"}]
-FOOTER = base64.b64decode("""
-FQQZzDUAGAZzY2hlbWEVCgAVDCUCGAtkYXRhX3NvdXJjZSUATBwAAAA1AhgGcHJvbXB0FQIVBkw8AAAANQQYBGxpc3QV
-AgA1AhgHZWxlbWVudBUEABUMJQIYBHJvbGUlAEwcAAAAFQwlAhgHY29udGVudCUATBwAAAA1AhgMcmV3YXJkX21vZGVs
-FQQAFQwlAhgFc3R5bGUlAEwcAAAAFQwlAhgMZ3JvdW5kX3RydXRoJQBMHAAAABUKJQIYBWV4dHJhABUCJQIYBG5vbmVs
-vAAAABYCGRwZfCYAHBUMGTUABhAZGAtkYXRhX3NvdXJjZRUAFgIWZhZmJjYmCCksFQQVABUCABUAFRAVAgA8FgoZBhkm
-AAIAAAAmABwVDBk1AAYQGUgGcHJvbXB0BGxpc3QHZWxlbWVudARyb2xlFQAWAhZwFnAmmgEmbiksFQQVABUCABUAFRAV
-AgA8FggZJgIAGVYAAAAAAgAAACYAHBUMGTUABhAZSAZwcm9tcHQEbGlzdAdlbGVtZW50B2NvbnRlbnQVABYCFnAWcCaK
-AibeASksFQQVABUCABUAFRAVAgA8FggZJgIAGVYAAAAAAgAAACYAHBUMGTUABhAZKAxyZXdhcmRfbW9kZWwFc3R5bGUV
-ABYCFmQWZCb6AibOAiksFQQVABUCABUAFRAVAgA8FggZBhk2AAACAAAAJgAcFQwZNQAGEBkoDHJld2FyZF9tb2RlbAxn
-cm91bmRfdHJ1dGgVABYCFl4WXibYAyayAyksFQQVABUCABUAFRAVAgA8FgIZBhk2AAACAAAAJgAcFQoZNQAGEBkYBWV4
-dHJhFQAWAhZkFmQmvAQmkAQpLBUEFQAVAgAVABUQFQIAPCkGGSYAAgAAACYAHBUCGTUABhAZGARub25lFQAWAhZQFlAm
-kAUm9AQpLBUEFQAVAgAVABUQFQIAPCkGGSYCAAAAABa8BRYCJggWvAUAKCBwYXJxdWV0LWNwcC1hcnJvdyB2ZXJzaW9u
-IDI2LjAuMRl8HAAAHAAAHAAAHAAAHAAAHAAAHAAAABYDAABQQVIx
-""")
-"""The footer of a file that pyarrow 22 wrote, with rows as verl's gsm8k.py makes them."""
-VERL = {
-    "data_source": False,
-    "prompt": True,
-    "reward_model": False,
-    "extra": False,
-    "none": False,
-}
+PYARROW = """
+class Field:
+    def __init__(self, name, type):
+        self.name, self.type = name, type
+
+
+def read_schema(path):
+    if open(path).read() != "PAR1":
+        raise ValueError("no parquet")
+    return [Field("data_source", "string"), Field("prompt", "list"), Field("tools", "large_list")]
+
+
+def is_list(kind):
+    return kind == "list"
+
+
+def is_large_list(kind):
+    return kind == "large_list"
+"""
+"""A stand-in for the parts of pyarrow that are used."""
 
 
 @pytest.mark.parametrize(
@@ -48,35 +46,32 @@ VERL = {
         ("a.jsonl", "", None),
         ("a.csv", "", None),
         ("a.json", "{\n  'not json", None),
-        ("a.parquet", "PAR1 no footer PAR1", None),
-        ("a.parquet", "PAR1", None),
         ("a.txt", "input", None),
     ],
 )
 def test_columns(tmp_path: Path, name: str, text: str, found: dict[str, bool] | None) -> None:
     """The first row has them; what cannot be read is left to the framework."""
     (tmp_path / name).write_text(text)
-    assert columns_of(str(tmp_path / name)) == found
-    assert columns_of(str(tmp_path)) == found  # a folder of such files
+    assert columns_of(str(tmp_path / name), sys.executable) == found
+    assert columns_of(str(tmp_path), sys.executable) == found  # a folder of such files
 
 
-def test_the_footer_of_parquet(tmp_path: Path) -> None:
-    """Top-level columns in their order, however deep the others lie."""
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(64) + FOOTER)
-    assert columns_of(str(tmp_path / "a.parquet")) == VERL
-
-
-@pytest.mark.parametrize("at", range(0, len(FOOTER) - 8, 7))
-def test_a_damaged_footer(tmp_path: Path, at: int) -> None:
-    """Any byte may be wrong: some columns, or none, and no error."""
-    damaged = bytearray(FOOTER)
-    damaged[at] ^= 0xFF
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(damaged))
-    found = columns_of(str(tmp_path / "a.parquet"))
-    assert found is None or isinstance(found, dict)
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's Python reads it; without pyarrow there, the columns are not known."""
+    (tmp_path / "a.parquet").write_text("PAR1")
+    (tmp_path / "b.parquet").write_text("damaged")
+    assert columns_of(str(tmp_path / "a.parquet"), sys.executable) is None
+    for name in ("__init__", "parquet", "types"):
+        (tmp_path / "site/pyarrow").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"site/pyarrow/{name}.py").write_text(PYARROW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    found = columns_of(str(tmp_path / "a.parquet"), sys.executable)
+    assert found == {"data_source": False, "prompt": True, "tools": True}
+    assert columns_of(str(tmp_path / "b.parquet"), sys.executable) is None
+    assert columns_of(str(tmp_path / "a.parquet"), "/nowhere/python") is None
 
 
 def test_an_id_of_the_hub_is_not_known() -> None:
     """Only a file of this machine is read."""
-    assert columns_of("org/data") is None
-    assert columns_of("/no/such/file.jsonl") is None
+    assert columns_of("org/data", sys.executable) is None
+    assert columns_of("/no/such/file.jsonl", sys.executable) is None

@@ -48,7 +48,7 @@ def test_amds_list() -> None:
 FAULTS = {
     "NVML": ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "exit code 255: Failed"),
     "silent": ("exit 9", "exit code 9: no message"),
-    "no list": ("echo 'No devices were found'", "is no list: ['No devices were found']"),
+    "no list": ("echo 'No devices were found'", "is no list: No devices were found"),
     "hangs": ("exec sleep 30", "no answer within 0.5 s: the driver hangs"),
 }
 

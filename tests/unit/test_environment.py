@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from agent.node.facts import MIB
 from agent.plan.environment import (
-    chosen_for_display,
     for_bridge,
     for_node,
     without_cluster_auth,
 )
 from agent.plan.ray_start import object_store
+from agent.plan.show import environment_of
 from agent.settings.redact import MASK
-from unit.worlds import MACHINE, POD, SECRET, settings_of
+from unit.worlds import MACHINE, POD, SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +39,6 @@ def test_what_training_needs_is_chosen() -> None:
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
         "WANDB_MODE": "offline",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_prestart_worker_first_driver": "0",
         "RAY_AUTH_MODE": "disabled",
     }
     assert of({}) == chosen
@@ -212,7 +210,7 @@ def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
     """A plan shows added and changed variables; secrets are masked."""
     environ = {"PATH": "/bin", "VLLM_HOST_IP": "10.0.0.77", "RAY_AUTH_TOKEN": SECRET}
     environ["RAY_ADDRESS"] = "ray://elsewhere"
-    shown = chosen_for_display(environ, settings_of(environ), of(environ))
+    shown = environment_of(plan_of(environ))
     assert shown["RAY_ADDRESS"] == "(dropped)"
     assert shown["RAY_AUTH_TOKEN"] == MASK
     assert not {"PATH", "VLLM_HOST_IP"} & shown.keys()

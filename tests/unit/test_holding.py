@@ -256,7 +256,6 @@ def test_a_pod_outside_of_runpod_cannot_be_stopped() -> None:
             "the pod bills by the hour; to end it: curl -X POST https://api.runpod.io/v2/pods/7h9",
         ),
         ({"AGENT_PRICE_PER_HOUR": "3"}, "the pod bills $3.00/h; to end it: curl"),
-        ({"AGENT_ON_DONE": "stop-pod", "RUNPOD_API_KEY": KEY}, "by https://api.runpod.io; the pod"),
         ({"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "1", "NODE_RANK": "0"}, "delete the cluster"),
     ],
 )

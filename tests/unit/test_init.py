@@ -191,7 +191,7 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
         ((), "which platform? One of slurm, runpod, dstack"),
         (("runpod", "rehearsal"), "--volume ID"),
         (("dstack", "--agent-url", "https://my.server/pod-agent"), "dist/SHA256SUMS"),
-        (("dstack", "--container", "pyxis"), "dstack has no --container pyxis"),
+        (("dstack", "--container", "pyxis"), "dstack has no pyxis"),
         (("kubernetes", "--kind", "cluster"), "--kind lws or trainjob or pytorchjob"),
         (("slurm", "--nodes", "0"), "a run has a node at least"),
         (("slurm", "--nodes", "many"), "'many' is no whole number"),
@@ -206,12 +206,12 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path:
 
 
 def test_it_asks_at_a_terminal(tmp_path: Path) -> None:
-    """Missing values are requested; an empty answer takes the default, a number the name."""
+    """Missing values are requested; an empty answer takes the default."""
     ours, theirs = pty.openpty()
     argv = [*AGENT, "--to", str(tmp_path), "--gpus", "4"]
     with subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        os.write(ours, b"kubernetes\nrehearsal\n2\n\n")
+        os.write(ours, b"kubernetes\nrehearsal\ntrainjob\n\n")
         assert process.wait(timeout=60) == 0
     printed = os.read(ours, 65_536).decode()
     os.close(ours)

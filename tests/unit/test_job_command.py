@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.boot.head_job import Submission, SubmissionMaker, read_basis
-from agent.boot.plan_input import add_job_facts, check_checkpoints
-from agent.checks.finding import CheckedNode, Level
+from agent.boot.plan_input import add_job_facts
+from agent.checks.finding import CheckedNode
 from agent.checks.recipe import INPUTS, recipe_findings
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
 from agent.node.facts import Facts, Framework, Mount
-from agent.record.run_folder import read_checkpoints, write_mark
+from agent.record.run_folder import write_mark
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.topology.resolve import resolve
@@ -199,22 +199,6 @@ def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
     assert isinstance(found, Outcome)
     assert (found.kind, found.exit_code) == (Kind.LOST, 75)
     assert "written by 24 processes" in found.reason
-
-
-def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
-    """A check that needs no node runs before anything starts."""
-    assert write_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
-    (found,) = check_checkpoints(plan(tmp_path), read_checkpoints(str(tmp_path)))
-    assert found.level is Level.FAIL
-    assert "another model's" in found.what
-    assert "AGENT_CHECKPOINTS" in found.remedy
-    own = plan(tmp_path, AGENT_MODEL="org/other")
-    assert check_checkpoints(own, read_checkpoints(str(tmp_path))) == ()
-    (tmp_path / "global_step_40").mkdir()
-    (tmp_path / TRACKER).write_text("40")
-    (likely,) = check_checkpoints(own, read_checkpoints(str(tmp_path)))
-    assert likely.level is Level.WARN
-    assert "written by 8 processes" in likely.what
 
 
 def test_a_job_that_is_followed_again_is_not_checked(tmp_path: Path) -> None:

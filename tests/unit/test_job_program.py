@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks.finding import Level
-from agent.node.read import command_fault, program_fault
+from agent.node.read import command_fault
 from unit.captured import read
 from unit.worlds import MACHINE, plan_of
 
@@ -48,18 +48,18 @@ ROWS = {
     "./no-line": "",
     "./empty": "",
     sys.executable: "",
-    "nosuch": "is not on PATH",
-    "": "is not on PATH",
-    "fine": "is not on PATH",
+    "nosuch": "is no program on PATH",
+    "": "is no program on PATH",
+    "fine": "is no program on PATH",
     "python train.py": "give its words one by one",
-    "CUDA_VISIBLE_DEVICES=0": "is not on PATH",
-    "-c": "begins with a dash",
-    "./nosuch": "does not exist in",
+    "CUDA_VISIBLE_DEVICES=0": "is no program on PATH",
+    "-c": "is no program on PATH",
+    "./nosuch": "does not exist",
     "/nosuch": "does not exist",
-    "~/train.sh": "does not exist in",
+    "~/train.sh": "does not exist",
     "./plain": "may not be executed",
-    "only-read": "may not be executed",
-    "./folder": "is a folder",
+    "only-read": "is no program on PATH",
+    "./folder": "may not be executed",
     "./link": "does not exist",
 }
 
@@ -68,7 +68,7 @@ ROWS = {
 def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) -> None:
     """The reported fault agrees with what `exec` then does."""
     path = f"{here}/bin:/usr/bin:/bin"
-    found = program_fault(word, path)
+    found = command_fault([word], path)
     assert fault in found
     assert bool(found) == bool(fault)
     quoted = f"exec {subprocess.list2cmdline([word])}" if not word else f"exec '{word}'"
@@ -84,22 +84,22 @@ def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) ->
 
 def test_an_unset_path_is_the_shells_own() -> None:
     """Without PATH a shell uses a default; an empty entry means the current folder."""
-    assert program_fault("sh", None) == ""
-    assert program_fault("sh", "/nowhere") == "is not on PATH"
+    assert command_fault(["sh"], None) == ""
+    assert command_fault(["sh"], "/nowhere") == "'sh' is no program on PATH"
 
 
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
-        ("python3 train.py", "'train.py' does not exist in"),
+        ("python3 train.py", "'train.py' does not exist (in"),
         ("python3 /no/train.py --lr 1", "'/no/train.py' does not exist"),
-        ("bash run.sh", "'run.sh' does not exist in"),
+        ("bash run.sh", "'run.sh' does not exist (in"),
         ("bash plain.sh", ""),
         ("python3 -m train.py", ""),
         ("python3 {log_dir}/train.py", ""),
         ("sh -c train.sh", ""),
         ("env train.py", ""),
-        ("nosuch train.py", "'nosuch' is not on PATH"),
+        ("nosuch train.py", "'nosuch' is no program on PATH"),
     ],
 )
 def test_a_script_is_looked_up_too(here: Path, command: str, fault: str) -> None:

@@ -166,13 +166,6 @@ def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
     assert SERVICE in found
 
 
-def test_the_node_of_a_prepare_step_is_named() -> None:
-    """In a submitter's pod a prepare step runs on another disk than the job."""
-    step = {"AGENT_PREPARE": "make data"}
-    assert "runs in this pod" in changed_plan("kuberay-submitter-head", step).notes[-1]
-    assert "runs in this pod" not in " ".join(changed_plan("kuberay-head", step).notes)
-
-
 def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
     """The example parses; its two worker counts agree; its submitter's pod has a plan."""
     text = EXAMPLE.read_text(encoding="utf-8")

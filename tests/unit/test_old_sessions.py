@@ -9,64 +9,13 @@ import time
 from typing import TYPE_CHECKING
 
 import anyio
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.base import times
-from agent.boot.make_ready import (
-    KEPT_SESSIONS,
-    choose_removals,
-    prune_sessions,
-)
+from agent.boot.make_ready import prune_sessions
 from agent.runtime.waiting import BestEffort
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-NOW = 1_000_000.0
-OLD = NOW - times.SESSION_QUIET - 1
-
-
-def names(*numbers: int) -> list[str]:
-    """Return the names of sessions by number."""
-    return [f"s{n}" for n in numbers]
-
-
-def aged(*ages: float) -> dict[str, float]:
-    """Return sessions with changes this many seconds before they count as unused."""
-    return {f"s{n}": OLD - age for n, age in enumerate(ages)}
-
-
-@pytest.mark.parametrize(
-    ("found", "living", "whole", "spilled"),
-    [
-        ({}, (), [], []),
-        (aged(0, 1, 2), (), [], names(0, 1, 2)),
-        (aged(4, 3, 2, 1, 0), (), names(1, 0), names(4, 3, 2)),
-        (aged(4, 3, 2, 1, 0), names(0, 4), [], names(3, 2, 1)),
-        ({**aged(4, 3, 2, 1), "s9": NOW - 1}, (), names(0), names(3, 2, 1)),
-    ],
-)
-def test_what_goes(
-    found: dict[str, float], living: Sequence[str], whole: list[str], spilled: list[str]
-) -> None:
-    """The oldest are removed, the newest lose their spilled objects; running ones stay."""
-    assert choose_removals(found, living, NOW) == (whole, spilled)
-
-
-@given(
-    st.dictionaries(st.text(max_size=3), st.floats(0, NOW)),
-    st.frozensets(st.text(max_size=3)),
-)
-def test_never_a_session_in_use(found: dict[str, float], living: frozenset[str]) -> None:
-    """None that a process uses, none that changed lately, and no more than were found."""
-    whole, spilled_only = choose_removals(found, living, NOW)
-    gone = {*whole, *spilled_only}
-    assert not gone & living
-    assert all(found[name] < NOW - times.SESSION_QUIET for name in gone)
-    assert len(spilled_only) <= KEPT_SESSIONS
 
 
 def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:

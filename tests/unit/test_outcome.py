@@ -13,7 +13,7 @@ from agent.base import ends
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code, stopped
 from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
 from agent.decisions.attempts import JobReport, verdict_of
-from agent.plan.waits import stop_budget
+from agent.plan.plan import stop_budget
 
 OUTCOMES = st.builds(
     Outcome,

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.text import NO_TERMINAL, own_command
-from agent.plan.show import MOST_LINES, duration, render, summary, to_json
+from agent.plan.show import MOST_LINES, render, summary, to_json
 from agent.settings.redact import redactor_for
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 
@@ -244,12 +244,3 @@ def test_a_worker_submits_and_serves_nothing() -> None:
     plan = plan_of({**RUNPOD, "RUNPOD_POD_ID": "podbbb"}, POD)
     assert plan.job is None
     assert not {p.who for p in plan.listeners} & {"Ray GCS", "Ray dashboard", "reward server"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.5, "0.5 s"), (90, "90 s"), (120, "2 min"), (150, "150 s"), (600, "10 min"), (7200, "2 h")],
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    """A duration is written in the largest unit that fits it."""
-    assert duration(seconds) == text

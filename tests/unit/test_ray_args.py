@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.errors import SettingsError
+from agent.base.errors import Problem, SettingsError
 from agent.boot import plan_input
 from agent.boot.plan_input import temp_root
 from agent.node.facts import MIB
@@ -116,10 +116,10 @@ def test_sessions_follow_the_temp_dir(tmp_path: Path) -> None:
         assert our_ray(plan).session == session
         assert [w for w in words if "temp-dir" in w] == [f"--temp-dir={session}"]
     assert not any("temp-dir" in w for w in argv("", WORKER))
-    assert temp_root(settings_of({"AGENT_RAY_ARGS": f"--temp-dir {tmp_path}"})) == (
-        str(tmp_path),
-        [],
-    )
+    problems: list[Problem] = []
+    asked = settings_of({"AGENT_RAY_ARGS": f"--temp-dir {tmp_path}"})
+    assert temp_root(asked, problems) == str(tmp_path)
+    assert problems == []
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "a b"])
@@ -127,8 +127,9 @@ def test_a_temp_dir_that_cannot_be(tmp_path: Path, name: str) -> None:
     """A missing one, a file, or one that a shell would split is refused by its name."""
     (tmp_path / "file").touch()
     (tmp_path / "a b").mkdir()
-    _, (problem,) = temp_root(settings_of({"AGENT_RAY_ARGS": f"'--temp-dir={tmp_path}/{name}'"}))
-    assert f"{tmp_path}/{name}" in problem.got
+    problems: list[Problem] = []
+    temp_root(settings_of({"AGENT_RAY_ARGS": f"'--temp-dir={tmp_path}/{name}'"}), problems)
+    assert f"{tmp_path}/{name}" in problems[0].got
 
 
 def test_a_temp_dir_too_deep() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ray._private.runtime_env.packaging import create_package
 from ray.runtime_env import RuntimeEnv
 
-from agent.base.errors import SettingsError
+from agent.base import times
+from agent.base.errors import Problem, SettingsError
 from agent.boot.plan_input import read_runtime_env
-from agent.node import upload
 from agent.node.python_facts import ray_facts
 from agent.node.upload import LIMIT, measure
 from unit.worlds import SECRET, settings_of
@@ -36,7 +36,11 @@ env_vars:
 
 def read(**environ: str) -> dict[str, object]:
     """Return the runtime_env of an environment."""
-    return read_runtime_env(settings_of(environ), environ, RAY)[0]
+    problems: list[Problem] = []
+    found = read_runtime_env(settings_of(environ), environ, RAY, problems)[0]
+    if problems:
+        raise SettingsError(tuple(problems))
+    return found
 
 
 def test_none_is_empty() -> None:
@@ -76,9 +80,9 @@ def test_the_working_dir_is_part_of_it(tmp_path: Path) -> None:
         ("[1, 2]", "no mapping"),
         ("just text", "no mapping"),
         ("", "no mapping"),
-        ("a: [", "neither JSON nor YAML"),
-        ("a: 2026-01-01", "JSON cannot carry"),
-        ("a: &x [*x]", "JSON cannot carry"),
+        ("a: [", "JSON can carry"),
+        ("a: 2026-01-01", "JSON can carry"),
+        ("a: &x [*x]", "JSON can carry"),
     ],
 )
 def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
@@ -166,14 +170,11 @@ def test_what_only_points_at_a_secret_passes(value: str) -> None:
     assert read(AGENT_RUNTIME_ENV=json.dumps(env)) == env
 
 
-@pytest.mark.parametrize(
-    ("value", "quoted"), [(1, '"1"'), (True, '"true"'), (None, '""'), (0.5, '"0.5"')]
-)
-def test_a_value_that_is_no_text(value: object, quoted: str) -> None:
+@pytest.mark.parametrize("value", [1, True, None, 0.5])
+def test_a_value_that_is_no_text(value: object) -> None:
     """Ray refuses it after the boot; YAML makes such values of what is not quoted."""
-    with pytest.raises(SettingsError, match=r"env_vars\.A, which is no text") as caught:
+    with pytest.raises(SettingsError, match=r"env_vars\.A, which is no text.*in quotes"):
         read(AGENT_RUNTIME_ENV=json.dumps({"env_vars": {"A": value}}))
-    assert f"A: {quoted}" in caught.value.sentence()
     with pytest.raises(SettingsError, match="no mapping"):
         read(AGENT_RUNTIME_ENV='{"env_vars": ["A=1"]}')
 
@@ -271,8 +272,8 @@ def test_counting_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A folder that takes too long to count is judged by what was counted."""
     for name in ("a", "b"):
         sparse(tmp_path / name, LIMIT + 1)
-    monkeypatch.setattr(upload, "_TIME_LIMIT", -1.0)
-    with pytest.raises(SettingsError, match=r"at least 100 MiB in 1 files \(a 100 MiB\)"):
+    monkeypatch.setattr(times, "UPLOAD_COUNTED", -1.0)
+    with pytest.raises(SettingsError, match=r"100 MiB in 1 files \(a 100 MiB\)"):
         read(AGENT_WORKING_DIR=str(tmp_path))
 
 
@@ -322,7 +323,6 @@ def test_what_is_measured_is_what_ray_packs(
     with ZipFile(package) as packed:
         names = [info.filename for info in packed.infolist() if not info.is_dir()]
     assert found.files == len(names)
-    assert found.complete
     empty_folders = sum(1 for _, inner, plain in os.walk(root) if not inner and not plain)
     difference = package.stat().st_size - found.size
     assert 0 <= difference <= empty_folders * 400

@@ -87,7 +87,7 @@ def test_the_plan_of_each_node(name: str, role: str) -> None:
 
     POD_AGENT_UPDATE_GOLDEN=1 rewrites the files.
     """
-    text = text_of(*node(name, role)).partition("\nwaits, from the start:")[0] + "\n"
+    text = text_of(*node(name, role)).partition("\n\nwaits:")[0] + "\n"
     text = JOB.sub("  job:    see seeds.toml\n", text)
     file = GOLDEN / f"{name}-{role}.txt"
     if UPDATE:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
 from agent.boot import plan_input
+from agent.node import read
 from agent.node.facts import Framework
 from agent.node.read import disk_of
 from agent.plan.make import make_plan, service_problems
@@ -135,17 +136,16 @@ after = ["AGENT_PREPARE"]
     head, worker = plan(environ, text), plan({**environ, **WORKER}, text)
     shown = render(head, redactor_for({}, settings_of({})))
     for line in (
-        "  prepare gsm8k (each): make\n    starts after AGENT_PREPARE\n",
-        "restarted up to 3 times\n    starts after gsm8k\n",
-        "  2 h      prepare steps, each from its own start (AGENT_WAIT_PREPARE)",
-        "  200 min  all that a step or service waits for before it starts (the sum of theirs)",
-        "  10 min   the reward server on rank 1, from its own start (AGENT_WAIT_REWARD)",
+        "  prepare gsm8k: make\n",
+        "; gsm8k after AGENT_PREPARE; ",
+        "  2 h 0 min  prepare steps (AGENT_WAIT_PREPARE)",
+        "  3 h 20 min all that a step or service waits for before it starts (the sum of theirs)",
+        "  10 min 0 s the reward server on rank 1 (AGENT_WAIT_REWARD)",
     ):
         assert line in shown
     shown = render(worker, redactor_for({}, settings_of({})))
-    assert "  prepare gsm8k (each): make\n    starts after AGENT_PREPARE\n" in shown
-    assert "/get_reward answers a scoring request; restarted up to 3 times\n" in shown
-    assert "    starts after AGENT_PREPARE\n  finder:" in shown
+    assert "  prepare gsm8k: make\n" in shown
+    assert "; gsm8k after AGENT_PREPARE; " in shown
     assert [step.name for step in ordered_steps(worker.steps)] == ["gsm8k"]
     assert digest(head.all_services, head.steps) == digest(worker.all_services, worker.steps)
 
@@ -175,17 +175,15 @@ def test_the_plan_shows_all_of_it() -> None:
     """Services, steps, waits and ports are there to be read before anything starts."""
     text = render(plan(HEAD), redactor_for({}, settings_of({})))
     for line in (
-        "  finder: /bin/sh -c 'serve {rank}' (on every node)",
-        "    ready when port 8000 takes connections; restarted up to 3 times",
-        "  judge: on rank 2, which joins no Ray",
-        "  prepare data (each): make",
-        "    once: skipped where /data/.done is found, which is written after success",
+        "  finder on every node: /bin/sh -c 'serve {rank}'",
+        "  judge on rank 2, which joins no Ray: /bin/sh",
+        "  prepare data: make",
         "  8000         finder: as its command says; guard: as its command has it",
-        "  10 min   the finder on every node (services.finder, ready.within)",
+        "  10 min 0 s the finder on every node (services.finder, ready.within)",
     ):
         assert line in text
     text = render(plan(WORKER), redactor_for({}, settings_of({})))
-    assert "(if the head makes this node rank 2, which joins no Ray)" in text
+    assert "  judge on rank 2, which joins no Ray: /bin/sh" in text
 
 
 @pytest.mark.parametrize(
@@ -330,7 +328,7 @@ def test_the_reward_url_follows_its_row() -> None:
 
 def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the variable to the plan; its problems are reported with all others."""
-    monkeypatch.setattr(plan_input, "gather", lambda *_, **__: MACHINE)
+    monkeypatch.setattr(read, "gather", lambda *_, **__: MACHINE)
     file = tmp_path / "s.toml"
     file.write_text(FILE.replace("/data", str(tmp_path)))
     environ = {**HEAD, "AGENT_SERVICES": str(file)}

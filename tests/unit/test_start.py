@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.boot import plan_input as start
+from agent.node import read
 from unit import captured
 
 
@@ -26,6 +27,6 @@ def test_a_heads_own_name_is_looked_up(
     """Only where the others know the head by its host name, and it has several addresses."""
     environ, facts = captured.read(name)
     facts = replace(facts, hostname=hostname)
-    monkeypatch.setattr(start, "gather", lambda *_, **__: facts)
+    monkeypatch.setattr(read, "gather", lambda *_, **__: facts)
     monkeypatch.setattr(start, "lookup_briefly", lambda *_: ("10.9.9.9",))
     assert start.plan_from_environment(environ, ["true"]).facts.known_names == known

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.boot.make_ready import secure_folder
 from agent.checks import TEMP_DIR, run_checks
+from agent.checks.finding import Level
 from agent.node.read import read_folder
 from unit.worlds import MACHINE, settings_of, topology_of
 
@@ -24,10 +25,10 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file aw
 
 def make_ours(place: Path) -> str:
     """Secure the folder around this temp dir; return the finding's text."""
-    found = secure_folder(f"{place}/ray", US)
+    found = secure_folder(f"{place}/ray", US.uid)
     facts = replace(US, ray_temp=found)
     (finding,) = run_checks(facts, settings_of({}), topology_of({}), only=TEMP_DIR)
-    return finding.what if found is not None else ""
+    return finding.what if finding.level is Level.FAIL else ""
 
 
 def mode_of(place: Path) -> int:

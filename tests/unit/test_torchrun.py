@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -235,41 +234,37 @@ def test_the_jobs_environment_has_no_ray_and_no_token() -> None:
 # --- which Python --------------------------------------------------------------------------------
 
 
-def torch_in(folder: Path, version: str = "2.12.1") -> dict[str, str]:
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put something that looks like torch where Pythons find it."""
-    package = folder / "torch"
-    (package / "distributed").mkdir(parents=True)
-    (package / "distributed" / "__init__.py").touch()
-    (package / "__init__.py").write_text("raise ImportError('imported, which takes seconds')\n")
-    (package / "version.py").write_text(f"__version__ = '{version}'\n")
-    return {**os.environ, "PYTHONPATH": str(folder), "PATH": str(folder)}
+    (tmp_path / "torch/distributed").mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError('imported: takes seconds')\n")
+    (tmp_path / "torch-2.12.1.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
 
 
-def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
+def test_a_named_python_is_asked_first(torch: Path) -> None:
     """The Python that the command names is the job's, and torch is not imported to be found."""
-    environ = torch_in(tmp_path)
-    found = read.find_torch(environ, sys.executable)
-    assert found == TorchPython(sys.executable, "2.12.1")
+    assert read.find_torch(str(torch), sys.executable) == TorchPython(sys.executable, "2.12.1")
 
 
 def test_a_named_python_without_torch_is_reported(tmp_path: Path) -> None:
     """No other Python is searched, since the job would run in the named one."""
-    environ = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": ""}
-    found = read.find_torch(environ, sys.executable)
+    found = read.find_torch(str(tmp_path), sys.executable)
     assert (found.version, found.asked) == (None, (sys.executable,))
 
 
-def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
+def test_the_python_of_torchrun_on_path(torch: Path) -> None:
     """`torchrun` on PATH leads to its Python, even where `python` is missing."""
-    environ = torch_in(tmp_path)
-    script = tmp_path / "torchrun"
+    script = torch / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    assert read.find_torch(environ, "python").executable == sys.executable
-    assert read.find_torch(environ, None).version == "2.12.1"
+    assert read.find_torch(str(torch), "python").executable == sys.executable
+    assert read.find_torch(str(torch), None).version == "2.12.1"
 
 
 def test_a_plan_searches_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with Ray starts no Python to ask it for torch."""
-    monkeypatch.setattr(plan_input, "find_torch", lambda *_: pytest.fail("torch was looked for"))
+    monkeypatch.setattr(read, "find_torch", lambda *_: pytest.fail("torch was looked for"))
     assert plan_input.plan_from_environment({}, ["true"]).facts.torch is None

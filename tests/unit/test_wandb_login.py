@@ -35,7 +35,7 @@ OTHER = "machine wandb.corp.lan login user password 0123456789abcdef\n"
         ("\0\xff", False),
     ],
 )
-@pytest.mark.parametrize("file", [".netrc", "_netrc", "elsewhere"])
+@pytest.mark.parametrize("file", [".netrc", "elsewhere"])
 def test_netrc(
     tmp_path: Path,
     text: str,
