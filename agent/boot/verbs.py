@@ -402,8 +402,7 @@ def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     terminal, verbose = _terminal(environ), options.verbose
     if options.all:
-        about = (environ, _log_root(environ), terminal)
-        return of_the_head.show_findings(*about, as_json=options.json, verbose=verbose)
+        return of_the_head.show_findings(environ, terminal, as_json=options.json, verbose=verbose)
     facts, findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
     clean, found = redactor_for(environ, None).clean, found_on(facts)
@@ -424,18 +423,25 @@ def _print_json(data: Any, clean: Callable[[str], str]) -> int:  # noqa: ANN401 
 
 def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.live:
-        return of_the_head.check_live(environ)
-    about = (environ, _log_root(environ), _terminal(environ))
-    return of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
+        of_the_head.check_live(environ)
+    else:
+        about = (environ, _terminal(environ))
+        of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
+    return 0
 
 
 def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if len(options.words) > 2:
         print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
         return 2
-    root = _log_root(environ)
     chosen = LogFilter(options.n, options.grep, options.since)
-    return of_the_head.show_logs(environ, root, options.words, chosen, follow=options.follow)
+    of_the_head.show_logs(environ, options.words, chosen, follow=options.follow)
+    return 0
+
+
+def _stop(environ: Mapping[str, str], _options: argparse.Namespace) -> int:
+    of_the_head.stop(environ)
+    return 0
 
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -488,7 +494,7 @@ _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
     "plan": _plan,
     "doctor": _doctor,
     "status": _status,
-    "stop": lambda environ, _: of_the_head.stop(environ, _log_root(environ)),
+    "stop": _stop,
     "explain": _explain,
     "logs": _logs,
     "env": _env,

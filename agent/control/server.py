@@ -34,7 +34,7 @@ from agent.control.protocol import (
     protocol_mismatch,
 )
 from agent.control.reports import TooManyAgentsError
-from agent.control.status import metrics, without_clocks
+from agent.control.status import at_rest, metrics
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class StatusStream:
         self._readers = 0
         self._next_read = 0.0
         self._status: Mapping[str, object] = {}
-        self._without_clocks: object = None
+        self._at_rest: object = None
         self._text = ""  # The status as JSON; '' until a reader needs it
         self._number = 0  # Number of changes so far
 
@@ -116,9 +116,9 @@ class StatusStream:
         if began < self._next_read:
             return
         self._status, self._text = self._read_status(), ""
-        content = without_clocks(self._status)
-        if content != self._without_clocks:
-            self._without_clocks = content
+        content = at_rest(self._status)
+        if content != self._at_rest:
+            self._at_rest = content
             self._number += 1
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
@@ -366,7 +366,10 @@ class AgentServer:
             if self._control is None:
                 return _error(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
-                why = "token needed, or on this node itself the key in its run folder"
+                why = (
+                    "without RAY_AUTH_TOKEN this is done from its head's node alone, by the user "
+                    "whose agent it is and with the same AGENT_LOG_DIR, which has the key"
+                )
                 return self._unauthorized(why)
             return await handler(request, self._control)
 

@@ -130,8 +130,8 @@ def test_doctor_steers_no_terminal(
     findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
     monkeypatch.setattr(served, "FINDINGS", findings)
     with served.a_head(token=SECRET) as head:
-        environ = {"AGENT_PORT": str(head.port), "RAY_AUTH_TOKEN": SECRET}
-        assert verbs.show_findings(environ, tmp_path, as_json=False) == 0
+        environ = {**served.environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET}
+        assert verbs.show_findings(environ, as_json=False) == 0
     out = capsys.readouterr().out
     assert "pwned" in out
     assert all(line.isprintable() for line in out.splitlines())

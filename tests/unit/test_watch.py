@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.base.errors import UnavailableError
 from agent.control import verbs
 from agent.control.status import lines_by_content
 from browsing.runs import status as run_of
-from unit.served import KEY, leave_key
+from unit.served import KEY, environ_of, leave_key
 from unit.terminal import on_a_terminal
 from unit.test_http import answering, reply
 from unit.test_stream import Head, a_head
@@ -81,66 +82,32 @@ def test_json_has_one_object_per_line(tmp_path: Path) -> None:
         head.status = run_of(2)
         with watching(head, tmp_path, "--json") as program:
             assert program.stdout is not None
-            for line in program.stdout:
-                assert json.loads(line)["phase"] == "running"
-                if json.loads(line)["warnings"] == ["a warning"]:  # the stream's, after the first
-                    break
+            assert json.loads(program.stdout.readline())["phase"] == "running"
             head.status = {**run_of(2), **OVER}
             (last,) = program.stdout.read().splitlines()
             assert json.loads(last)["verdict"] == VERDICT
             assert program.wait(20) == 0
 
 
-def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
-    """A worker has no control key, so it polls `/status`."""
+def test_a_terminal_is_drawn_anew(tmp_path: Path) -> None:
+    """Each status replaces the one before, cut to the terminal; the last one stays."""
     with a_head() as head:
-        head.status = run_of(2)
-        given = environ(head, tmp_path)
-        (tmp_path / "latest" / "pod0" / "control.key").write_text("no key of this head's")
-        with subprocess.Popen(WATCH, env=given, stdout=subprocess.PIPE, text=True) as poller:
-            assert poller.stdout is not None
-            assert poller.stdout.readline().startswith("run run-2026")
-            head.status = {**run_of(2), **OVER}
-            assert "done: the job succeeded" in poller.stdout.read()
-            assert poller.wait(20) == 0
-        assert not head.site._stream._readers  # noqa: SLF001 - its only sign
-
-
-def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
-    """The view uses the alternate screen, and the last one stays after the end."""
-    with a_head() as head:
-        head.status = run_of(3)
-        with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
-            nodes = "nodes: 3 workers: 3 joined"
-            terminal.wait_for("the view", lambda: nodes in terminal.lines())
-            assert b"\x1b[?1049h" in terminal.raw
-            lost = run_of(3)
-            lost["nodes"][1].update(state="lost", last_error="its Ray is gone\x1b[2J")
+        head.status = run_of(30)
+        with on_a_terminal(WATCH, environ(head, tmp_path), 12, 60) as terminal:
+            terminal.wait_for("the view", lambda: any("node head" in x for x in terminal.lines()))
+            lost = run_of(30)
+            lost["nodes"][20].update(state="lost", last_error="its Ray is gone\x1b[2J")
             head.status = lost
-            lost_too = "nodes: 3 workers: 1 lost, 2 joined"
-            terminal.wait_for("a change", lambda: lost_too in terminal.lines())
-            assert any("its Ray is gone\\x1b[2J" in line for line in terminal.lines())
+            terminal.wait_for(
+                "a change", lambda: any("node 21  pod21" in x for x in terminal.lines())
+            )
+            assert any("lost" in line for line in terminal.lines())
+            assert terminal.lines()[0].startswith("run run-20261122-0712: running")
             head.status = {**lost, **OVER}
             assert terminal.to_the_end() == 0
-        assert b"\x1b[?1049l" in terminal.raw
+        assert b"\x1b[2J" not in terminal.raw.replace(b"\x1b[H\x1b[2J", b"")
         assert "done: the job succeeded (exit code 0)" in terminal.lines()
-
-
-def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
-    """Lines are printed, without a warning about rich."""
-    (tmp_path / "rich").mkdir()
-    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')")
-    with a_head() as head:
-        head.status = run_of(3)
-        given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
-        with on_a_terminal(WATCH, given, 40, 100) as terminal:
-            terminal.wait_for("lines", lambda: any("node 3  pod3" in x for x in terminal.lines()))
-            head.status = {**run_of(3), **OVER}
-            assert terminal.to_the_end() == 0
-        assert b"\x1b[?1049h" not in terminal.raw
-        shown = [line for line in terminal.lines() if line]
-        assert "done: the job succeeded (exit code 0)" in shown
-        assert not any("rich" in line for line in shown)
+        assert terminal.history() == []
 
 
 class RecordingScreen:
@@ -163,7 +130,9 @@ def test_a_lost_head_ends_the_watch() -> None:
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
     told = [run_of(1), "refused", run_of(1), *["refused"] * 9]
     screen = RecordingScreen()
-    words = verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    with pytest.raises(UnavailableError) as caught:
+        verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    words = caught.value.sentence()
     assert screen.words == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
         *["10.0.0.4:8266 does not answer: refused"] * 2,
@@ -183,20 +152,16 @@ def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "it does not answer\nthe head answers again\n"
 
 
-def test_an_agent_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its status cannot be shown: 69 and a sentence."""
+def test_an_agent_of_another_version(tmp_path: Path) -> None:
+    """Its status cannot be shown."""
     body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
-    with answering(reply(body)) as peer:
-        assert (
-            verbs.show_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False, watch=True)
-            == 69
-        )
-    assert "another version" in capsys.readouterr().err
+    with answering(reply(body)) as peer, pytest.raises(UnavailableError, match="another version"):
+        verbs.show_status(environ_of(peer.port, tmp_path), as_json=False, watch=True)
 
 
-def test_without_a_head_it_ends_with_69(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No head answers: 69 at once."""
+def test_without_a_head_it_ends(tmp_path: Path) -> None:
+    """No head answers: an error at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert verbs.show_status({"AGENT_PORT": str(port)}, tmp_path, as_json=False, watch=True) == 69
-    assert "no head's agent answers" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match="no head's agent answers"):
+        verbs.show_status(environ_of(port, tmp_path), as_json=False, watch=True)
