@@ -194,11 +194,6 @@ class Reports:
         orders = () if agent.refusal else tuple(agent.orders)
         return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
 
-    def accepts(self, key: str) -> bool:
-        """Return whether an agent is registered and not refused."""
-        agent = self._agents.get(key)
-        return agent is not None and not agent.refusal
-
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
         epoch, run_id = self._reply.epoch, self._reply.run_id

@@ -23,7 +23,7 @@ from aiohttp.http import HttpProcessingError
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
-from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
+from agent.control.connections import PortRunner, PortSite, suspend_deadline
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
     MAX_SAMPLE_BYTES,
@@ -190,10 +190,9 @@ class AgentServer:
         app = web.Application(
             client_max_size=MAX_REPORT_BYTES, middlewares=[suspend_deadline, self._filter_request]
         )
-        app[CONNECTIONS] = Connections()
         app.on_response_prepare.append(self._set_headers)
         app.add_routes(self.routes())
-        runner = web.AppRunner(
+        runner = PortRunner(
             app,
             access_log=None,
             shutdown_timeout=0.2,
@@ -393,14 +392,10 @@ class AgentServer:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        if self._reports.accepts(report.id):  # before the report is held
-            trust(request)
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
             return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
-        if self._reports.accepts(report.id):
-            trust(request)
         return web.json_response(reply.to_dict())
 
 
