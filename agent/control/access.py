@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from functools import cache
-from pathlib import Path
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
 MOST_GUESSES = 10  # Wrong tokens that an address may send to the form within LOGIN_WINDOW
-_MOST_GUESSERS = 1024
 _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 """The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
 
@@ -42,7 +40,8 @@ class PortAccess:
         self._clock, self._wall_clock = clock, wall_clock
         secret = key if token is None else token
         self._verifier = None if secret is None else Verifier(secret)
-        self._guesses: dict[str, tuple[float, int]] = {}  # First wrong token and their count
+        self._guesses: Counter[str] = Counter()  # Wrong tokens by address, in this window
+        self._window_ends = 0.0
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none."""
@@ -94,22 +93,20 @@ class PortAccess:
 
     def login_pause(self, request: web.Request) -> int:
         """Return for how many seconds an address may not send a token to the form, or 0."""
-        since, count = self._guesses.get(request.remote or "", (0.0, 0))
-        left = since + times.LOGIN_WINDOW - self._clock()
-        return int(left) + 1 if count >= MOST_GUESSES and left > 0 else 0
+        left = self._window_ends - self._clock()
+        is_over = self._guesses[request.remote or ""] >= MOST_GUESSES
+        return int(left) + 1 if is_over and left > 0 else 0
 
     def login(self, request: web.Request, given: object) -> bool:
         """Return whether the form was sent the token; count a wrong one."""
         own = self._token
         if own is not None and isinstance(given, str) and _equal_secrets(given.strip(), own):
             return True
-        address, now = request.remote or "", self._clock()
-        since, count = self._guesses.pop(address, (now, 0))
-        if now - since > times.LOGIN_WINDOW:
-            since, count = now, 0
-        if len(self._guesses) >= _MOST_GUESSERS:
-            del self._guesses[next(iter(self._guesses))]
-        self._guesses[address] = (since, count + 1)
+        now = self._clock()
+        if now >= self._window_ends:
+            self._guesses.clear()
+            self._window_ends = now + times.LOGIN_WINDOW
+        self._guesses[request.remote or ""] += 1
         return False
 
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
@@ -203,31 +200,11 @@ def _is_own_name(host: str, names: frozenset[str]) -> bool:
     if is_ip(name) or name in names:
         return True
     in_cluster = name.endswith(_CLUSTER_SUFFIXES)
-    return any(
-        name.startswith(f"{known}.")
-        and (in_cluster or name.removeprefix(f"{known}.") in _search_domains())
-        for known in names
-    )
-
-
-@cache
-def _search_domains() -> frozenset[str]:
-    """Return the search domains of /etc/resolv.conf."""
-    try:
-        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    found = (line.split() for line in lines)
-    domains = (name for row in found if row[:1] in (["search"], ["domain"]) for name in row[1:])
-    return frozenset(name.strip(".").lower() for name in domains)
+    return in_cluster and any(name.startswith(f"{known}.") for known in names)
 
 
 def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
     site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
-    if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
-        return False
-    if origin is None:
-        return site == "cross-site"
-    named = (origin.partition("://")[2], host or "")
-    theirs, own = (name.lower().removesuffix(":80").removesuffix(":443") for name in named)
-    return host is None or theirs != own
+    if site:  # set by the browser; a page cannot change it
+        return site not in {"same-origin", "none"}
+    return origin is not None and origin.partition("://")[2].lower() != (host or "").lower()

@@ -7,7 +7,7 @@ the state of the head, which is the same for all workers, and orders for this wo
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, ValidationError, convert, field, to_builtins
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ from agent.work.services import Latency
 from agent.work.torchrun import ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 4  # The protocol's version; agents of different versions refuse each other
+VERSION = 5  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
@@ -133,7 +133,7 @@ class Bye(Value):
     log: str = ""
 
 
-class Report(Value):
+class Report(Value, omit_defaults=True):
     """One message of a worker; the first has a hello, the last a bye."""
 
     id: Required  # The agent's id; an agent restarted on the same node has another
@@ -162,23 +162,17 @@ class Report(Value):
     sequence: Count = 0  # The report's number, from 1 on; 0 from agents that do not number them
 
     def to_dict(self) -> dict[str, object]:
-        """Return the wire format, without empty fields."""
-        fields: dict[str, Any] = to_builtins(self)
-        sent = {name: value for name, value in fields.items() if value not in (None, "", ())}
-        if self.part is not None:  # on the wire the end is not nested
-            sent["part"] = {"attempt": self.part.attempt, **sent["part"]["end"]}
-        return {"protocol": VERSION, "agent": __version__, **sent}
+        """Return the wire format, without fields that have their default."""
+        return {"protocol": VERSION, "agent": __version__, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
         """Read a report; raises ValueError naming the wrong field."""
         if not isinstance(data, dict):
             raise ValueError("a report is a JSON object")  # noqa: TRY004 - one error type for bad data
-        hello, part = data.get("hello"), data.get("part")
+        hello = data.get("hello")
         if hello is not None and len(json.dumps(hello)) > MAX_HELLO_CHARACTERS:
             raise ValueError(f"hello: expected at most {MAX_HELLO_CHARACTERS} characters of JSON")
-        if isinstance(part, dict):
-            data = {**data, "part": {"end": part, **part}}
         return read(cls, {"ip": "", **data}, tails="logs")
 
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from agent.work.torchrun import ShareOrder
 
 BASE_LIMIT = 256
-_DEPARTED_SHARE = 8  # One agent in eight may be kept after it has departed
-_CHECK_EVERY = 32  # Agents between two searches for departed ones, which look at all agents
-
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -49,28 +46,20 @@ class RankAssignment:
         keep: Callable[[tuple[str, ...]], None] = lambda _: None,
         most: int = 20_000,
     ) -> None:
-        self._names = [*names]  # By rank, from 1 on; nodes that share a name have one entry each
+        self._names: list[str] = [
+            *names
+        ]  # By rank, from 1 on; nodes that share a name have one entry each
         self._keep, self._most = keep, most
 
-    def assign(
-        self,
-        name: str,
-        held: Collection[int | None],
-        taken: Callable[[], Collection[int | None]] = tuple,
-    ) -> int:
-        """Return the rank of a node; `held` are the ranks of running nodes of the same name.
-
-        Once the limit of names is reached, it is the first rank that is not `taken`.
-        """
-        for rank, other in enumerate(self._names, 1):
-            if other == name and rank not in held:
-                return rank
-        rank = len(self._names) + 1
-        if rank > self._most:
-            in_use = {*taken()}
-            rank = next(one for one in range(1, rank + 1) if one not in in_use)
-        self._names[rank - 1 : rank] = [name]
-        self._keep(tuple(self._names))
+    def assign(self, name: str, in_use: Collection[int | None]) -> int:
+        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
+        former = [rank for rank, other in enumerate(self._names, 1) if other == name]
+        new = len(self._names) + 1
+        others = [new] if new <= self._most else [*range(1, new)]
+        rank: int = next(one for one in former + others if one not in in_use)
+        if rank not in former:
+            self._names[rank - 1 : rank] = [name]
+            self._keep(tuple(self._names))
         return rank
 
 
@@ -92,7 +81,7 @@ class _Agent(Struct):
     ip: str = ""
     sequence: int = 0  # The number of its last report; 0 where it does not number them
     is_silent: bool = False  # It did not answer either, until its next report
-    wake: anyio.Event = field(default_factory=anyio.Event)
+    wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
     reported: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -131,7 +120,6 @@ class Reports:
         self.run_decided.set()
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
-        self._news = anyio.Event()
         self._agents: dict[str, _Agent] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
@@ -147,8 +135,8 @@ class Reports:
         new = replace(self._reply, **changed)  # names of its fields
         if new != self._reply:
             self._reply = replace(new, news=self._reply.news + 1)
-            self._news.set()
-            self._news = anyio.Event()
+            for agent in self._agents.values():
+                agent.wake.set()
 
     def order(  # noqa: PLR0913 - an order's fields
         self,
@@ -212,17 +200,11 @@ class Reports:
 
     async def _hold(self, agent: _Agent, report: Report) -> None:
         agent.waiting += 1
-        agent.wake = anyio.Event()
+        if agent.wake.is_set():
+            agent.wake = anyio.Event()
         try:
             with anyio.move_on_after(report.hold):
-                async with anyio.create_task_group() as group:
-
-                    async def until(event: anyio.Event) -> None:
-                        await event.wait()
-                        group.cancel_scope.cancel()
-
-                    group.start_soon(until, self._news)
-                    group.start_soon(until, agent.wake)
+                await agent.wake.wait()
         except anyio.get_cancelled_exc_class():  # its connection broke
             self.disconnected.put(report.id)
             raise
@@ -289,10 +271,8 @@ class Reports:
             )
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         rank = None
-        if not refusal and hello.rank is None:  # running nodes of the same name keep theirs
-            held = {self._agents[other].rank for other in namesakes}
-            agents = self._agents.values()
-            rank = self._ranks.assign(hello.name, held, lambda: {one.rank for one in agents})
+        if not refusal and hello.rank is None:
+            rank = self._ranks.assign(hello.name, {one.rank for one in self._agents.values()})
         agent = self._agents[key] = _Agent(hello, refusal, rank)
         namesakes.append(key)
         if hello.facts is not None:
@@ -300,9 +280,8 @@ class Reports:
         return agent
 
     def _make_space(self) -> None:
-        """Forget departed agents that are not needed, oldest first, or raise TooManyAgentsError."""
-        count = len(self._agents)
-        if count < self._most and count % _CHECK_EVERY:
+        """At the limit, forget the oldest departed agent that is not needed; raise without one."""
+        if len(self._agents) < self._most:
             return
         silent = self._clock() - times.AGENT_SILENT
         may_go = [
@@ -311,13 +290,11 @@ class Reports:
             if (one.said_goodbye or one.refusal or one.last_report <= silent)
             and not (one.waiting or self._is_needed(key))
         ]
-        if count >= self._most and not may_go:
+        if not may_go:
             raise TooManyAgentsError
-        may_go.sort(key=lambda key: self._agents[key].last_report)
-        surplus = max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)
-        for key in may_go[:surplus]:
-            self._forget(key)
-            self._emit(WorkerReplaced(key))
+        oldest = min(may_go, key=lambda key: self._agents[key].last_report)
+        self._forget(oldest)
+        self._emit(WorkerReplaced(oldest))
 
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)

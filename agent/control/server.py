@@ -72,9 +72,8 @@ class StatusStream:
         self._read_status = read_status
         self._readers = 0
         self._next_read = 0.0
-        self._status: Mapping[str, object] = {}
+        self._text = ""  # The status as JSON
         self._at_rest: object = None
-        self._text = ""  # The status as JSON; '' until a reader needs it
         self._number = 0  # Number of changes so far
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -106,7 +105,6 @@ class StatusStream:
             with suppress(TimedOutError):
                 await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
             sent = self._number
-            self._text = self._text or json.dumps(self._status)
             with anyio.fail_after(times.READER_STALLED):
                 await answer.write(f"data: {self._text}\n\n".encode())
 
@@ -115,11 +113,10 @@ class StatusStream:
         began = time.monotonic()
         if began < self._next_read:
             return
-        self._status, self._text = self._read_status(), ""
-        content = at_rest(self._status)
-        if content != self._at_rest:
-            self._at_rest = content
-            self._number += 1
+        status = self._read_status()
+        self._text, content = json.dumps(status), at_rest(status)
+        self._number += content != self._at_rest
+        self._at_rest = content
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
 
@@ -231,13 +228,9 @@ class AgentServer:
             return _error(*refused)
         try:
             return await handler(request)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"a body has at most {MAX_REPORT_BYTES} bytes here")
-        except web.HTTPMethodNotAllowed as refusal:
-            allowed = ", ".join(sorted(refusal.allowed_methods))
-            return _error(405, f"allowed here: {allowed}", {"Allow": allowed})
-        except web.HTTPNotFound:
-            return _error(404, "no such path")
+        except web.HTTPException as refusal:  # no such path or method, or a body that is too large
+            allowed = {name: text for name, text in refusal.headers.items() if name == "Allow"}
+            return _error(refusal.status, refusal.reason, allowed)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:

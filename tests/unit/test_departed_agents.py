@@ -107,9 +107,7 @@ def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
 
     fleet = anyio.run(come_and_go)
     counts = {name: len(found) for name, found in fleet.known().items()}
-    most = KEPT // 4
-    bounded_elsewhere = {"names": KEPT, "_ranks": KEPT}
-    assert {name: n for name, n in counts.items() if n > bounded_elsewhere.get(name, most)} == {}
+    assert {name: n for name, n in counts.items() if n > KEPT} == {}
     assert counts["_agents"] > KEPT // 10
     latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
     assert fleet.reports.byes.keys() - fleet.story.state.shares.by_node.keys() <= latest
@@ -182,8 +180,8 @@ def test_ranks_are_given_again() -> None:
     """With all names in use, the first rank without a current owner is given again."""
     kept: list[tuple[str, ...]] = []
     ranks = RankAssignment(("a", "b"), kept.append, 2)
-    assert ranks.assign("b", (), lambda: {1, 2}) == 2
-    assert ranks.assign("c", (), lambda: {2}) == 1
+    assert ranks.assign("b", {1}) == 2
+    assert ranks.assign("c", {2}) == 1
     assert kept == [("c", "b")]
 
 
