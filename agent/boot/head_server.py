@@ -16,7 +16,7 @@ from agent.control.protocol import Reply
 from agent.control.reports import Expected
 from agent.control.server import LogPart
 from agent.decisions import head
-from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase, WorkerReported
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, OrderKind
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import WorkerStats
     from agent.control.reports import Reports
     from agent.decisions.causes.find import Log
-    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item
     from agent.plan.plan import Plan
@@ -81,18 +80,7 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
         say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
 
-_WITHOUT_AGENT: dict[str, object] = {
-    "rank": None,
-    "state": NodeState.JOINED.value,
-    "phase": "in Ray, without an agent",
-    "detail": "",
-    "last_error": "",
-    "heard_seconds_ago": None,
-    "joined": True,
-    "phases": [],
-    "steps": [],
-}
-"""The status of a node that joined by a plain `ray start`."""
+_NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
 
 
 class RunStatus:
@@ -155,7 +143,11 @@ class RunStatus:
                     self._node(one, now, joined=one.ip in alive)
                     for one in sorted(workers, key=lambda one: (one.rank or 0, one.name))
                 ),
-                *({"name": ip, "ip": ip, **_WITHOUT_AGENT} for ip in alive if ip not in known),
+                *(
+                    self._node(Worker("", ip, ip, phase=_NO_AGENT), now, joined=True)
+                    for ip in alive
+                    if ip not in known
+                ),
             ],
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.items()
@@ -192,7 +184,7 @@ class RunStatus:
             "phase": worker.phase,
             "detail": worker.refused or worker.detail,
             "last_error": worker.refused or worker.error,
-            "heard_seconds_ago": round(now - worker.last_report_at, 1),
+            "heard_seconds_ago": round(now - worker.last_report_at, 1) if worker.key else None,
             "joined": joined,
             "phases": [[span.phase, round(span.start, 1)] for span in spans],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.control.connections import trust
 from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, digest
 
 if TYPE_CHECKING:
@@ -45,12 +44,8 @@ class PortAccess:
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none."""
-        if self._token is None:
-            return True
-        is_shown = self._shows(request, self._token) or self._has_cookie(request)
-        if is_shown:
-            trust(request)
-        return is_shown
+        token = self._token
+        return token is None or self._shows(request, token) or self._has_cookie(request)
 
     def is_local(self, request: web.Request) -> bool:
         """Return whether the caller is on this node."""
@@ -60,11 +55,7 @@ class PortAccess:
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        key = self._key
-        is_shown = key is not None and self.is_local(request) and self._shows(request, key)
-        if is_shown:
-            trust(request)
-        return is_shown
+        return self._key is not None and self.is_local(request) and self._shows(request, self._key)
 
     def _shows(self, request: web.Request, secret: str) -> bool:
         """Return whether a request is signed, or has the secret as its bearer token."""

@@ -226,17 +226,3 @@ def protocol_mismatch(data: object, whose: str) -> str:
         f"version mismatch: {whose} runs {named}, this one {__version__}, and they speak "
         "differently; use one image on all nodes"
     )
-
-
-Versions = tuple[str | None, str, str]  # Of Ray, Python and torch; None or '' where unknown
-
-
-def version_disagreement(head: Versions, worker: Versions) -> str:
-    """Return why the versions of two nodes cannot form one cluster, or ''."""
-    for what, ours, theirs in zip(("Ray", "Python", "torch"), head, worker, strict=True):
-        if ours and theirs and ours != theirs:
-            return (
-                f"version mismatch: {what} {theirs} here, {ours} on the head; "
-                "use one image on all nodes"
-            )
-    return ""

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.value import Value
-from agent.control.protocol import Bye, Hello, Reply, Report, version_disagreement
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.values import Order, OrderKind
@@ -21,7 +20,7 @@ from agent.runtime.waiting import Inbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from agent.control.protocol import WorkerStats
+    from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
     from agent.work.torchrun import ShareOrder
 
 BASE_LIMIT = 256
@@ -93,6 +92,27 @@ class Expected(Value):
     torch: str
     services: str
     job: str = ""  # The digest of a torchrun job's command; '' for other jobs
+
+    def refusal_of(self, hello: Hello) -> str:
+        """Return why a worker cannot take part, or ''; None or '' is an unknown version."""
+        for what in ("Ray", "Python", "torch"):
+            ours, theirs = getattr(self, what.lower()), getattr(hello, what.lower())
+            if ours and theirs and ours != theirs:
+                return (
+                    f"version mismatch: {what} {theirs} here, {ours} on the head; "
+                    "use one image on all nodes"
+                )
+        if hello.services != self.services:
+            return (
+                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
+                "and have the same file there"
+            )
+        if hello.job != self.job:
+            return (
+                f"the job of {hello.name} differs from the head's; give every node the same "
+                "AGENT_LAUNCHER, and torchrun the same command"
+            )
+        return ""
 
 
 class Reports:
@@ -257,18 +277,7 @@ class Reports:
         """Register an agent, and forget an earlier one of the same node."""
         self._replace_others(key, hello, 0.0)
         self._make_space()
-        own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
-        refusal = version_disagreement((own.ray, own.python, own.torch), theirs)
-        if not refusal and hello.services != self._expected.services:
-            refusal = (
-                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
-                "and have the same file there"
-            )
-        if not refusal and hello.job != self._expected.job:
-            refusal = (
-                f"the job of {hello.name} differs from the head's; give every node the same "
-                "AGENT_LAUNCHER, and torchrun the same command"
-            )
+        refusal = self._expected.refusal_of(hello)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         rank = None
         if not refusal and hello.rank is None:

@@ -23,7 +23,7 @@ from aiohttp.http import HttpProcessingError
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
-from agent.control.connections import PortRunner, PortSite, suspend_deadline
+from agent.control.connections import PortRunner, PortSite, suspend_deadline, trust
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
     MAX_SAMPLE_BYTES,
@@ -236,6 +236,8 @@ class AgentServer:
         async def guard(request: web.Request) -> web.StreamResponse:
             if not self._access.has_token(request):
                 return self._unauthorized("token needed")
+            if self._has_secret:
+                trust(request)
             if request.method == "POST":
                 if request.content_type != _JSON:
                     # a cross-site page can send other types without a preflight request

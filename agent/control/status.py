@@ -28,9 +28,7 @@ _CLOCK_FIELDS = {
 """Fields that change with the clock or with each probe."""
 
 _MAX_TEXT = 400  # Characters of one text
-_MAX_NAME = 24  # Longer names leave no space for the other columns
 _SILENT_AFTER = 15
-_WORST_TONES: tuple[Tone, ...] = ("bad", "busy", "good", "")
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
 _TONES: Mapping[str, Tone] = {
     **dict.fromkeys(("lost", "silent", "failed"), "bad"),
@@ -53,7 +51,7 @@ def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
 
 
 def status_lines(status: Status) -> list[Line]:
-    """Return all that a person is shown of a status, the worst first of each kind.
+    """Return all that a person is shown of a status, the worst nodes first.
 
     Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
     """
@@ -107,12 +105,11 @@ def _waits(status: Status) -> Iterator[Line]:
     for wait in status["waits"]:
         if not wait.get("following"):
             left = f"{duration_text(wait['seconds_left'])} left"
-            what = f"waiting for {short_name(wait['what'])}"
+            what = f"waiting for {wait['what']}"
             yield _line("busy", what, left, wait["evidence"] or "no report yet")
 
 
-def _services(status: Status) -> list[Line]:
-    lines = []
+def _services(status: Status) -> Iterator[Line]:
     for one in status["services"]:
         details = [f"restarts: {one['restarts']}"] if one["restarts"] else []
         if one["outages"]:
@@ -120,25 +117,22 @@ def _services(status: Status) -> list[Line]:
             seconds = duration_text(one["outage_seconds"])
             details.append(f"outages: {one['outages']}, {seconds}{is_open}")
         cells = (one["state"], "; ".join(details), one["detail"])
-        name = f"service {short_name(one['name'])}"
-        lines.append(_line(_TONES.get(one["state"], ""), name, *cells))
-    return sorted(lines, key=lambda line: _WORST_TONES.index(line.tone))
+        name = f"service {one['name']}"
+        yield _line(_TONES.get(one["state"], ""), name, *cells)
 
 
-def _prepare_steps(status: Status) -> list[Line]:
-    lines = []
+def _prepare_steps(status: Status) -> Iterator[Line]:
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
         progress = (status.get("progress") or {}).get("head", {}).get(one["name"], "")
-        cells = (f"prepare step {short_name(one['name'])}", state, one["detail"] or progress)
-        lines.append(_line(_TONES.get(one["state"], ""), *cells))
-    return sorted(lines, key=lambda line: _WORST_TONES.index(line.tone))
+        cells = (f"prepare step {one['name']}", state, one["detail"] or progress)
+        yield _line(_TONES.get(one["state"], ""), *cells)
 
 
 def _nodes(status: Status) -> Iterator[Line]:
     rank = {state: place for place, state in enumerate(_WORST_FIRST)}
     if status["nodes"]:
-        name, since = short_name(status.get("name") or ""), status["seconds_in_phase"]
+        name, since = status.get("name") or "", status["seconds_in_phase"]
         yield _line("", "node head", name, status["phase"], duration_text(since))
     for node in sorted(status["nodes"], key=lambda node: rank.get(node["state"], 0)):
         yield _node(status, node)
@@ -153,7 +147,7 @@ def _node(status: Status, node: Status) -> Line:
     if is_present and silence is not None and silence > _SILENT_AFTER:
         text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
-    name, phase, state = short_name(node["name"]), short_name(node["phase"]), node["state"]
+    name, phase, state = node["name"], node["phase"], node["state"]
     return _line(
         *(_TONES.get(state, ""), f"node {rank}", name, node["ip"], state, phase, since, text)
     )
@@ -175,13 +169,6 @@ def _preparing(status: Status, node: Status) -> str:
 def one_line(text: object) -> str:
     """Return a text on one line, without control characters."""
     return printable(str(text)[:_MAX_TEXT].replace("\t", " "))
-
-
-def short_name(name: str) -> str:
-    """Return a name, a long one without its middle: names differ at their ends."""
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
 
 
 # --- metrics -------------------------------------------------------------------------------------

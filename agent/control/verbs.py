@@ -78,6 +78,11 @@ class HttpAnswer(NamedTuple):
     body: bytes = b""
     evidence: str = ""
 
+    @property
+    def failure(self) -> str:
+        """Return why this is not the wanted answer."""
+        return self.evidence or f"it answered {self.status}"
+
 
 def ask(
     url: str, secret: str | None = None, limit: float = times.ONE_REQUEST, *, post: bool = False
@@ -137,7 +142,7 @@ class FoundHead(NamedTuple):
         own_key = run_folder.newest_key(log_root(self.settings))
         secret = own_key if token is None else token.reveal()
         answer = ask(f"http://{self.where}{path}", secret, post=post)
-        why = answer.evidence or f"it answered {answer.status}"
+        why = answer.failure
         with suppress(ValueError, RecursionError):
             data = json.loads(answer.body)
             if answer.status == 200:
@@ -216,7 +221,7 @@ def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
     if answer.status == 401:
         raise UnavailableError(f"{where}: it asks for the cluster's RAY_AUTH_TOKEN")
     if answer.status != 200:
-        return f"{where}: {answer.evidence or f'it answered {answer.status}'}"
+        return f"{where}: {answer.failure}"
     with suppress(ValueError, RecursionError):
         data = map_texts(json.loads(answer.body), escaped)
         if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
@@ -395,9 +400,7 @@ def show_status(
         return
     screen: LineScreen | TerminalScreen = LineScreen(lines_by_content)
     if as_json:
-        screen = LineScreen(
-            lambda status: {json.dumps(at_rest(status)): json.dumps(status)}, outages=False
-        )
+        screen = LineScreen(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
     elif terminal.width is not None and environ.get("TERM", "dumb") != "dumb":
         screen = TerminalScreen(terminal)
     _show_until_end(screen, found.where, _poll_status(found))
@@ -408,8 +411,7 @@ def check_live(environ: Mapping[str, str]) -> None:
     where = f"127.0.0.1:{_own_port(environ, load(environ).settings)}"
     answer = ask(f"http://{where}/livez")
     if answer.status != 200:
-        why = answer.evidence or f"it answered {answer.status}"
-        raise UnavailableError(f"no agent runs here: {where}: {why}")
+        raise UnavailableError(f"no agent runs here: {where}: {answer.failure}")
 
 
 def _poll_status(head: FoundHead) -> Iterator[Status | str]:
@@ -470,9 +472,8 @@ class TerminalScreen:
 class LineScreen:
     """Prints the lines of a status whose content is new, by a function that returns both."""
 
-    def __init__(self, lines: Callable[[Status], dict[str, str]], *, outages: bool = True) -> None:
-        """Without `outages`, as in JSON, the last line is the newest status."""
-        self._lines, self._outages = lines, outages
+    def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
+        self._lines = lines
         self._before: dict[str, str] = {}
         self._is_out = False
 
@@ -480,7 +481,7 @@ class LineScreen:
         """Print what changed."""
         lines = self._lines(status)
         if self._is_out:
-            print("the head answers again", flush=True)
+            _warn("the head answers again")
         new = [line for content, line in lines.items() if content not in self._before]
         self._before, self._is_out = lines, False
         for line in new:
@@ -488,6 +489,6 @@ class LineScreen:
 
     def show_outage(self, why: str) -> None:
         """Print the reason once per outage."""
-        if self._outages and not self._is_out:
-            print(one_line(why), flush=True)
-            self._is_out = True
+        if not self._is_out:
+            _warn(one_line(why))
+        self._is_out = True

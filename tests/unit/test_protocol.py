@@ -18,10 +18,9 @@ from agent.control.protocol import (
     Hello,
     Reply,
     Report,
-    Versions,
     protocol_mismatch,
-    version_disagreement,
 )
+from agent.control.reports import Expected
 from agent.decisions.values import Answer, ItemReport, Order, OrderKind, Step
 from unit.worlds import MACHINE
 
@@ -280,8 +279,12 @@ def test_texts_are_printable(name: str, detail: str, error: str) -> None:
         ((None, "", "2.13.0"), (None, "", "2.12.0"), "torch 2.12.0 here, 2.13.0 on the head"),
     ],
 )
-def test_versions_must_agree(head: Versions, worker: Versions, words: str) -> None:
+def test_versions_must_agree(
+    head: tuple[str | None, str, str], worker: tuple[str | None, str, str], words: str
+) -> None:
     """Ray refuses any difference, even in the patch, so the head refuses it first, by name."""
-    told = version_disagreement(head, worker)
+    ray, python, torch = worker
+    hello = Hello("pod1", ray=ray, python=python, torch=torch)
+    told = Expected(*head, services="").refusal_of(hello)
     assert words in told
     assert bool(told) == bool(words)

@@ -149,7 +149,8 @@ def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines.show_outage("it does not answer")
     lines.show_outage("it does not answer")
     lines.show(run_of(1))
-    assert capsys.readouterr().out == "it does not answer\nthe head answers again\n"
+    said = "pod-agent: it does not answer\npod-agent: the head answers again\n"
+    assert capsys.readouterr().err == said
 
 
 def test_an_agent_of_another_version(tmp_path: Path) -> None:
