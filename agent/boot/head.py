@@ -469,8 +469,8 @@ class HeadAgent:
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = head_server.count_possible_callers(plan, sockets, self._state)
-                about = (self._reports, budget.final_replies, may_call)
-                tasks.start_soon(head_server.wait_for_goodbyes, *about)
+                about = (budget.final_replies, may_call)
+                tasks.start_soon(self._reports.wait_for_goodbyes, *about)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
@@ -537,7 +537,9 @@ class SilenceWatch:
             tasks.start_soon(probe, "agent", partial(reply_evidence, url, None, "", limit))
             ask_ray = partial(port_answers, ip, self._ports.node_manager, limit)
             tasks.start_soon(probe, "ray", ask_ray)
-        if found["agent"] and self._reports.mark_silent(key):
+        agent = self._reports.awaited(key)
+        if found["agent"] and agent is not None:
+            agent.is_silent = True
             self._send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 
 

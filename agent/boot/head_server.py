@@ -24,7 +24,6 @@ from agent.plan.plan import versions
 from agent.record.background import in_thread
 from agent.record.explain import Timeline
 from agent.record.job_lines import JobLines
-from agent.record.log import say
 from agent.record.run_folder import OutageRecord
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import digest
@@ -69,15 +68,6 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
     """Return how many workers that never reported may still do so."""
     given = plan.topology.given_ray is not None  # its workers run no agent
     return 0 if given or not sockets else state.fleet.never_reported_count(state.required)
-
-
-async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> None:
-    """Wait until the workers have the verdict; log those that did not confirm it."""
-    silent, unreported = await reports.wait_for_goodbyes(limit, may_call)
-    for name in silent:
-        say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
-    if unreported:
-        say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
@@ -275,24 +265,20 @@ class HeadLogs:
     async def read(self, node: str, name: str, after: int | None) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
-        own_name = plan.topology.node_name
-        if node in {HEAD, own_name}:
-            known = plan.logs()
-            if name not in known:
-                return f"{node} has no log {name!r}: it has {listed(known)}"
-            return await self._read_local(self._run.folder.file(known[name]), after)
+        own_name, file = plan.topology.node_name, plan.logs().get(name)
+        names = [spec.name for spec in plan.all_services] + [step.name for step in plan.steps]
+        names = list(dict.fromkeys(["agent", "ray", "job", *names]))
         workers = self._get_state().fleet.workers.values()
         present = {one.name: one.key for one in workers if not one.has_left}
-        if node not in present:
-            return f"no node {node!r} is here: {listed([own_name, *present])} are"
-        others = {spec.name for spec in plan.all_services} | {step.name for step in plan.steps}
-        if name not in others | {"agent", "ray", "job"}:
-            return f"no log is called {name!r}: {listed(['agent', 'ray', 'job', *sorted(others)])}"
-        limit = times.LOG_LINES_AWAITED
-        text = await request_log(self._reports, present[node], name, limit)
-        if text is None:
-            return f"{node} sent no log {name!r} within {limit:g} s: it may have none"
-        return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        if node in {HEAD, own_name} and file is not None:
+            return await self._read_local(self._run.folder.file(file), after)
+        if node in present and name in names:
+            limit = times.LOG_LINES_AWAITED
+            text = await request_log(self._reports, present[node], name, limit)
+            if text is not None:
+                return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        known = f"nodes are {listed([own_name, *present])}; logs {listed(names)}"
+        return f"{node} has no log {name!r}, or did not send it in time: {known}"
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
         """Read a local log; wait briefly for new lines or the run's end."""

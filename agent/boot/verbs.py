@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 _LARGEST = 100_000
-_MOST_GPU_MEMORY = 10_000
 _TAKE_A_COMMAND = ("run", "plan")
 _OF_RUN = """\
 variables (`pod-agent env` lists all):
@@ -101,10 +100,7 @@ def whole_numbers(text: str) -> list[int]:
 
 def gigabytes(text: str) -> int:
     """Read a GPU's memory, with or without GB."""
-    number = whole_number(text.strip().upper().removesuffix("GB"))
-    if not 0 < number <= _MOST_GPU_MEMORY:
-        raise ValueError(f"{text!r} is no memory of a GPU in GB, such as 80")
-    return number
+    return whole_number(text.strip().upper().removesuffix("GB"))
 
 
 def model_size(text: str) -> ModelShape:

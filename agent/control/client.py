@@ -23,7 +23,6 @@ from agent.control.protocol import (
     Hello,
     Reply,
     Report,
-    UnreadableError,
     protocol_mismatch,
 )
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
@@ -214,7 +213,7 @@ class HeadLink:
             return None
         try:
             reply = Reply.from_dict(data)
-        except UnreadableError as error:
+        except ValueError as error:
             why = f"{where} does not answer like a head's agent ({error})"
             return _NoReply(why, from_an_agent=isinstance(data, dict))
         if reply.run_id == self._run_id and reply.epoch < self._epoch:

@@ -50,13 +50,6 @@ MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16
 
 
-class UnreadableError(ValueError):
-    """A field does not have its type; names its path and what was expected."""
-
-    def __init__(self, fault: str, path: str) -> None:
-        super().__init__(f"{path or 'message'}: {fault}")
-
-
 def read(kind: type[V], data: object, tails: str = "") -> V:
     """Read JSON data; raises ValueError naming the wrong field. Texts in `tails` keep line ends."""
     try:
@@ -65,7 +58,7 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
             found[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
         return convert(found, kind, str_keys=True)
     except RecursionError:
-        raise UnreadableError("expected less nested data", "") from None
+        raise ValueError("message: expected less nested data") from None
     except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"
         fault, _, path = str(error).partition(" - at ")
         fault = escaped(fault)[:100]
@@ -74,7 +67,7 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
         if missing:
             name = missing.strip("`")
             fault, path = "Expected a value", f"{path}.{name}".strip(".")
-        raise UnreadableError(fault[0].lower() + fault[1:], path) from None
+        raise ValueError(f"{path or 'message'}: {fault[0].lower()}{fault[1:]}") from None
 
 
 def _cut(text: str) -> str:
@@ -208,11 +201,13 @@ class Reply(Value):
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
         for at, order in enumerate(reply.orders):
-            share, path = order.share, f"orders[{at}].seat"
+            share = order.share
             if share is not None and share.rank >= len(share.nodes):
-                raise UnreadableError("expected a rank below the number of its nodes", path)
+                raise ValueError(
+                    f"orders[{at}].seat: expected a rank below the number of its nodes"
+                )
             if share is not None and share.reward_ip and not is_ip(share.reward_ip):
-                raise UnreadableError("expected an address", f"{path}.reward_ip")
+                raise ValueError(f"orders[{at}].seat.reward_ip: expected an address")
         return reply
 
 

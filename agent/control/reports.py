@@ -15,6 +15,7 @@ from agent.base.value import Value
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.values import Order, OrderKind
+from agent.record.log import say
 from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
@@ -254,13 +255,6 @@ class Reports:
             return None
         return agent
 
-    def mark_silent(self, key: str) -> bool:
-        """Mark an agent silent until its next report; return False if it need not report."""
-        agent = self.awaited(key)
-        if agent is not None:
-            agent.is_silent = True
-        return agent is not None
-
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
         """Wait until the head has decided on the agent's run: another run's name makes it leave.
 
@@ -370,12 +364,12 @@ class Reports:
             self._emit(WorkerReplaced(self._replaced.pop()))
         self._report.set()
 
-    async def wait_for_goodbyes(self, limit: float, missing: int) -> tuple[list[str], int]:
+    async def wait_for_goodbyes(self, limit: float, missing: int) -> None:
         """Wait until every worker has received the verdict and sent its goodbye.
 
         `missing` workers have not reported yet: without this wait, a head that ends in its first
-        second would leave them waiting for a head. Return the names of those that sent no goodbye,
-        and how many never reported. An agent that registers afterwards belongs to another run.
+        second would leave them waiting for a head. An agent that registers afterwards belongs to
+        another run.
         """
         expected = len(self._agents) + missing
         with anyio.move_on_after(limit):
@@ -383,7 +377,11 @@ class Reports:
                 self._report = anyio.Event()
                 await self._report.wait()
         self._is_closed = True
-        return self._present_names(), max(0, expected - len(self._agents))
+        for name in self._present_names():
+            say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
+        unreported = expected - len(self._agents)
+        if unreported > 0:
+            say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
     def _present_names(self) -> list[str]:
         """Return the names of agents that neither left nor were refused."""

@@ -82,31 +82,27 @@ class StatusStream:
             why = f"{MAX_READERS} others read already: ask /status now and then"
             return _error(503, why, {"Retry-After": "30"})
         self._readers += 1
-        try:
-            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await answer.prepare(request)
-            with suppress(TimeoutError, ConnectionError):
-                await self._write_statuses(answer)
-            if request.transport is not None:  # unsent data would delay the server's stop
-                request.transport.abort()
-            return answer
-        finally:
-            self._readers -= 1
-
-    async def _write_statuses(self, answer: web.StreamResponse) -> None:
-        """Write each changed status; raises TimeoutError once the reader accepts none."""
         sent, step = 0, times.STATUS_READ
 
         async def is_new() -> bool | NotYet:
             self._refresh()
             return NotYet() if sent == self._number else True
 
-        while True:
-            with suppress(TimedOutError):
-                await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
-            sent = self._number
-            with anyio.fail_after(times.READER_STALLED):
-                await answer.write(f"data: {self._text}\n\n".encode())
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            with suppress(TimeoutError, ConnectionError):
+                while True:
+                    with suppress(TimedOutError):
+                        await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
+                    sent = self._number
+                    with anyio.fail_after(times.READER_STALLED):
+                        await answer.write(f"data: {self._text}\n\n".encode())
+            if request.transport is not None:  # unsent data would delay the server's stop
+                request.transport.abort()
+            return answer
+        finally:
+            self._readers -= 1
 
     def _refresh(self) -> None:
         """Read the status, unless the last read is too recent."""
