@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from agent.base.text import is_ip
 from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 # --- credentials ---------------------------------------------------------------------------------
 
@@ -27,25 +28,17 @@ _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 class PortAccess:
     """Checks the credentials of requests to one agent's port."""
 
-    def __init__(
-        self,
-        token: str | None,
-        key: str | None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, token: str | None, key: str | None) -> None:
         """Without a token, `key` is the control key of callers on this node."""
         self._token, self._key = token, key
-        self._clock, self._wall_clock = clock, wall_clock
-        secret = key if token is None else token
-        self._verifier = None if secret is None else Verifier(secret)
+        self._secret = token or key or secrets.token_hex(16)  # the last one is nobody's
+        self._verifier = Verifier(self._secret)
         self._guesses: Counter[str] = Counter()  # Wrong tokens by address, in this window
         self._window_ends = 0.0
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none."""
-        token = self._token
-        return token is None or self._shows(request, token) or self._has_cookie(request)
+        return self._token is None or self._shows_secret(request) or self._has_cookie(request)
 
     def is_local(self, request: web.Request) -> bool:
         """Return whether the caller is on this node."""
@@ -55,36 +48,32 @@ class PortAccess:
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        return self._key is not None and self.is_local(request) and self._shows(request, self._key)
+        return self._key is not None and self.is_local(request) and self._shows_secret(request)
 
-    def _shows(self, request: web.Request, secret: str) -> bool:
+    def _shows_secret(self, request: web.Request) -> bool:
         """Return whether a request is signed, or has the secret as its bearer token."""
         given = request.headers.get("Authorization", "")
-        claim = None
-        if self._verifier is not None:
-            claim = self._verifier.accept(given, request.method, request.raw_path)
+        claim = self._verifier.accept(given, request.method, request.raw_path)
         if claim is not None:
             request[_CLAIM] = claim
             return True
         kind, _, token = given.partition(" ")
-        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", secret)
+        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", self._secret)
 
     def challenge(self) -> dict[str, str]:
         """Return the headers of a 401."""
-        return {} if self._verifier is None else {SESSION_HEADER: self._verifier.session}
+        return {SESSION_HEADER: self._verifier.session}
 
     def reply_headers(
         self, request: web.Request, status: int, body: bytes | None
     ) -> dict[str, str]:
         """Return the headers that prove the reply to a signed request; a stream has no body."""
         claim = request.get(_CLAIM)
-        if claim is None or self._verifier is None:
-            return {}
-        return {PROOF_HEADER: self._verifier.sign(claim, status, body)}
+        return {} if claim is None else {PROOF_HEADER: self._verifier.sign(claim, status, body)}
 
     def login_pause(self, request: web.Request) -> int:
         """Return for how many seconds an address may not send a token to the form, or 0."""
-        left = self._window_ends - self._clock()
+        left = self._window_ends - time.monotonic()
         is_over = self._guesses[request.remote or ""] >= MOST_GUESSES
         return int(left) + 1 if is_over and left > 0 else 0
 
@@ -93,7 +82,7 @@ class PortAccess:
         own = self._token
         if own is not None and isinstance(given, str) and _equal_secrets(given.strip(), own):
             return True
-        now = self._clock()
+        now = time.monotonic()
         if now >= self._window_ends:
             self._guesses.clear()
             self._window_ends = now + times.LOGIN_WINDOW
@@ -102,7 +91,7 @@ class PortAccess:
 
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Set the page's cookie: an HMAC of the token, never the token."""
-        name, ends = _cookie_name(request), int(self._wall_clock() + times.LOGIN_LASTS)
+        name, ends = _cookie_name(request), int(time.time() + times.LOGIN_LASTS)
         answer.set_cookie(
             *(name, f"{ends}.{self._cookie_signature(name, ends)}"),
             max_age=int(times.LOGIN_LASTS),
@@ -117,7 +106,7 @@ class PortAccess:
         if not (ends.isascii() and ends.isdecimal() and len(ends) < 16):
             return False
         is_own = _equal_secrets(signature, self._cookie_signature(name, int(ends)))
-        return is_own and int(ends) > self._wall_clock()
+        return is_own and int(ends) > time.time()
 
     def _cookie_signature(self, name: str, ends: int) -> str:
         text = f"page\n{name}\n{ends}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import resource
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -84,7 +83,6 @@ class Connection:
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
         self._connections, self._protocol = connections, protocol
         self._is_admitted = False
-        self._unsent = math.inf  # Bytes that its peer had not taken at the last deadline
         self._timer: asyncio.TimerHandle
         self.ip = ""
 
@@ -127,20 +125,10 @@ class Connection:
             yield
         finally:
             if not self._transport.is_closing():
-                self._unsent = math.inf
                 self._wait(times.CONNECTION_IDLE)
 
     def _wait(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._overdue)
-
-    def _overdue(self) -> None:
-        """Close it, unless its peer still reads a long answer."""
-        unsent = self._transport.get_write_buffer_size()
-        if 0 < unsent < self._unsent:
-            self._unsent = unsent
-            self._wait(times.CONNECTION_IDLE)
-        else:
-            self.close()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.close)
 
 
 class PortRunner(web.AppRunner):
