@@ -283,24 +283,18 @@ class HeadLogs:
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
         """Read a local log; wait briefly for new lines or the run's end."""
 
-        def is_over() -> bool:
-            return self._get_state().phase is HeadPhase.LEAVING
-
-        was_over = is_over()
-
-        async def more() -> tuple[bytes, int] | NotYet:
+        async def more() -> LogPart | NotYet:
+            is_over = self._get_state().phase is HeadPhase.LEAVING
             found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
-            if found is None:
+            if found is None or not (found[0] or after is None or is_over):
                 return NotYet()
-            is_new = found[0] or after is None or is_over() != was_over
-            return found if is_new else NotYet()
+            text = self._run.redactor.clean(found[0].decode(errors="replace"))
+            return LogPart(text, found[1], is_over)
 
         try:
-            data, offset = await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
+            return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
-            return LogPart("", after or 0, is_over())
-        text = self._run.redactor.clean(data.decode(errors="replace"))
-        return LogPart(text, offset, is_over())
+            return LogPart("", after or 0)
 
 
 async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:

@@ -63,10 +63,6 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
         fault, _, path = str(error).partition(" - at ")
         fault = escaped(fault)[:100]
         path = path.rpartition("`$")[2].strip(".`")
-        _, _, missing = fault.partition("missing required field ")
-        if missing:
-            name = missing.strip("`")
-            fault, path = "Expected a value", f"{path}.{name}".strip(".")
         raise ValueError(f"{path or 'message'}: {fault[0].lower()}{fault[1:]}") from None
 
 

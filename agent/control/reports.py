@@ -46,9 +46,7 @@ class RankAssignment:
         keep: Callable[[tuple[str, ...]], None] = lambda _: None,
         most: int = 20_000,
     ) -> None:
-        self._names: list[str] = [
-            *names
-        ]  # By rank, from 1 on; nodes that share a name have one entry each
+        self._names: list[str] = [*names]  # By rank, from 1 on; namesakes have one entry each
         self._keep, self._most = keep, most
 
     def assign(self, name: str, in_use: Collection[int | None]) -> int:

@@ -312,13 +312,15 @@ def _follow_log(part: dict[str, Any], head: FoundHead, path: str, chosen: LogFil
         try:
             part = _print_part(head, f"{path}?after={part['next']}", chosen)
             received = time.monotonic()
-        except UnavailableError as error:  # noqa: PERF203 - its agent may be restarted
+            if not part["over"]:  # else there is an answer at once
+                continue
+        except UnavailableError as error:
             if part["over"]:  # the head is gone and the log complete
                 return
             if time.monotonic() - received > times.AGENT_RESTARTS:
                 what = f"no log and no verdict for {times.AGENT_RESTARTS:g} s"
                 raise UnavailableError(f"{what}: {error}") from None
-            time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
+        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
 def _print_part(head: FoundHead, path: str, chosen: LogFilter) -> dict[str, Any]:
