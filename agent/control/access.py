@@ -71,11 +71,10 @@ class PortAccess:
         claim = request.get(_CLAIM)
         return {} if claim is None else {PROOF_HEADER: self._verifier.sign(claim, status, body)}
 
-    def login_pause(self, request: web.Request) -> int:
-        """Return for how many seconds an address may not send a token to the form, or 0."""
-        left = self._window_ends - time.monotonic()
-        is_over = self._guesses[request.remote or ""] >= MOST_GUESSES
-        return int(left) + 1 if is_over and left > 0 else 0
+    def may_guess(self, request: web.Request) -> bool:
+        """Return whether an address may send a token to the form now."""
+        has_more = self._guesses[request.remote or ""] < MOST_GUESSES
+        return has_more or time.monotonic() >= self._window_ends
 
     def login(self, request: web.Request, given: object) -> bool:
         """Return whether the form was sent the token; count a wrong one."""

@@ -224,7 +224,7 @@ class AgentServer:
             return _error(*refused)
         try:
             return await handler(request)
-        except web.HTTPException as refusal:  # no such path or method, or a body that is too large
+        except web.HTTPException as refusal:  # no such path or method, a body too large or late
             allowed = {name: text for name, text in refusal.headers.items() if name == "Allow"}
             return _error(refusal.status, refusal.reason, allowed)
 
@@ -239,8 +239,6 @@ class AgentServer:
                     # a cross-site page can send other types without a preflight request
                     return _error(415, f"Content-Type: expected {_JSON}")
                 body = await _read_body(request)  # aiohttp keeps it for the handler
-                if body is None:
-                    return _error(408, f"no body within {times.BODY:g} s")
                 if not is_signed_body(request, body):
                     return self._unauthorized("the body is not the one that was signed")
             return await handler(request)
@@ -296,12 +294,10 @@ class AgentServer:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
-        pause = self._access.login_pause(request)
-        if pause:
+        if not self._access.may_guess(request):
             page = login_page("Too many wrong tokens: try again in a minute.")
-            return self._html(page, 429, {"Retry-After": str(pause)})
-        if await _read_body(request) is None:
-            return _error(408, f"no body within {times.BODY:g} s")
+            return self._html(page, 429, {"Retry-After": f"{times.LOGIN_WINDOW:.0f}"})
+        await _read_body(request)
         if not self._access.login(request, (await request.post()).get("token")):
             return self._html(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
@@ -398,13 +394,12 @@ async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[we
     return sites
 
 
-async def _read_body(request: web.Request) -> bytes | None:
-    """Read a request's body; None after the timeout."""
+async def _read_body(request: web.Request) -> bytes:
     try:
         with anyio.fail_after(times.BODY):
             return await request.read()
     except TimeoutError:
-        return None
+        raise web.HTTPRequestTimeout(reason=f"no body within {times.BODY:g} s") from None
 
 
 def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
