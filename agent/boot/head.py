@@ -32,7 +32,7 @@ from agent.boot.run_keeper import make_goal, watch_for_later_head
 from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
-from agent.control.reports import RankAssignment, Reports, agent_limit
+from agent.control.reports import Reports, agent_limit
 from agent.control.server import AgentServer, Control
 from agent.decisions import head
 from agent.decisions.head import state as h
@@ -131,7 +131,8 @@ class HeadAgent:
             *(first, head_server.make_expected(plan, keeper), put, run.now),
             # Recorded only: the decisions get it as WorkerReported.
             on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
-            ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
+            rank_names=keeper.record.ranks,
+            keep_ranks=keeper.record_ranks,
             on_recalled_run=partial(keeper.recall, put),
             has_token=token is not None,
             most=most,

@@ -19,7 +19,7 @@ from agent.record.log import say
 from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
     from agent.work.torchrun import ShareOrder
@@ -35,30 +35,6 @@ def agent_limit(expected_workers: int) -> int:
 
 class TooManyAgentsError(Exception):
     """The limit of agents is reached, and none of them has departed."""
-
-
-class RankAssignment:
-    """Assigns each node of a run a rank; a node that comes back gets the same one."""
-
-    def __init__(
-        self,
-        names: Iterable[str] = (),
-        keep: Callable[[tuple[str, ...]], None] = lambda _: None,
-        most: int = 20_000,
-    ) -> None:
-        self._names: list[str] = [*names]  # By rank, from 1 on; namesakes have one entry each
-        self._keep, self._most = keep, most
-
-    def assign(self, name: str, in_use: Collection[int | None]) -> int:
-        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
-        former = [rank for rank, other in enumerate(self._names, 1) if other == name]
-        new = len(self._names) + 1
-        others = [new] if new <= self._most else [*range(1, new)]
-        rank: int = next(one for one in former + others if one not in in_use)
-        if rank not in former:
-            self._names[rank - 1 : rank] = [name]
-            self._keep(tuple(self._names))
-        return rank
 
 
 ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
@@ -124,7 +100,8 @@ class Reports:
         emit: Callable[[ReportEvent], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
-        ranks: RankAssignment | None = None,
+        rank_names: Iterable[str] = (),
+        keep_ranks: Callable[[tuple[str, ...]], None] = lambda _names: None,
         on_recalled_run: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
         *,
         most: int = BASE_LIMIT,
@@ -133,7 +110,8 @@ class Reports:
     ) -> None:
         self._reply, self._expected, self._emit, self._clock = reply, expected, emit, clock
         self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
-        self._ranks = ranks or RankAssignment()
+        self._rank_names: list[str] = [*rank_names]  # From rank 1 on; namesakes have one entry each
+        self._keep_ranks = keep_ranks
         self._most, self._is_needed, self._has_token = most, is_needed, has_token
         self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
         self.run_decided.set()
@@ -273,12 +251,24 @@ class Reports:
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         rank = None
         if not refusal and hello.rank is None:
-            rank = self._ranks.assign(hello.name, {one.rank for one in self._agents.values()})
+            rank = self._assign_rank(hello.name)
         agent = self._agents[key] = _Agent(hello, refusal, rank)
         namesakes.append(key)
         if hello.facts is not None:
             self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
         return agent
+
+    def _assign_rank(self, name: str) -> int:
+        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
+        in_use = {one.rank for one in self._agents.values()}
+        former = [rank for rank, other in enumerate(self._rank_names, 1) if other == name]
+        new = len(self._rank_names) + 1
+        others = [new] if new <= self._most else [*range(1, new)]
+        rank: int = next(one for one in former + others if one not in in_use)
+        if rank not in former:
+            self._rank_names[rank - 1 : rank] = [name]
+            self._keep_ranks(tuple(self._rank_names))
+        return rank
 
     def _make_space(self) -> None:
         """At the limit, forget the oldest departed agent that is not needed; raise without one."""

@@ -13,7 +13,6 @@ from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (
     BASE_LIMIT,
     Expected,
-    RankAssignment,
     Reports,
     TooManyAgentsError,
     agent_limit,
@@ -48,10 +47,9 @@ class Fleet:
         self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
         expected = Expected(None, "", "", "")
-        ranks = RankAssignment((), self._keep, most)
         self.reports = Reports(
             *(FIRST, expected, self.take, self._clock),
-            ranks=ranks,
+            keep_ranks=self._keep,
             most=most,
             is_needed=lambda key: is_worker_needed(self.story.state, key, self.now),
         )
@@ -179,9 +177,18 @@ def test_what_a_run_needs_of_the_departed() -> None:
 def test_ranks_are_given_again() -> None:
     """With all names in use, the first rank without a current owner is given again."""
     kept: list[tuple[str, ...]] = []
-    ranks = RankAssignment(("a", "b"), kept.append, 2)
-    assert ranks.assign("b", {1}) == 2
-    assert ranks.assign("c", {2}) == 1
+    reports = Reports(
+        *(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0),
+        rank_names=("a", "b"),
+        keep_ranks=kept.append,
+        most=2,
+    )
+
+    def rank(name: str) -> int | None:
+        report = Report(f"of {name}", "10.0.0.2", "joining", hello=Hello(name))
+        return anyio.run(reports.handle, report).rank
+
+    assert [rank("b"), rank("c")] == [2, 1]
     assert kept == [("c", "b")]
 
 

@@ -290,6 +290,32 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
     assert counter.replaced == ["agent1"]
 
 
+def test_ranks_by_the_first_hello() -> None:
+    """Whoever comes first is rank 1; a name keeps its rank, and running namesakes have one each."""
+    kept: list[tuple[str, ...]] = []
+    reports = Reports(
+        *(FIRST, Expected("2.60.0", "3.11.7", "", "abc"), lambda _: None, lambda: 0.0),
+        rank_names=["pod1"],
+        keep_ranks=kept.append,
+    )
+
+    async def rank(name: str, key: str, hold: float = 0.0) -> int | None:
+        hello = replace(HELLO, name=name, rank=None)
+        report = replace(POD1, id=key, hello=hello, news=0, hold=hold)
+        return (await reports.handle(report)).rank
+
+    async def story() -> list[int | None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rank, "pod1", "a", LATE)
+            await anyio.wait_all_tasks_blocked()
+            found = [await rank("pod2", "b"), await rank("pod1", "c"), await rank("pod1", "d")]
+            tasks.cancel_scope.cancel()
+        return found
+
+    assert anyio.run(story) == [2, 3, 3]
+    assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1")]
+
+
 def test_another_plan_of_services_is_refused() -> None:
     """Nodes that would run different services do not form one cluster."""
     reply = Counter().take(replace(POD1, hello=replace(HELLO, services="other")))
