@@ -211,9 +211,8 @@ def protocol_mismatch(data: object, whose: str) -> str:
     """Return why messages of another protocol version cannot be read, or ''."""
     if not isinstance(data, dict) or data.get("protocol") == VERSION:
         return ""
-    agent = data.get("agent")
-    named = f"pod-agent {escaped(str(agent)[:40])}" if agent else "an earlier pod-agent"
+    agent = escaped(str(data.get("agent") or "of an earlier version")[:40])
     return (
-        f"version mismatch: {whose} runs {named}, this one {__version__}, and they speak "
+        f"version mismatch: {whose} runs pod-agent {agent}, this one {__version__}, and they speak "
         "differently; use one image on all nodes"
     )

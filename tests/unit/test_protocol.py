@@ -184,7 +184,10 @@ def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
     ("data", "words"),
     [
         (Report("agent1", "", "p").to_dict(), ""),
-        ({"name": "pod1", "phase": "joining Ray"}, "this worker runs an earlier pod-agent"),
+        (
+            {"name": "pod1", "phase": "joining Ray"},
+            "this worker runs pod-agent of an earlier version",
+        ),
         ({"protocol": VERSION + 1, "agent": "9.1"}, "this worker runs pod-agent 9.1, this one"),
         ([], ""),
     ],
