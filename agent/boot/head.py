@@ -152,7 +152,7 @@ class HeadAgent:
                 # Without a token, a key file grants access to this node's users.
                 key=make_key(run.folder.path) if token is None else None,
                 findings=status.findings,
-                log=head_server.HeadLogs(run, reports, lambda: self._state).read,
+                log=partial(status.read_log, reports),
                 private_status=status.private_details,
             ),
         )

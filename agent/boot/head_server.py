@@ -71,10 +71,12 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
 
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
+_PART = 256 << 10  # most bytes of a log in one reply
+HEAD = "head"  # another name for the head's own node
 
 
 class RunStatus:
-    """The status of one run; `get_state` returns the head's current state."""
+    """The status and the logs of one run; `get_state` returns the head's current state."""
 
     def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
         self._run, self._keeper, self._get_state = run, keeper, get_state
@@ -251,18 +253,9 @@ class RunStatus:
             for one in self._get_state().outages
         )
 
-
-_PART = 256 << 10  # most bytes of a log in one reply
-HEAD = "head"  # another name for the head's own node
-
-
-class HeadLogs:
-    """Serves the logs of all nodes."""
-
-    def __init__(self, run: NodeRun, reports: Reports, get_state: Callable[[], HeadState]) -> None:
-        self._run, self._reports, self._get_state = run, reports, get_state
-
-    async def read(self, node: str, name: str, after: int | None) -> LogPart | str:
+    async def read_log(
+        self, reports: Reports, node: str, name: str, after: int | None
+    ) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
         own_name, file = plan.topology.node_name, plan.logs().get(name)
@@ -274,7 +267,7 @@ class HeadLogs:
             return await self._read_local(self._run.folder.file(file), after)
         if node in present and name in names:
             limit = times.LOG_LINES_AWAITED
-            text = await request_log(self._reports, present[node], name, limit)
+            text = await request_log(reports, present[node], name, limit)
             if text is not None:
                 return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
         known = f"nodes are {listed([own_name, *present])}; logs {listed(names)}"

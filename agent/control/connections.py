@@ -81,7 +81,7 @@ class Connection:
     """One connection: aiohttp's protocol, with deadlines and counted."""
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
-        self._connections, self._protocol = connections, protocol
+        self.connections, self._protocol = connections, protocol
         self._is_admitted = False
         self._timer: asyncio.TimerHandle
         self.ip = ""
@@ -94,7 +94,7 @@ class Connection:
         """Start to wait for a request, unless there are too many connections."""
         self._transport = transport
         self.ip = str(transport.get_extra_info("peername")[0])
-        self._is_admitted = self._connections.admit(self)
+        self._is_admitted = self.connections.admit(self)
         if not self._is_admitted:
             self._transport.abort()
             return
@@ -105,17 +105,13 @@ class Connection:
         """Clean up."""
         if self._is_admitted:
             self._timer.cancel()
-            self._connections.forget(self)
+            self.connections.forget(self)
             self._protocol.connection_lost(exc)
 
     def close(self) -> None:
         """Close it at once."""
-        self._connections.forget(self)
+        self.connections.forget(self)
         self._transport.abort()
-
-    def trust(self) -> None:
-        """Note that the token was shown on it."""
-        self._connections.trust(self)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -179,7 +175,7 @@ def trust(request: web.Request) -> None:
     """Note that a request showed the token."""
     connection = _connection_of(request)
     if connection is not None:
-        connection.trust()
+        connection.connections.trust(connection)
 
 
 def _connection_of(request: web.Request) -> Connection | None:

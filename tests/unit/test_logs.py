@@ -14,7 +14,7 @@ import pytest
 
 from agent.base import times
 from agent.base.errors import UnavailableError
-from agent.boot.head_server import HeadLogs
+from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.control import verbs
@@ -191,12 +191,13 @@ class Asked:
         workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
         fleet = SimpleNamespace(workers=workers)
         self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
-        self.logs = HeadLogs(self.run, self.reports, lambda: self.state)
+        keeper: Any = None
+        self.status = RunStatus(self.run, keeper, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
         """Request a part."""
-        return anyio.run(self.logs.read, node, name, after)
+        return anyio.run(self.status.read_log, self.reports, node, name, after)
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def test_a_follower_waits_for_new_text(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, grow)
-            found.append(await asked.logs.read("head", "job", 4))
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
         return found[0]
 
     def grow() -> None:
@@ -262,7 +263,7 @@ def test_a_verdict_ends_the_wait(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
-            found.append(await asked.logs.read("head", "job", 4))
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
         return found[0]
 
     async def end() -> None:
@@ -307,7 +308,7 @@ def test_a_workers_last_lines(asked: Asked) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def ask() -> None:
-                found.append(await asked.logs.read("pod1", "agent", None))
+                found.append(await asked.status.read_log(asked.reports, "pod1", "agent", None))
 
             tasks.start_soon(ask)
             again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
