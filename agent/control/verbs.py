@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from agent.control.log_filter import LogFilter
     from agent.control.status import Status
     from agent.settings.model import Settings
+
+    Show = Callable[[Status, str], None]
+    """Shows a status, and why there is no newer one."""
 
 HEAD = "head"
 _JOB, _AGENT = "job", "agent"
@@ -400,12 +404,12 @@ def show_status(
             text = json.dumps(status) if as_json else terminal.render(status_lines(status), str)
         print(text, flush=True)
         return
-    screen: LineScreen | TerminalScreen = LineScreen(lines_by_content)
+    show: Show = ChangedLines(lines_by_content)
     if as_json:
-        screen = LineScreen(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
+        show = ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
     elif terminal.width is not None and environ.get("TERM", "dumb") != "dumb":
-        screen = TerminalScreen(terminal)
-    _show_until_end(screen, found.where, _poll_status(found))
+        show = partial(_draw, terminal)
+    _show_until_end(show, found.where, _poll_status(found))
 
 
 def check_live(environ: Mapping[str, str]) -> None:
@@ -425,72 +429,52 @@ def _poll_status(head: FoundHead) -> Iterator[Status | str]:
 
 
 def _show_until_end(
-    screen: LineScreen | TerminalScreen,
+    show: Show,
     where: str,
     statuses: Iterable[Status | str],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Show each status until the run's end; raises where the end is not known."""
-    received, phase = clock(), ""
+    received, last = clock(), dict[str, Any]()
     for status in statuses:
         if isinstance(status, str):
             silence = clock() - received
             why = f"{where} does not answer: {status}"
             if silence > times.HEAD_GONE:
-                ago = f"{duration_text(silence)} ago it was {one_line(phase)}"
+                ago = f"{duration_text(silence)} ago it was {one_line(last.get('phase'))}"
                 raise UnavailableError(f"the head is gone: {why}; {ago}")
-            screen.show_outage(why)
+            show(last, one_line(why))
             continue
-        received = clock()
+        received, last = clock(), {**status}
         with _in_known_format():
-            screen.show(status)
-            phase = str(status["phase"])
-            if phase == "leaving" and status.get("verdict"):
+            show(last, "")
+            if last["phase"] == "leaving" and last.get("verdict"):
                 break
 
 
-class TerminalScreen:
-    """Draws the newest status over the one before, cut to the size of the terminal."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._lines: list[Line] = []
-
-    def show(self, status: Status) -> None:
-        """Draw a status."""
-        self._lines = status_lines(status)
-        self._draw(self._lines)
-
-    def show_outage(self, why: str) -> None:
-        """Draw why the head does not answer above the last status."""
-        self._draw([Line(one_line(why), tone="bad"), *self._lines])
-
-    def _draw(self, lines: list[Line]) -> None:
-        columns, rows = shutil.get_terminal_size()
-        fitting = [line._replace(label=line.label[:columns]) for line in lines[: rows - 1]]
-        print(f"{_CLEAR}{self._terminal.render(fitting, str)}", flush=True)
+def _draw(terminal: Terminal, status: Status, outage: str) -> None:
+    """Draw a status over the one before, cut to the size of the terminal."""
+    columns, rows = shutil.get_terminal_size()
+    lines = [Line(outage, tone="bad")] * bool(outage) + status_lines(status)
+    fitting = [line._replace(label=line.label[:columns]) for line in lines[: rows - 1]]
+    print(f"{_CLEAR}{terminal.render(fitting, str)}", flush=True)
 
 
-class LineScreen:
+class ChangedLines:
     """Prints the lines of a status whose content is new, by a function that returns both."""
 
     def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
         self._lines = lines
         self._before: dict[str, str] = {}
-        self._is_out = False
+        self._outage = ""
 
-    def show(self, status: Status) -> None:
-        """Print what changed."""
+    def __call__(self, status: Status, outage: str) -> None:
+        """Print what changed; an outage once, and its end."""
+        if bool(outage) != bool(self._outage):
+            _warn(outage or "the head answers again")
+        self._outage = outage
         lines = self._lines(status)
-        if self._is_out:
-            _warn("the head answers again")
         new = [line for content, line in lines.items() if content not in self._before]
-        self._before, self._is_out = lines, False
+        self._before = lines
         for line in new:
             print(line, flush=True)
-
-    def show_outage(self, why: str) -> None:
-        """Print the reason once per outage."""
-        if not self._is_out:
-            _warn(one_line(why))
-        self._is_out = True

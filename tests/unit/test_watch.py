@@ -22,7 +22,7 @@ from unit.test_http import answering, reply
 from unit.test_stream import Head, a_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -110,30 +110,19 @@ def test_a_terminal_is_drawn_anew(tmp_path: Path) -> None:
         assert terminal.history() == []
 
 
-class RecordingScreen:
-    """A screen that records what it is given."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def show(self, status: dict[str, Any]) -> None:
-        """Record a phase."""
-        self.words.append(status["phase"])
-
-    def show_outage(self, why: str) -> None:
-        """Record an outage."""
-        self.words.append(why)
-
-
 def test_a_lost_head_ends_the_watch() -> None:
     """A short outage is shown; after 15 s without a status the watch ends, and why."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
-    told = [run_of(1), "refused", run_of(1), *["refused"] * 9]
-    screen = RecordingScreen()
+    told: list[Mapping[str, Any] | str] = [run_of(1), "refused", run_of(1), *["refused"] * 9]
+    shown: list[str] = []
+
+    def show(status: Mapping[str, Any], outage: str) -> None:
+        shown.append(outage or status["phase"])
+
     with pytest.raises(UnavailableError) as caught:
-        verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+        verbs._show_until_end(show, "10.0.0.4:8266", told, lambda: next(now))  # noqa: SLF001 - the loop itself
     words = caught.value.sentence()
-    assert screen.words == [
+    assert shown == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
         *["10.0.0.4:8266 does not answer: refused"] * 2,
     ]
@@ -143,12 +132,11 @@ def test_a_lost_head_ends_the_watch() -> None:
 
 def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     """A second line is printed when the head answers again."""
-    lines = verbs.LineScreen(lines_by_content)
-    lines.show(run_of(1))
+    show = verbs.ChangedLines(lines_by_content)
+    show(run_of(1), "")
     capsys.readouterr()
-    lines.show_outage("it does not answer")
-    lines.show_outage("it does not answer")
-    lines.show(run_of(1))
+    for outage in ("it does not answer", "it does not answer", ""):
+        show(run_of(1), outage)
     said = "pod-agent: it does not answer\npod-agent: the head answers again\n"
     assert capsys.readouterr().err == said
 
