@@ -72,7 +72,6 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
 _PART = 256 << 10  # most bytes of a log in one reply
-HEAD = "head"  # another name for the head's own node
 
 
 class RunStatus:
@@ -263,7 +262,7 @@ class RunStatus:
         names = list(dict.fromkeys(["agent", "ray", "job", *names]))
         workers = self._get_state().fleet.workers.values()
         present = {one.name: one.key for one in workers if not one.has_left}
-        if node in {HEAD, own_name} and file is not None:
+        if node in {HERE, own_name} and file is not None:
             return await self._read_local(self._run.folder.file(file), after)
         if node in present and name in names:
             limit = times.LOG_LINES_AWAITED

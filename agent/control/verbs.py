@@ -370,14 +370,12 @@ def _past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
     folders = {node.name: node for node in nodes}
     node, name = _node_and_log(words, folders, nodes[0].name)
     folder = nodes[0] if node == HEAD else folders.get(node)
-    if folder is None:
-        raise UnavailableError(f"it has no node {node!r}: {first_names(folders)}")
-    files = {path.name: path for path in folder.glob("*.log")}
+    files = {} if folder is None else {path.name: path for path in folder.glob("*.log")}
     file = files.get(_LOGS.get(name, f"{name}.log"))
     data = None if file is None else read_end(file, _MOST_READ)
     if file is None or data is None:
-        known = first_names(sorted(files), 8)
-        raise UnavailableError(f"{folder.name} has no log {name!r}: it has {known}")
+        known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"
+        raise UnavailableError(f"node {node!r} has no log {name!r}: {known}")
     written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
     return chosen.apply(data.decode(errors="replace"), written)
 
