@@ -222,8 +222,8 @@ class RunStatus:
     def findings(self) -> dict[str, object]:
         """Return the findings of all nodes' checks: each node's own, and those between nodes."""
         state, plan = self._get_state(), self._run.plan
-        fleet, present = state.fleet, [*state.fleet.workers.values()]
-        present.sort(key=lambda worker: (worker.effective_rank or 0, worker.name))
+        fleet, workers = state.fleet, state.fleet.workers.values()
+        present = sorted(workers, key=lambda worker: (worker.effective_rank or 0, worker.name))
         known = [one for one in present if not one.has_left and one.key in fleet.findings]
         found = [(plan.topology.node_name, plan.findings)]
         found += [(one.name, fleet.findings[one.key]) for one in known]
@@ -258,8 +258,8 @@ class RunStatus:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
         own_name, file = plan.topology.node_name, plan.logs().get(name)
-        names = [spec.name for spec in plan.all_services] + [step.name for step in plan.steps]
-        names = list(dict.fromkeys(["agent", "ray", "job", *names]))
+        names = ["agent", "ray", "job", *(spec.name for spec in plan.all_services)]
+        names += [step.name for step in plan.steps]
         workers = self._get_state().fleet.workers.values()
         present = {one.name: one.key for one in workers if not one.has_left}
         if node in {HERE, own_name} and file is not None:

@@ -12,8 +12,6 @@ import re
 import shlex
 import shutil
 import sys
-from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +127,7 @@ def _value(
 
 _JSON = _flag("--json", "print JSON")
 _RECIPE = name_among("recipe", BY_NAME)
+_PLATFORM = name_among("platform", PLATFORMS)
 _CONTAINERS = PLATFORMS["slurm"].variants
 _KINDS = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
 _ABOUT = {
@@ -160,37 +159,19 @@ _OPTIONS: dict[str, Sequence[Option]] = {
         _flag("--live", "check only whether this node's agent is up: 0 or 69"),
     ),
     "logs": (
-        _value(
-            "words",
-            "NODE LOG",
-            "a node's name (default: the head), and agent, ray, job or a service (default: the "
-            "job; of a worker, the agent)",
-            nargs="*",
-        ),
+        _value("node", "NODE", "default: the head", nargs="?"),
+        _value("log", "LOG", "agent, ray, job or a service", nargs="?"),
         _flag("-f --follow", "follow the log as it grows"),
         _value("-n", "N", "only the last N lines", whole_number),
         _value("--grep", "RE", "only lines that match", re.compile),
-        _value(
-            "--since",
-            "T",
-            "only lines since then: 10m, or 2026-11-23T10:52Z",
-            partial(time_since, now=datetime.now(timezone.utc)),
-        ),
+        _value("--since", "T", "only lines since then: 10m, or 2026-11-23T10:52Z", time_since),
     ),
     "explain": (
-        _value(
-            "folder",
-            "FOLDER",
-            "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR",
-            nargs="?",
-        ),
+        _value("folder", "FOLDER", "a run's, or one above runs; default: AGENT_LOG_DIR", nargs="?"),
     ),
     "env": (_JSON,),
     "init": (
-        _value(
-            *("platform", "PLATFORM", ", ".join(PLATFORMS), name_among("platform", PLATFORMS)),
-            nargs="?",
-        ),
+        _value("platform", "PLATFORM", ", ".join(PLATFORMS), _PLATFORM, nargs="?"),
         _value("recipe", "RECIPE", "see `recipes`", _RECIPE, nargs="?"),
         _value("--nodes", "N", "nodes, the head among them", whole_number),
         _value("--gpus", "G", "GPUs of each node", whole_number),
@@ -212,9 +193,7 @@ _OPTIONS: dict[str, Sequence[Option]] = {
         _value("--gpus", "G", "of each: 8, or 8,8,4", whole_numbers, required=True),
         _value("--cpus", "C", "of each; left out: enough of them", whole_number),
         _value("--gpu-memory", "GB", "of each GPU; left out: 80 is assumed", gigabytes),
-        _value(
-            "--model-size", "B", "of the model, such as 7B; left out: AGENT_MODEL's", model_size
-        ),
+        _value("--model-size", "B", "such as 7B; left out: AGENT_MODEL's", model_size),
         _value("--framework-version", "V", "default: the one installed here, else the newest"),
     ),
     "completion": (_value("shell", "SHELL", ", ".join(SHELLS), name_among("shell", SHELLS)),),
@@ -389,13 +368,10 @@ def _status(environ: Mapping[str, str], options: argparse.Namespace) -> None:
         of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
 
 
-def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    if len(options.words) > 2:
-        print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
-        return 2
+def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> None:
+    words = [word for word in (options.node, options.log) if word is not None]
     chosen = LogFilter(options.n, options.grep, options.since)
-    of_the_head.show_logs(environ, options.words, chosen, follow=options.follow)
-    return 0
+    of_the_head.show_logs(environ, words, chosen, follow=options.follow)
 
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:

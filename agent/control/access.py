@@ -153,10 +153,9 @@ def refusal_of(
     host = headers.get("Host")
     # a token replaces the checks of the host name, and for reading that of other sites
     if not guarded and host is not None and not _is_own_name(host, names):
-        known = ", ".join(sorted(names))
         return 421, (
-            f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
-            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name"
+            f"this node is not known as {host[:100]!a}: call it by its IP address, or set "
+            "RAY_AUTH_TOKEN on all nodes, which opens it under any name"
         )
     if method in {"GET", "HEAD"}:
         if guarded:  # other sites cannot send the token or its SameSite cookie

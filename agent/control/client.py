@@ -251,10 +251,7 @@ class HeadLink:
             why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
             return _NoReply(why, from_an_agent=True)
         if verdict is not ReplyProof.PROVEN:
-            why = (
-                f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN: its answer is "
-                "ignored (another program, another version, or a head without the token?)"
-            )
+            why = f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN"
             return _NoReply(why, from_an_agent=True)
         return answer.status, body.decode(errors="replace")
 

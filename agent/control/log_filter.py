@@ -32,9 +32,6 @@ class LogFilter(NamedTuple):
         return "".join(lines)
 
 
-ALL_LINES = LogFilter()
-
-
 def _since(lines: list[str], start: datetime, end: datetime) -> list[str]:
     """Return the lines since a time, all where none has one; one without belongs to the former."""
     times, later = [], end
@@ -73,10 +70,10 @@ def _clock_time(line: str, later: datetime) -> datetime | None:
     return found if found <= later + timedelta(minutes=1) else found - timedelta(days=1)
 
 
-def time_since(text: str, now: datetime) -> datetime:
+def time_since(text: str, now: datetime | None = None) -> datetime:
     """Read `--since`: a duration before now, or a time; raises ValueError."""
     try:
-        return now - timedelta(seconds=values.duration(text))
+        return (now or datetime.now(timezone.utc)) - timedelta(seconds=values.duration(text))
     except ValueError:
         pass
     found = _full_time(text if ":" in text else f"{text}T00:00:00")

@@ -28,7 +28,6 @@ from agent.base.text import (
     map_texts,
 )
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
-from agent.control.log_filter import ALL_LINES
 from agent.control.proof import TRIES, Prover, ReplyProof
 from agent.control.status import at_rest, lines_by_content, one_line, status_lines
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
     """Shows a status, and why there is no newer one."""
 
 HEAD = "head"
-_JOB, _AGENT = "job", "agent"
-_LOGS = {_AGENT: AGENT_LOG, "ray": RAY_LOG, _JOB: JOB_LOG}
+_LOGS = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG}
 
 
 def _warn(sentence: str) -> None:
@@ -246,9 +244,23 @@ def show_findings(
     """Print all nodes' findings; return 0, or 78 where a check fails."""
     data = map_texts(_head(environ).ask("/findings"), escaped)
     with _in_known_format():
-        rows = [*data["between"], *data["findings"]]
-        lines = _finding_lines(data, rows, verbose=verbose)
-        failed = any(row["level"] == Level.FAIL.value for row in rows)
+        count = len(data["nodes"])
+        found = [
+            (
+                Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
+                node_list(row["nodes"], count) if "nodes" in row else "between nodes",
+            )
+            for row in (*data["between"], *data["findings"])
+        ]
+        found.sort(key=lambda row: ORDER.index(row[0].level))
+        shown = [(one, of) for one, of in found if verbose or one.level is not Level.OK]
+        no_agent = "nothing is known about {}: no agent runs there"
+        lines = [
+            *(toned_line(one, f" [{of}]") for one, of in shown),
+            *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
+            *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
+        ]
+    failed = any(one.level is Level.FAIL for one, _ in found)
     if as_json:
         print(json.dumps({"ok": not failed, **data}, indent=2))
     else:
@@ -256,33 +268,8 @@ def show_findings(
     return 78 if failed else 0
 
 
-def _finding_lines(
-    data: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], *, verbose: bool
-) -> list[Line]:
-    """Return the problems with their nodes, nodes without an agent, and what passed."""
-    count = len(data["nodes"])
-    found = [
-        (
-            Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
-            node_list(row["nodes"], count) if "nodes" in row else "between nodes",
-        )
-        for row in rows
-    ]
-    found.sort(key=lambda row: ORDER.index(row[0].level))
-    no_agent = "nothing is known about {}: no agent runs there"
-    return [
-        *(toned_line(one, f" [{of}]") for one, of in found if verbose or one.level is not Level.OK),
-        *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
-        *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
-    ]
-
-
 def show_logs(
-    environ: Mapping[str, str],
-    words: list[str],
-    chosen: LogFilter = ALL_LINES,
-    *,
-    follow: bool,
+    environ: Mapping[str, str], words: list[str], chosen: LogFilter, *, follow: bool
 ) -> None:
     """Print a log; raises where there is neither a head nor a run with such a log."""
     head = _find_head(environ)
@@ -305,8 +292,8 @@ def _node_and_log(words: list[str], workers: Iterable[str], head: str = HEAD) ->
     if len(words) == 2:
         return words[0], words[1]
     if not words or words[0] in {HEAD, head}:
-        return HEAD, _JOB
-    return (words[0], _AGENT) if words[0] in workers else (HEAD, words[0])
+        return HEAD, "job"
+    return (words[0], "agent") if words[0] in workers else (HEAD, words[0])
 
 
 def _follow_log(part: dict[str, Any], head: FoundHead, path: str, chosen: LogFilter) -> None:
