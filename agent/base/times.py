@@ -186,7 +186,6 @@ CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients r
 BODY = 10.0  # For a request's body.
 LOGIN_WINDOW = 60.0  # An address may send the page's form ten wrong tokens in so long.
 LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token was sent.
-FULL_WARNING = 60.0  # Between two warnings that the port has too many connections.
 STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.
 STATUS_REPEATED = 5.0  # An unchanged status is repeated at this interval, as a sign of life.
 READER_STALLED = 10.0  # A reader that does not accept a status within this is disconnected.

@@ -34,7 +34,7 @@ class Connections:
     def __init__(self) -> None:
         self._open: set[Connection] = set()
         self._untrusted: dict[str, dict[Connection, None]] = {}  # By address, the oldest first
-        self._next_warning = 0.0
+        self._has_warned = False
 
     def admit(self, connection: Connection) -> bool:
         """Count a connection; at a limit close another for it, or return False to refuse it."""
@@ -70,9 +70,8 @@ class Connections:
         self.trust(connection)
 
     def _warn(self, ip: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._next_warning:
-            self._next_warning = now + times.FULL_WARNING
+        if not self._has_warned:
+            self._has_warned = True
             why = f"{len(self._open)} connections are open, too many without the token"
             say(f"the agent's port closes connections from {ip}: {why}", "warning")
 

@@ -283,23 +283,23 @@ class AgentServer:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._access.has_token(request):
-            return self._html(login_page(), 401)
+            return _document(login_page(), 401)
         streams = self._has_secret and self._control is not None
-        return self._html(status_page(streams=streams))
+        return _document(status_page(streams=streams))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        kind = ASSETS[request.path]
-        return web.Response(body=asset(request.path), content_type=kind, charset="utf-8")
+        return _document(asset(request.path), kind=ASSETS[request.path])
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
         if not self._access.may_guess(request):
-            page = login_page("Too many wrong tokens: try again in a minute.")
-            return self._html(page, 429, {"Retry-After": f"{times.LOGIN_WINDOW:.0f}"})
+            answer = _document(login_page("Too many wrong tokens: try again in a minute."), 429)
+            answer.headers["Retry-After"] = f"{times.LOGIN_WINDOW:.0f}"
+            return answer
         await _read_body(request)
         if not self._access.login(request, (await request.post()).get("token")):
-            return self._html(login_page("That is not the token of this cluster."), 401)
+            return _document(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
         self._access.set_cookie(request, answer)
         return answer
@@ -361,13 +361,6 @@ class AgentServer:
 
         return self._guarded(control)
 
-    def _html(
-        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None
-    ) -> web.StreamResponse:
-        return web.Response(
-            body=body, status=status, headers=headers, content_type="text/html", charset="utf-8"
-        )
-
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return _error(409, "this node is a worker")
@@ -400,6 +393,10 @@ async def _read_body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(reason=f"no body within {times.BODY:g} s") from None
+
+
+def _document(body: bytes, status: int = 200, kind: str = "text/html") -> web.Response:
+    return web.Response(body=body, status=status, content_type=kind, charset="utf-8")
 
 
 def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.StreamResponse:

@@ -203,8 +203,7 @@ def _newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     path = run_folder.newest_run(root)
     if path is None:
         raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
-    _warn(why)
-    _warn(f"from the newest run folder, {escaped(str(path))}:")
+    _warn(f"{why}; from the newest run folder, {escaped(str(path))}:")
     record = RunRecord.read(path / RUN_FILE)
     head = record.head if isinstance(record, RunRecord) else ""
     return sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
