@@ -116,6 +116,8 @@ class RunStatus:
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
         alive, workers = state.fleet.alive, state.fleet.workers.values()
         known = {worker.ip for worker in workers}
+        ranked = sorted(workers, key=lambda one: (one.rank or 0, one.name))
+        plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
         return {
             "run_id": keeper.record.run_id,
             "run_name": name and self._run.redactor.clean(name),
@@ -129,17 +131,7 @@ class RunStatus:
             "phases": [[span.phase, round(span.start, 1)] for span in self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-            "nodes": [
-                *(
-                    self._node(one, now, joined=one.ip in alive)
-                    for one in sorted(workers, key=lambda one: (one.rank or 0, one.name))
-                ),
-                *(
-                    self._node(Worker("", ip, ip, phase=_NO_AGENT), now, joined=True)
-                    for ip in alive
-                    if ip not in known
-                ),
-            ],
+            "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.items()
             ],

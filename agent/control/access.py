@@ -42,9 +42,10 @@ class PortAccess:
 
     def is_local(self, request: web.Request) -> bool:
         """Return whether the caller is on this node."""
-        get_info = None if request.transport is None else request.transport.get_extra_info
-        ends = [] if get_info is None else [get_info("peername"), get_info("sockname")]
-        return bool(ends) and all(ends) and ends[0][0] == ends[1][0]
+        if request.transport is None:
+            return False
+        peer, own = map(request.transport.get_extra_info, ("peername", "sockname"))
+        return bool(peer and own) and peer[0] == own[0]
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
