@@ -165,7 +165,11 @@ def refusal_of(
         mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
         if (mode, dest) == ("navigate", "document") and "Origin" not in headers:
             return None
-    if _is_cross_site(headers, host):
+    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    is_own_site = origin is None or origin.partition("://")[2].lower() == (host or "").lower()
+    if site:  # set by the browser; a page cannot change it
+        is_own_site = site in {"same-origin", "none"}
+    if not is_own_site:
         return 403, "a page of another site may not call this node"
     return None
 
@@ -180,10 +184,3 @@ def _is_own_name(host: str, names: frozenset[str]) -> bool:
         return True
     in_cluster = name.endswith(_CLUSTER_SUFFIXES)
     return in_cluster and any(name.startswith(f"{known}.") for known in names)
-
-
-def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
-    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
-    if site:  # set by the browser; a page cannot change it
-        return site not in {"same-origin", "none"}
-    return origin is not None and origin.partition("://")[2].lower() != (host or "").lower()

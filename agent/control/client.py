@@ -241,7 +241,6 @@ class HeadLink:
                         body += part
                         if len(body) > _MAX_ANSWER_BYTES:
                             break
-                    body = body[:_MAX_ANSWER_BYTES]
                     verdict = prover.check(signed, answer.status, answer.headers, body)
                 if verdict is not ReplyProof.AGAIN:
                     break
