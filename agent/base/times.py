@@ -189,9 +189,10 @@ LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token w
 STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.
 STATUS_REPEATED = 5.0  # An unchanged status is repeated at this interval, as a sign of life.
 READER_STALLED = 10.0  # A reader that does not accept a status within this is disconnected.
+STREAM_SILENT = 12.0  # A stream without a status for so long is opened again.
 HEAD_GONE = 15.0  # A watcher without a status for so long reports the head as gone.
 ONE_REQUEST = 5.0  # For one request of a verb.
-STATUS_POLL = 0.5  # Between two requests of a watcher: the verdict is served for a second or two.
+STATUS_POLL = 0.5  # Between two requests where `/events` cannot be used.
 AGENT_RESTARTS = 15.0  # A verb waits for a killed agent: it starts within 2 s, or a little later.
 VERB_RETRY_PAUSE = 0.5  # Between two requests of a verb that waits.
 STOP_VERB_MARGIN = 10.0  # `stop` waits longer than the head's grace: it also sends the verdict.
@@ -246,7 +247,7 @@ RULES = {
     "ALL_REDUCE_KILLED + ALL_REDUCE_STOP < ALL_REDUCE_SPARE": "a hung all-reduce is reported",
     "STALL_CHECK_SHORTEST < STALL_CHECK_LONGEST": "the interval grows with AGENT_STALL",
     "STACK_DUMP < STALL_STACKS": "one process is read within the time of all",
-    "STATUS_READ < STATUS_REPEATED": "an unchanged status is read before it is repeated",
+    "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",

@@ -55,13 +55,14 @@ def status_lines(status: Status) -> list[Line]:
 
     Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
     """
-    return [
-        *_summary(status),
-        *_waits(status),
-        *_services(status),
-        *_prepare_steps(status),
-        *_nodes(status),
-    ]
+    nodes = (_line(tone, f"node {rank}", *more) for tone, (rank, *more) in node_rows(status))
+    return [*run_lines(status), *nodes]
+
+
+def run_lines(status: Status) -> list[Line]:
+    """Return the lines of a status apart from its nodes."""
+    parts = (_summary(status), _waits(status), _services(status), _prepare_steps(status))
+    return [line for part in parts for line in part]
 
 
 def lines_by_content(status: Status) -> dict[str, str]:
@@ -129,16 +130,17 @@ def _prepare_steps(status: Status) -> Iterator[Line]:
         yield _line(_TONES.get(one["state"], ""), *cells)
 
 
-def _nodes(status: Status) -> Iterator[Line]:
-    rank = {state: place for place, state in enumerate(_WORST_FIRST)}
-    if status["nodes"]:
-        name, since = status.get("name") or "", status["seconds_in_phase"]
-        yield _line("", "node head", name, status["phase"], duration_text(since))
-    for node in sorted(status["nodes"], key=lambda node: rank.get(node["state"], 0)):
-        yield _node(status, node)
+def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:
+    """Return the tone and the cells of each node, the head first, then the worst."""
+    worst = {state: place for place, state in enumerate(_WORST_FIRST)}
+    since = duration_text(status["seconds_in_phase"])
+    head = ("head", status.get("name") or "", "", "", status["phase"], since, "")
+    nodes = sorted(status["nodes"], key=lambda node: worst.get(node["state"], 0))
+    rows = [head, *(_node(status, node) for node in nodes)] if nodes else []
+    return [(_TONES.get(row[3], ""), [*map(one_line, row)]) for row in rows]
 
 
-def _node(status: Status, node: Status) -> Line:
+def _node(status: Status, node: Status) -> tuple[str, ...]:
     silence = node["heard_seconds_ago"]
     phases = node["phases"]
     since = duration_text(status["seconds"] - phases[-1][1]) if phases else ""
@@ -147,10 +149,7 @@ def _node(status: Status, node: Status) -> Line:
     if is_present and silence is not None and silence > _SILENT_AFTER:
         text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
-    name, phase, state = node["name"], node["phase"], node["state"]
-    return _line(
-        *(_TONES.get(state, ""), f"node {rank}", name, node["ip"], state, phase, since, text)
-    )
+    return (rank, node["name"], node["ip"], node["state"], node["phase"], since, text)
 
 
 def _preparing(status: Status, node: Status) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -28,7 +26,7 @@ from agent.base.text import (
     map_texts,
 )
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
-from agent.control.proof import TRIES, Prover, ReplyProof
+from agent.control.proof import TRIES, Prover, ReplyProof, Signed
 from agent.control.status import at_rest, lines_by_content, one_line, status_lines
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
 from agent.record import run_folder
@@ -64,7 +62,7 @@ def _warn(sentence: str) -> None:
 _MOST_READ = 64 << 20  # Bytes of a log in a run folder that are read, from its end
 MAX_BODY = 16 << 20  # The status of 5,000 nodes fits
 _CHUNK = 1 << 20
-_CLEAR = "\x1b[H\x1b[2J"  # A terminal's screen
+_FAILURES = (HTTPError, OSError, ValueError)  # What a request raises
 _HEADERS = {
     "Accept-Encoding": "identity",
     "Content-Type": "application/json",
@@ -98,21 +96,15 @@ def ask(
 def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
     prover = Prover(secret)
     try:
-        path = requests.Request(method, url).prepare().path_url
-        with requests.Session() as session:
-            # no netrc entry may replace our header, no proxy receive the request
-            session.trust_env = False
-            for _ in range(TRIES):
-                signed, body = prover.sign(method, path), b""
-                headers = {**_HEADERS, **signed.headers}
-                options: Any = {"timeout": limit, "allow_redirects": False, "stream": True}
-                with session.request(method, url, headers=headers, **options) as reply:
-                    while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK)):
-                        body += chunk  # as it was sent, not inflated
-                verdict = prover.check(signed, reply.status_code, reply.headers, body)
-                if verdict is not ReplyProof.AGAIN:
-                    break
-    except (HTTPError, OSError, ValueError) as error:
+        for _ in range(TRIES):
+            with _sent(method, url, prover, limit) as (reply, signed):
+                body = b""
+                while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK)):
+                    body += chunk  # as it was sent, not inflated
+            verdict = prover.check(signed, reply.status_code, reply.headers, body)
+            if verdict is not ReplyProof.AGAIN:
+                break
+    except _FAILURES as error:
         return HttpAnswer(0, evidence=_error_text(error))
     if len(body) > MAX_BODY:
         return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
@@ -120,6 +112,21 @@ def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
         why = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
         return HttpAnswer(0, evidence=why)
     return HttpAnswer(reply.status_code, body)
+
+
+@contextmanager
+def _sent(
+    method: str, url: str, prover: Prover, limit: float
+) -> Iterator[tuple[requests.Response, Signed]]:
+    """Send a request, signed where the server's session is known; the body is not read yet."""
+    signed = prover.sign(method, requests.Request(method, url).prepare().path_url)
+    options: Any = {"timeout": limit, "allow_redirects": False, "stream": True}
+    with requests.Session() as session:
+        # no netrc entry may replace our header, no proxy receive the request
+        session.trust_env = False
+        headers = {**_HEADERS, **signed.headers}
+        with session.request(method, url, headers=headers, **options) as reply:
+            yield reply, signed
 
 
 def _error_text(error: BaseException) -> str:
@@ -137,13 +144,14 @@ class FoundHead(NamedTuple):
     where: str
     settings: Settings
 
+    def secret(self) -> str | None:
+        """Return the token, else the key of the newest agent: a restarted one makes another."""
+        token = self.settings.ray_auth_token
+        return token.reveal() if token else run_folder.newest_key(log_root(self.settings))
+
     def ask(self, path: str, *, post: bool = False) -> Any:  # noqa: ANN401 - any JSON
         """Return the JSON answer to a request that needs the token or key; raises if refused."""
-        token = self.settings.ray_auth_token
-        # read each time, since a restarted agent makes another
-        own_key = run_folder.newest_key(log_root(self.settings))
-        secret = own_key if token is None else token.reveal()
-        answer = ask(f"http://{self.where}{path}", secret, post=post)
+        answer = ask(f"http://{self.where}{path}", self.secret(), post=post)
         why = answer.failure
         with suppress(ValueError, RecursionError):
             data = json.loads(answer.body)
@@ -388,12 +396,26 @@ def show_status(
             text = json.dumps(status) if as_json else terminal.render(status_lines(status), str)
         print(text, flush=True)
         return
-    show: Show = ChangedLines(lines_by_content)
-    if as_json:
-        show = ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
-    elif terminal.width is not None and environ.get("TERM", "dumb") != "dumb":
-        show = partial(_draw, terminal)
-    _show_until_end(show, found.where, _poll_status(found))
+    with _open_screen(as_json=as_json) as show:
+        _show_until_end(show, found.where, _follow_status(found))
+
+
+@contextmanager
+def _open_screen(*, as_json: bool) -> Iterator[Show]:
+    """Open the screen to use: JSON, live on a terminal with rich, or changed lines."""
+    live = None
+    if not as_json and sys.stdout.isatty():
+        with suppress(ImportError):
+            from agent.control.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
+
+            live = LiveScreen()
+    if live is not None and live.can_show:
+        with live:
+            yield live
+    elif as_json:
+        yield ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
+    else:
+        yield ChangedLines(lines_by_content)
 
 
 def check_live(environ: Mapping[str, str]) -> None:
@@ -404,12 +426,29 @@ def check_live(environ: Mapping[str, str]) -> None:
         raise UnavailableError(f"no agent runs here: {where}: {answer.failure}")
 
 
-def _poll_status(head: FoundHead) -> Iterator[Status | str]:
+def _follow_status(head: FoundHead) -> Iterator[Status | str]:
     """Yield each status received, and for each failed request why there is none."""
     yield head.status
     while True:
+        try:
+            yield from _stream(head)
+        except _FAILURES as error:
+            yield _error_text(error)
+        yield status_at(head.where, head.settings)  # also where `/events` is not open to us
         time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
-        yield status_at(head.where, head.settings)
+
+
+def _stream(head: FoundHead) -> Iterator[Status]:
+    """Yield the statuses of a stream until it ends; none where it is refused."""
+    prover = Prover(head.secret())
+    for _ in range(TRIES):
+        url = f"http://{head.where}/events"
+        with _sent("GET", url, prover, times.STREAM_SILENT) as (reply, signed):
+            proof = prover.check(signed, reply.status_code, reply.headers, None)
+            if proof is ReplyProof.PROVEN and reply.status_code == 200:
+                for line in reply.iter_lines(None):  # as it arrives
+                    if line.startswith(b"data: "):
+                        yield map_texts(json.loads(line.removeprefix(b"data: ")), escaped)
 
 
 def _show_until_end(
@@ -429,19 +468,12 @@ def _show_until_end(
                 raise UnavailableError(f"the head is gone: {why}; {ago}")
             show(last, one_line(why))
             continue
-        received, last = clock(), {**status}
+        received = clock()
         with _in_known_format():
+            last = {**status}
             show(last, "")
             if last["phase"] == "leaving" and last.get("verdict"):
                 break
-
-
-def _draw(terminal: Terminal, status: Status, outage: str) -> None:
-    """Draw a status over the one before, cut to the size of the terminal."""
-    columns, rows = shutil.get_terminal_size()
-    lines = [Line(outage, tone="bad")] * bool(outage) + status_lines(status)
-    fitting = [line._replace(label=line.label[:columns]) for line in lines[: rows - 1]]
-    print(f"{_CLEAR}{terminal.render(fitting, str)}", flush=True)
 
 
 class ChangedLines:

@@ -27,7 +27,7 @@ REPO = Path(__file__).resolve().parents[2]
 PINS = ("ray.txt", "dev.txt")
 LOCK = REPO / "requirements" / "onefile.txt"
 CACHE = REPO / ".onefile" / "wheels"
-EXTRAS = ("maths",)
+EXTRAS = ("tty", "maths")
 """Extras of the project that the file has."""
 NOT_IN_IT = "ray"
 """The image's own: found through the image's Python."""

@@ -50,6 +50,7 @@ LATE_IMPORTS = {
     "agent/boot/run.py": "what runs once `ray start` was launched, or once a run has failed",
     "agent/boot/plan_input.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
+    "agent/control/verbs.py": "rich, which is optional",
     "agent/node/python_facts.py": "what a facts process in Ray's Python may lack, or need not load",
     "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
     "agent/runtime/waiting.py": "tenacity, which nothing needs before `ray start`",

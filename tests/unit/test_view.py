@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
 from agent.base.text import duration_text
+from agent.control.rich_view import rich_view
 from agent.control.status import lines_by_content, status_lines
 from browsing.runs import status as run_of
 
@@ -110,6 +114,23 @@ def test_no_text_controls_the_terminal(
         node.update(name=name, phase=name, detail=words, last_error=words)
     for line in lines(run):
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
+
+
+@given(size=st.tuples(st.integers(8, 60), st.integers(60, 200)), nodes=st.integers(0, 300))
+def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None:
+    """No line is too wide, the view is not too high, and it has no markup of its own."""
+    height, width = size
+    run = run_of(nodes)
+    for node in run["nodes"][:5]:
+        node.update(name="[red]x[/red]:smile:", last_error="界" * 90)
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as captured:
+        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height), end="")
+    shown = captured.get().splitlines()
+    assert shown[0] == "10.0.0.4:8266 does not answer"
+    assert len(shown) <= height
+    assert all(cell_len(line) <= width for line in shown)
+    assert height < 30 or not nodes or any("[red]x" in line for line in shown)
 
 
 @pytest.mark.parametrize(

@@ -82,32 +82,63 @@ def test_json_has_one_object_per_line(tmp_path: Path) -> None:
         head.status = run_of(2)
         with watching(head, tmp_path, "--json") as program:
             assert program.stdout is not None
-            assert json.loads(program.stdout.readline())["phase"] == "running"
+            for line in program.stdout:
+                assert json.loads(line)["phase"] == "running"
+                if json.loads(line)["warnings"] == ["a warning"]:  # the stream's, after the first
+                    break
             head.status = {**run_of(2), **OVER}
             (last,) = program.stdout.read().splitlines()
             assert json.loads(last)["verdict"] == VERDICT
             assert program.wait(20) == 0
 
 
-def test_a_terminal_is_drawn_anew(tmp_path: Path) -> None:
-    """Each status replaces the one before, cut to the terminal; the last one stays."""
+def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
+    """A worker has no control key, so it polls `/status`."""
     with a_head() as head:
-        head.status = run_of(30)
-        with on_a_terminal(WATCH, environ(head, tmp_path), 12, 60) as terminal:
-            terminal.wait_for("the view", lambda: any("node head" in x for x in terminal.lines()))
-            lost = run_of(30)
-            lost["nodes"][20].update(state="lost", last_error="its Ray is gone\x1b[2J")
+        head.status = run_of(2)
+        given = environ(head, tmp_path)
+        (tmp_path / "latest" / "pod0" / "control.key").write_text("no key of this head's")
+        with subprocess.Popen(WATCH, env=given, stdout=subprocess.PIPE, text=True) as poller:
+            assert poller.stdout is not None
+            assert poller.stdout.readline().startswith("run run-2026")
+            head.status = {**run_of(2), **OVER}
+            assert "done: the job succeeded" in poller.stdout.read()
+            assert poller.wait(20) == 0
+        assert not head.site._stream._readers  # noqa: SLF001 - its only sign
+
+
+def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
+    """The view is drawn in one place, and the last one stays after the end."""
+    with a_head() as head:
+        head.status = run_of(3)
+        with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
+            terminal.wait_for("the view", lambda: any("pod3" in x for x in terminal.lines()))
+            assert any("joined" in line for line in terminal.lines())
+            lost = run_of(3)
+            lost["nodes"][1].update(state="lost", last_error="its Ray is gone\x1b[2J")
             head.status = lost
-            terminal.wait_for(
-                "a change", lambda: any("node 21  pod21" in x for x in terminal.lines())
-            )
-            assert any("lost" in line for line in terminal.lines())
-            assert terminal.lines()[0].startswith("run run-20261122-0712: running")
+            gone = "its Ray is gone\\x1b[2J"
+            terminal.wait_for("a change", lambda: any(gone in x for x in terminal.lines()))
             head.status = {**lost, **OVER}
             assert terminal.to_the_end() == 0
-        assert b"\x1b[2J" not in terminal.raw.replace(b"\x1b[H\x1b[2J", b"")
         assert "done: the job succeeded (exit code 0)" in terminal.lines()
-        assert terminal.history() == []
+
+
+def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
+    """Lines are printed, without a warning about rich."""
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')")
+    with a_head() as head:
+        head.status = run_of(3)
+        given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
+        with on_a_terminal(WATCH, given, 40, 100) as terminal:
+            terminal.wait_for("lines", lambda: any("node 3  pod3" in x for x in terminal.lines()))
+            head.status = {**run_of(3), **OVER}
+            assert terminal.to_the_end() == 0
+        assert b"\x1b[?25l" not in terminal.raw  # the cursor is not hidden
+        shown = [line for line in terminal.lines() if line]
+        assert "done: the job succeeded (exit code 0)" in shown
+        assert not any("rich" in line for line in shown)
 
 
 def test_a_lost_head_ends_the_watch() -> None:
