@@ -31,7 +31,7 @@ from agent.boot.run_keeper import make_goal
 from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
-from agent.control.reports import RankAssignment, Reports, agent_limit
+from agent.control.reports import Reports, agent_limit
 from agent.control.server import AgentServer, Control
 from agent.decisions import head
 from agent.decisions.head import state as h
@@ -127,7 +127,8 @@ class HeadAgent:
             *(first, head_server.make_expected(plan, keeper), put, run.now),
             # Recorded only: the decisions get it as WorkerReported.
             on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
-            ranks=RankAssignment(keeper.record.ranks, keeper.record_ranks, most),
+            rank_names=keeper.record.ranks,
+            keep_ranks=keeper.record_ranks,
             on_recalled_run=partial(keeper.recall, put),
             has_token=token is not None,
             most=most,
@@ -147,7 +148,7 @@ class HeadAgent:
                 # Without a token, a key file grants access to this node's users.
                 key=make_key(run.folder.path) if token is None else None,
                 findings=status.findings,
-                log=head_server.HeadLogs(run, reports, lambda: self._state).read,
+                log=partial(status.read_log, reports),
                 private_status=status.private_details,
             ),
         )
@@ -458,8 +459,8 @@ class HeadAgent:
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = head_server.count_possible_callers(plan, sockets, self._state)
-                about = (self._reports, budget.final_replies, may_call)
-                tasks.start_soon(head_server.wait_for_goodbyes, *about)
+                about = (budget.final_replies, may_call)
+                tasks.start_soon(self._reports.wait_for_goodbyes, *about)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
@@ -485,6 +486,7 @@ async def watch_silent_workers(
     An event is sent for each worker whose agent does not answer.
     """
     limit, pause = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, times.PROBE_INTERVAL
+    limiter = anyio.CapacityLimiter(128)  # if the head is cut off, all workers are silent at once
 
     async def probe(key: str) -> None:
         agent, found = reports.awaited(key), dict[str, str]()
@@ -495,11 +497,13 @@ async def watch_silent_workers(
             found[part] = await first_answer(question, times.PROBE_OF_SILENT)
 
         url = f"http://{in_url(agent.ip)}:{ports.agent}/livez"
-        async with anyio.create_task_group() as both:
+        async with limiter, anyio.create_task_group() as both:
             both.start_soon(ask, "agent", partial(reply_evidence, url, None, "", limit))
             ask_ray = partial(port_answers, agent.ip, ports.node_manager, limit)
             both.start_soon(ask, "ray", ask_ray)
-        if found["agent"] and reports.mark_silent(key):
+        agent = reports.awaited(key)
+        if found["agent"] and agent is not None:
+            agent.is_silent = True
             send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
 
     async def probe_overdue() -> NotYet:

@@ -16,7 +16,7 @@ from agent.control.protocol import Reply
 from agent.control.reports import Expected
 from agent.control.server import LogPart
 from agent.decisions import head
-from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase, WorkerReported
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, OrderKind
@@ -24,7 +24,6 @@ from agent.plan.plan import versions
 from agent.record.background import in_thread
 from agent.record.explain import Timeline
 from agent.record.job_lines import JobLines
-from agent.record.log import say
 from agent.record.run_folder import OutageRecord
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import digest
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import WorkerStats
     from agent.control.reports import Reports
     from agent.decisions.causes.find import Log
-    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item
     from agent.plan.plan import Plan
@@ -72,31 +70,12 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
     return 0 if given or not sockets else state.fleet.never_reported_count(state.required)
 
 
-async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> None:
-    """Wait until the workers have the verdict; log those that did not confirm it."""
-    silent, unreported = await reports.wait_for_goodbyes(limit, may_call)
-    for name in silent:
-        say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
-    if unreported:
-        say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
-
-
-_WITHOUT_AGENT: dict[str, object] = {
-    "rank": None,
-    "state": NodeState.JOINED.value,
-    "phase": "in Ray, without an agent",
-    "detail": "",
-    "last_error": "",
-    "heard_seconds_ago": None,
-    "joined": True,
-    "phases": [],
-    "steps": [],
-}
-"""The status of a node that joined by a plain `ray start`."""
+_NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
+_PART = 256 << 10  # most bytes of a log in one reply
 
 
 class RunStatus:
-    """The status of one run; `get_state` returns the head's current state."""
+    """The status and the logs of one run; `get_state` returns the head's current state."""
 
     def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
         self._run, self._keeper, self._get_state = run, keeper, get_state
@@ -137,6 +116,8 @@ class RunStatus:
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
         alive, workers = state.fleet.alive, state.fleet.workers.values()
         known = {worker.ip for worker in workers}
+        ranked = sorted(workers, key=lambda one: (one.rank or 0, one.name))
+        plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
         return {
             "run_id": keeper.record.run_id,
             "run_name": name and self._run.redactor.clean(name),
@@ -150,13 +131,7 @@ class RunStatus:
             "phases": [[span.phase, round(span.start, 1)] for span in self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-            "nodes": [
-                *(
-                    self._node(one, now, joined=one.ip in alive)
-                    for one in sorted(workers, key=lambda one: (one.rank or 0, one.name))
-                ),
-                *({"name": ip, "ip": ip, **_WITHOUT_AGENT} for ip in alive if ip not in known),
-            ],
+            "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.items()
             ],
@@ -192,7 +167,7 @@ class RunStatus:
             "phase": worker.phase,
             "detail": worker.refused or worker.detail,
             "last_error": worker.refused or worker.error,
-            "heard_seconds_ago": round(now - worker.last_report_at, 1),
+            "heard_seconds_ago": round(now - worker.last_report_at, 1) if worker.key else None,
             "joined": joined,
             "phases": [[span.phase, round(span.start, 1)] for span in spans],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
@@ -239,8 +214,8 @@ class RunStatus:
     def findings(self) -> dict[str, object]:
         """Return the findings of all nodes' checks: each node's own, and those between nodes."""
         state, plan = self._get_state(), self._run.plan
-        fleet, present = state.fleet, [*state.fleet.workers.values()]
-        present.sort(key=lambda worker: (worker.effective_rank or 0, worker.name))
+        fleet, workers = state.fleet, state.fleet.workers.values()
+        present = sorted(workers, key=lambda worker: (worker.effective_rank or 0, worker.name))
         known = [one for one in present if not one.has_left and one.key in fleet.findings]
         found = [(plan.topology.node_name, plan.findings)]
         found += [(one.name, fleet.findings[one.key]) for one in known]
@@ -269,60 +244,41 @@ class RunStatus:
             for one in self._get_state().outages
         )
 
-
-_PART = 256 << 10  # most bytes of a log in one reply
-HEAD = "head"  # another name for the head's own node
-
-
-class HeadLogs:
-    """Serves the logs of all nodes."""
-
-    def __init__(self, run: NodeRun, reports: Reports, get_state: Callable[[], HeadState]) -> None:
-        self._run, self._reports, self._get_state = run, reports, get_state
-
-    async def read(self, node: str, name: str, after: int | None) -> LogPart | str:
+    async def read_log(
+        self, reports: Reports, node: str, name: str, after: int | None
+    ) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
-        own_name = plan.topology.node_name
-        if node in {HEAD, own_name}:
-            known = plan.logs()
-            if name not in known:
-                return f"{node} has no log {name!r}: it has {listed(known)}"
-            return await self._read_local(self._run.folder.file(known[name]), after)
+        own_name, file = plan.topology.node_name, plan.logs().get(name)
+        names = ["agent", "ray", "job", *(spec.name for spec in plan.all_services)]
+        names += [step.name for step in plan.steps]
         workers = self._get_state().fleet.workers.values()
         present = {one.name: one.key for one in workers if not one.has_left}
-        if node not in present:
-            return f"no node {node!r} is here: {listed([own_name, *present])} are"
-        others = {spec.name for spec in plan.all_services} | {step.name for step in plan.steps}
-        if name not in others | {"agent", "ray", "job"}:
-            return f"no log is called {name!r}: {listed(['agent', 'ray', 'job', *sorted(others)])}"
-        limit = times.LOG_LINES_AWAITED
-        text = await request_log(self._reports, present[node], name, limit)
-        if text is None:
-            return f"{node} sent no log {name!r} within {limit:g} s: it may have none"
-        return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        if node in {HERE, own_name} and file is not None:
+            return await self._read_local(self._run.folder.file(file), after)
+        if node in present and name in names:
+            limit = times.LOG_LINES_AWAITED
+            text = await request_log(reports, present[node], name, limit)
+            if text is not None:
+                return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        known = f"nodes are {listed([own_name, *present])}; logs {listed(names)}"
+        return f"{node} has no log {name!r}, or did not send it in time: {known}"
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
         """Read a local log; wait briefly for new lines or the run's end."""
 
-        def is_over() -> bool:
-            return self._get_state().phase is HeadPhase.LEAVING
-
-        was_over = is_over()
-
-        async def more() -> tuple[bytes, int] | NotYet:
+        async def more() -> LogPart | NotYet:
+            is_over = self._get_state().phase is HeadPhase.LEAVING
             found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
-            if found is None:
+            if found is None or not (found[0] or after is None or is_over):
                 return NotYet()
-            is_new = found[0] or after is None or is_over() != was_over
-            return found if is_new else NotYet()
+            text = self._run.redactor.clean(found[0].decode(errors="replace"))
+            return LogPart(text, found[1], is_over)
 
         try:
-            data, offset = await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
+            return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
-            return LogPart("", after or 0, is_over())
-        text = self._run.redactor.clean(data.decode(errors="replace"))
-        return LogPart(text, offset, is_over())
+            return LogPart("", after or 0)
 
 
 async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:

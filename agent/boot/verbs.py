@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 _LARGEST = 100_000
-_MOST_GPU_MEMORY = 10_000
 _TAKE_A_COMMAND = ("run", "plan")
 _OF_RUN = """\
 variables (`pod-agent env` lists all):
@@ -80,7 +78,7 @@ def name_among(what: str, known: Iterable[str]) -> Callable[[str], str]:
             return text
         meant = _meant_by(text, known)
         hint = f"did you mean {meant}?" if meant else f"known are {', '.join(known)}"
-        raise argparse.ArgumentTypeError(f"no {what} {text!r}: {hint}")
+        raise ValueError(f"no {what} {text!r}: {hint}")
 
     return read
 
@@ -89,7 +87,7 @@ def whole_number(text: str) -> int:
     """Read a number of nodes, processors or lines."""
     word = text.strip()
     if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
+        raise ValueError(f"{text!r} is no whole number from 0 to {_LARGEST}")
     return int(word)
 
 
@@ -100,32 +98,15 @@ def whole_numbers(text: str) -> list[int]:
 
 def gigabytes(text: str) -> int:
     """Read a GPU's memory, with or without GB."""
-    number = whole_number(text.strip().upper().removesuffix("GB"))
-    if not 0 < number <= _MOST_GPU_MEMORY:
-        raise argparse.ArgumentTypeError(f"{text!r} is no memory of a GPU in GB, such as 80")
-    return number
+    return whole_number(text.strip().upper().removesuffix("GB"))
 
 
 def model_size(text: str) -> ModelShape:
     """Read the size of a model."""
     found = ModelShape.from_name(text.strip(), "--model-size")
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 7B or 30B-A3B")
+        raise ValueError(f"{text!r} is no size such as 7B or 30B-A3B")
     return found
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
-
-
-def _since(text: str) -> datetime:
-    try:
-        return time_since(text, datetime.now(timezone.utc))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _flag(names: str, about: str) -> Option:
@@ -135,11 +116,18 @@ def _flag(names: str, about: str) -> Option:
 def _value(
     name: str, metavar: str | None, about: str, read: Callable[[str], object] = str, **more: object
 ) -> Option:
-    return [name], {"type": read, "metavar": metavar, "help": about, **more}
+    def parse(text: str) -> object:
+        try:
+            return read(text)
+        except (ValueError, re.error) as error:  # argparse shows the text of this one alone
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return [name], {"type": parse, "metavar": metavar, "help": about, **more}
 
 
 _JSON = _flag("--json", "print JSON")
 _RECIPE = name_among("recipe", BY_NAME)
+_PLATFORM = name_among("platform", PLATFORMS)
 _CONTAINERS = PLATFORMS["slurm"].variants
 _KINDS = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
 _ABOUT = {
@@ -171,32 +159,19 @@ _OPTIONS: dict[str, Sequence[Option]] = {
         _flag("--live", "check only whether this node's agent is up: 0 or 69"),
     ),
     "logs": (
-        _value(
-            "words",
-            "NODE LOG",
-            "a node's name (default: the head), and agent, ray, job or a service (default: the "
-            "job; of a worker, the agent)",
-            nargs="*",
-        ),
+        _value("node", "NODE", "default: the head", nargs="?"),
+        _value("log", "LOG", "agent, ray, job or a service", nargs="?"),
         _flag("-f --follow", "follow the log as it grows"),
         _value("-n", "N", "only the last N lines", whole_number),
-        _value("--grep", "RE", "only lines that match", _pattern),
-        _value("--since", "T", "only lines since then: 10m, or 2026-11-23T10:52Z", _since),
+        _value("--grep", "RE", "only lines that match", re.compile),
+        _value("--since", "T", "only lines since then: 10m, or 2026-11-23T10:52Z", time_since),
     ),
     "explain": (
-        _value(
-            "folder",
-            "FOLDER",
-            "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR",
-            nargs="?",
-        ),
+        _value("folder", "FOLDER", "a run's, or one above runs; default: AGENT_LOG_DIR", nargs="?"),
     ),
     "env": (_JSON,),
     "init": (
-        _value(
-            *("platform", "PLATFORM", ", ".join(PLATFORMS), name_among("platform", PLATFORMS)),
-            nargs="?",
-        ),
+        _value("platform", "PLATFORM", ", ".join(PLATFORMS), _PLATFORM, nargs="?"),
         _value("recipe", "RECIPE", "see `recipes`", _RECIPE, nargs="?"),
         _value("--nodes", "N", "nodes, the head among them", whole_number),
         _value("--gpus", "G", "GPUs of each node", whole_number),
@@ -218,9 +193,7 @@ _OPTIONS: dict[str, Sequence[Option]] = {
         _value("--gpus", "G", "of each: 8, or 8,8,4", whole_numbers, required=True),
         _value("--cpus", "C", "of each; left out: enough of them", whole_number),
         _value("--gpu-memory", "GB", "of each GPU; left out: 80 is assumed", gigabytes),
-        _value(
-            "--model-size", "B", "of the model, such as 7B; left out: AGENT_MODEL's", model_size
-        ),
+        _value("--model-size", "B", "such as 7B; left out: AGENT_MODEL's", model_size),
         _value("--framework-version", "V", "default: the one installed here, else the newest"),
     ),
     "completion": (_value("shell", "SHELL", ", ".join(SHELLS), name_among("shell", SHELLS)),),
@@ -228,76 +201,66 @@ _OPTIONS: dict[str, Sequence[Option]] = {
 _EPILOGS = {"run": _OF_RUN, "completion": 'bash and zsh: eval "$(pod-agent completion bash)"'}
 
 
-class VerbParser(argparse.ArgumentParser):
-    """A parser that remembers its options, for suggestions and completion."""
-
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as argparse has it
-        self.flags: dict[str, str] = {}  # the help of each option by its name
-        super().__init__(**{**options, "allow_abbrev": False})
-
-    def add_argument(self, *names: Any, **about: Any) -> argparse.Action:  # noqa: ANN401 - same
-        """Add an argument."""
-        options = [name for name in names if str(name).startswith("-")]
-        self.flags |= {name: str(about.get("help", "")) for name in options}
-        return super().add_argument(*names, **about)
-
-
-class CommandLine:
-    """The parser of all verbs."""
-
-    def __init__(self) -> None:
-        self.parser = VerbParser(
-            prog="pod-agent",
-            description="Turn this pod and the other pods of its run into one RL training job. "
-            "What to do comes from the environment: see `pod-agent env`.",
-            epilog="A job's command goes after --: pod-agent run -- python train.py",
+def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
+    """Parse verb and options; an error shows the verb's usage and what was probably meant."""
+    parser = argparse.ArgumentParser(
+        prog="pod-agent",
+        description="Turn this pod and the other pods of its run into one RL training job. "
+        "What to do comes from the environment: see `pod-agent env`.",
+        epilog="A job's command goes after --: pod-agent run -- python train.py",
+        allow_abbrev=False,
+    )
+    about = "versions of agent, Python and Ray"
+    parser.add_argument("--version", action="store_true", help=about)
+    parser.set_defaults(verb="run")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB")
+    verbs: dict[str, argparse.ArgumentParser] = {}
+    for name, about in _ABOUT.items():
+        verbs[name] = verb = subparsers.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=_EPILOGS.get(name, ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
-        about = "versions of agent, Python and Ray"
-        self.parser.add_argument("--version", action="store_true", help=about)
-        self.parser.set_defaults(verb="run")
-        subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB")
-        self.verbs: dict[str, VerbParser] = {}
-        for name, about in _ABOUT.items():
-            self.verbs[name] = verb = subparsers.add_parser(
-                name,
-                help=about,
-                description=about,
-                epilog=_EPILOGS.get(name, ""),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
-            verb.set_defaults(verb=name)
-            for names, settings in _OPTIONS.get(name, ()):
-                verb.add_argument(*names, **settings)
-        self.verbs["run"].usage = "pod-agent run [-h] [-- CMD ARG...]"
+        verb.set_defaults(verb=name)
+        for names, settings in _OPTIONS.get(name, ()):
+            verb.add_argument(*names, **settings)
+    verbs["run"].usage = "pod-agent run [-h] [-- CMD ARG...]"
 
-    def parse(self, before: list[str], command: list[str] | None) -> argparse.Namespace:
-        """Parse verb and options; an error shows the verb's usage and what was probably meant."""
+    def how_to_run(verb: str, words: Sequence[str]) -> str:
+        line = shlex.join([*words, *(command or ())])
+        return f"; a job's command goes after --: pod-agent {verb} -- {line}"
 
-        def how_to_run(verb: str, words: Sequence[str]) -> str:
-            line = shlex.join([*words, *(command or ())])
-            return f"; a job's command goes after --: pod-agent {verb} -- {line}"
+    given = next((word for word in before if not word.startswith("-")), None)
+    if given is not None and given not in verbs:
+        meant = _meant_by(given, verbs)
+        if meant:
+            parser.error(f"no verb {given!r}: did you mean {meant!r}?")
+        known = f"no verb {given!r} ({', '.join(verbs)})"
+        parser.error(f"{known}{how_to_run('run', before[before.index(given) :])}")
+    options, unknown = parser.parse_known_args(before)
+    verb = verbs[options.verb] if given else parser
+    takes_a_command = options.verb in _TAKE_A_COMMAND
+    if unknown:
+        known_flags = flags_of(options.verb) if given else ["--version"]
+        flags = [_meant_by(word.partition("=")[0], known_flags) for word in unknown]
+        hint = ""
+        if any(flags):
+            hint = f": did you mean {' '.join(filter(None, flags))}?"
+        elif takes_a_command and not unknown[0].startswith("-"):
+            hint = how_to_run(options.verb, unknown)
+        verb.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+    if command is not None and not takes_a_command:
+        verb.error(f"{options.verb} takes no command after --")
+    return options
 
-        given = next((word for word in before if not word.startswith("-")), None)
-        if given is not None and given not in self.verbs:
-            meant = _meant_by(given, self.verbs)
-            if meant:
-                self.parser.error(f"no verb {given!r}: did you mean {meant!r}?")
-            known = f"no verb {given!r} ({', '.join(self.verbs)})"
-            self.parser.error(f"{known}{how_to_run('run', before[before.index(given) :])}")
-        options, unknown = self.parser.parse_known_args(before)
-        verb = self.verbs.get(options.verb if given else "", self.parser)
-        takes_a_command = options.verb in _TAKE_A_COMMAND
-        if unknown:
-            flags = [_meant_by(word.partition("=")[0], verb.flags) for word in unknown]
-            hint = ""
-            if any(flags):
-                hint = f": did you mean {' '.join(filter(None, flags))}?"
-            elif takes_a_command and not unknown[0].startswith("-"):
-                hint = how_to_run(options.verb, unknown)
-            verb.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
-        if command is not None and not takes_a_command:
-            verb.error(f"{options.verb} takes no command after --")
-        return options
+
+def flags_of(verb: str) -> list[str]:
+    """Return the flags of a verb."""
+    names = (name for names, _ in _OPTIONS.get(verb, ()) for name in names)
+    return [*(name for name in names if name.startswith("-")), "--help"]
 
 
 # --- completion ----------------------------------------------------------------------------------
@@ -307,7 +270,6 @@ _WORDS = {
     "logs": ("head", "agent", "ray", "job"),
     "completion": SHELLS,
     "init": (*PLATFORMS, *BY_NAME),
-    "run": ("--",),
 }
 """What a verb takes besides its options."""
 
@@ -328,57 +290,33 @@ CASES
     COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _pod_agent pod-agent"""
-_ZSH = """\
-#compdef pod-agent
-_pod_agent() {
-    local verb='' word
-    for word in "${(@)words[2,CURRENT-1]}"; do
-        case $word in
-        --) _files; return ;;
-        -*) ;;
-        *) verb=$word; break ;;
-        esac
-    done
-    case $verb in
-CASES
-    esac
-    _files
-}
-compdef _pod_agent pod-agent"""
 
 
-def completion_for(shell: str, line: CommandLine) -> str:
-    """Return the script that a shell evaluates, made from the parser."""
+def completion_for(shell: str) -> str:
+    """Return the script that a shell evaluates, made from the tables of verbs and options."""
+    words = {verb: [*_WORDS.get(verb, ()), *flags_of(verb)] for verb in _ABOUT}
     if shell == "fish":
-        return "\n".join(_fish_lines(line))
-    words = {"''": (*line.verbs, *line.parser.flags)}
-    words |= {verb: (*_WORDS.get(verb, ()), *one.flags) for verb, one in line.verbs.items()}
-    template, case = (_BASH, "        {}) words='{}' ;;")
-    if shell == "zsh":
-        template, case = (_ZSH, "    {}) compadd -- {} ;;")
-    cases = "\n".join(case.format(verb, " ".join(follow)) for verb, follow in words.items())
-    return template.replace("CASES", cases)
+        return "\n".join(_fish_lines(words))
+    words["''"] = [*_ABOUT, "--version", "--help"]
+    cases = (f"    {verb}) words='{' '.join(follow)}' ;;" for verb, follow in words.items())
+    script = _BASH.replace("CASES", "\n".join(cases))
+    return f"autoload -Uz bashcompinit && bashcompinit\n{script}" if shell == "zsh" else script
 
 
-def _fish_lines(line: CommandLine) -> Iterator[str]:
+def _fish_lines(words: Mapping[str, list[str]]) -> Iterator[str]:
     first = "complete -c pod-agent -n __fish_use_subcommand"
+    yield f"{first} -l version"
     for verb, about in _ABOUT.items():
         yield f"{first} -f -a {verb} -d {shlex.quote(about)}"
-    yield f"{first} -l version"
-    for verb, parser in line.verbs.items():
-        within = f"complete -c pod-agent -n '__fish_seen_subcommand_from {verb}'"
-        for flag, about in parser.flags.items():
-            kind = "-l" if flag.startswith("--") else "-s"
-            text = f" -d {shlex.quote(about)}" if about and "==" not in about else ""
-            yield f"{within} {kind} {flag.lstrip('-')}{text}"
-        words = " ".join(word for word in _WORDS.get(verb, ()) if word != "--")
-        if words:
-            yield f"{within} -a '{words}'"
+        for word in words[verb]:
+            kind = "-l" if word.startswith("--") else "-s" if word.startswith("-") else "-a"
+            within = f"complete -c pod-agent -n '__fish_seen_subcommand_from {verb}'"
+            yield f"{within} {kind} {word.lstrip('-')}"
 
 
 def main(environ: Mapping[str, str], before: list[str], command: list[str] | None) -> int | None:
     """Run one verb; return its exit code, None for `run`. `command` follows `--`."""
-    options = CommandLine().parse(before, command)
+    options = parse(before, command)
     options.command = command
     if options.version:
         ray = find_ray(environ.get("PATH"))
@@ -386,24 +324,24 @@ def main(environ: Mapping[str, str], before: list[str], command: list[str] | Non
         found = f"Ray {ray.version or 'not installed'}"
         print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")
         return 0
-    return None if options.verb == "run" else int(_VERBS[options.verb](environ, options))
+    return None if options.verb == "run" else _VERBS[options.verb](environ, options) or 0
 
 
-def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     plan = plan_from_environment(environ, options.command)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
-        return _print_json(to_json(plan), redactor.clean)
-    if options.verbose:
-        return _print(render(plan, redactor))
-    return _print(_terminal(environ).render(summary(plan), redactor.clean))
+        _print_json(to_json(plan), redactor.clean)
+    elif options.verbose:
+        print(render(plan, redactor))
+    else:
+        print(_terminal(environ).render(summary(plan), redactor.clean))
 
 
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     terminal, verbose = _terminal(environ), options.verbose
     if options.all:
-        about = (environ, _log_root(environ), terminal)
-        return of_the_head.show_findings(*about, as_json=options.json, verbose=verbose)
+        return of_the_head.show_findings(environ, terminal, as_json=options.json, verbose=verbose)
     facts, findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
     clean, found = redactor_for(environ, None).clean, found_on(facts)
@@ -417,25 +355,23 @@ def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     return 78 if failed else 0
 
 
-def _print_json(data: Any, clean: Callable[[str], str]) -> int:  # noqa: ANN401 - any JSON
+def _print_json(data: Any, clean: Callable[[str], str]) -> None:  # noqa: ANN401 - any JSON
     """Print JSON data with the secrets of every text masked."""
-    return _print(json.dumps(map_texts(data, clean), indent=2))
+    print(json.dumps(map_texts(data, clean), indent=2))
 
 
-def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+def _status(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     if options.live:
-        return of_the_head.check_live(environ)
-    about = (environ, _log_root(environ), _terminal(environ))
-    return of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
+        of_the_head.check_live(environ)
+    else:
+        about = (environ, _terminal(environ))
+        of_the_head.show_status(*about, as_json=options.json, watch=options.watch)
 
 
-def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    if len(options.words) > 2:
-        print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
-        return 2
-    root = _log_root(environ)
+def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> None:
+    words = [word for word in (options.node, options.log) if word is not None]
     chosen = LogFilter(options.n, options.grep, options.since)
-    return of_the_head.show_logs(environ, root, options.words, chosen, follow=options.follow)
+    of_the_head.show_logs(environ, words, chosen, follow=options.follow)
 
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -452,50 +388,48 @@ def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     for text in (*filter(None, (warning,)), *made.warnings):
         print(f"pod-agent: {text}", file=sys.stderr)
     text = recipe_verb.command_json(made) if options.json else recipe_verb.command_text(made)
-    return _print(redactor_for(environ, None).clean(text))
-
-
-def _print(text: str) -> int:
-    print(text)
+    print(redactor_for(environ, None).clean(text))
     return 0
 
 
-def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    if options.json:
-        return _print_json([*recipe_verb.recipe_rows()], str)
+def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     terminal = _terminal(environ)
-    return _print(
-        terminal.render(recipe_verb.recipe_lines(grouped=terminal.width is not None), str)
-    )
+    if options.json:
+        _print_json([*recipe_verb.recipe_rows()], str)
+    else:
+        rows = recipe_verb.recipe_lines(grouped=terminal.width is not None)
+        print(terminal.render(rows, str))
 
 
-def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    lines = (Line("", line) for line in explain(Path(options.folder or _log_root(environ))))
-    return _print(_terminal(environ).render(lines, redactor_for(environ, None).clean))
+def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> None:
+    folder = options.folder or log_root(load(environ).settings)
+    lines = (Line("", line) for line in explain(Path(folder)))
+    print(_terminal(environ).render(lines, redactor_for(environ, None).clean))
 
 
-def _env(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+def _env(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     loaded = load(environ)
     clean = redactor_for(environ, loaded.settings).clean
     rows = [*env_rows(loaded, environ)]
     if options.json:
-        return _print_json(rows, clean)
-    warnings = problem_lines(misspelling_findings(loaded.misspelled))
-    return _print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
+        _print_json(rows, clean)
+    else:
+        warnings = problem_lines(misspelling_findings(loaded.misspelled))
+        print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
 
 
-_VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
+_VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int | None]] = {
     "plan": _plan,
     "doctor": _doctor,
     "status": _status,
-    "stop": lambda environ, _: of_the_head.stop(environ, _log_root(environ)),
+    "stop": lambda environ, _: of_the_head.stop(environ),
     "explain": _explain,
     "logs": _logs,
     "env": _env,
     "init": lambda _, options: init.run(options),
     "recipes": _recipes,
     "recipe": _recipe,
-    "completion": lambda _, options: _print(completion_for(options.shell, CommandLine())),
+    "completion": lambda _, options: print(completion_for(options.shell)),
 }
 
 
@@ -504,7 +438,3 @@ def _terminal(environ: Mapping[str, str]) -> Terminal:
     if not sys.stdout.isatty():
         return NO_TERMINAL
     return Terminal.of(environ, shutil.get_terminal_size().columns)
-
-
-def _log_root(environ: Mapping[str, str]) -> Path:
-    return log_root(load(environ).settings)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 import time
-from functools import cache
-from pathlib import Path
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.control.connections import trust
 from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 # --- credentials ---------------------------------------------------------------------------------
 
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
 MOST_GUESSES = 10  # Wrong tokens that an address may send to the form within LOGIN_WINDOW
-_MOST_GUESSERS = 1024
 _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 """The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
 
@@ -30,91 +28,70 @@ _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 class PortAccess:
     """Checks the credentials of requests to one agent's port."""
 
-    def __init__(
-        self,
-        token: str | None,
-        key: str | None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, token: str | None, key: str | None) -> None:
         """Without a token, `key` is the control key of callers on this node."""
         self._token, self._key = token, key
-        self._clock, self._wall_clock = clock, wall_clock
-        secret = key if token is None else token
-        self._verifier = None if secret is None else Verifier(secret)
-        self._guesses: dict[str, tuple[float, int]] = {}  # First wrong token and their count
+        self._secret = token or key or secrets.token_hex(16)  # the last one is nobody's
+        self._verifier = Verifier(self._secret)
+        self._guesses: Counter[str] = Counter()  # Wrong tokens by address, in this window
+        self._window_ends = 0.0
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none."""
-        if self._token is None:
-            return True
-        is_shown = self._shows(request, self._token) or self._has_cookie(request)
-        if is_shown:
-            trust(request)
-        return is_shown
+        return self._token is None or self._shows_secret(request) or self._has_cookie(request)
 
     def is_local(self, request: web.Request) -> bool:
         """Return whether the caller is on this node."""
-        get_info = None if request.transport is None else request.transport.get_extra_info
-        ends = [] if get_info is None else [get_info("peername"), get_info("sockname")]
-        return bool(ends) and all(ends) and ends[0][0] == ends[1][0]
+        if request.transport is None:
+            return False
+        peer, own = map(request.transport.get_extra_info, ("peername", "sockname"))
+        return bool(peer and own) and peer[0] == own[0]
 
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        key = self._key
-        is_shown = key is not None and self.is_local(request) and self._shows(request, key)
-        if is_shown:
-            trust(request)
-        return is_shown
+        return self._key is not None and self.is_local(request) and self._shows_secret(request)
 
-    def _shows(self, request: web.Request, secret: str) -> bool:
+    def _shows_secret(self, request: web.Request) -> bool:
         """Return whether a request is signed, or has the secret as its bearer token."""
         given = request.headers.get("Authorization", "")
-        claim = None
-        if self._verifier is not None:
-            claim = self._verifier.accept(given, request.method, request.raw_path)
+        claim = self._verifier.accept(given, request.method, request.raw_path)
         if claim is not None:
             request[_CLAIM] = claim
             return True
         kind, _, token = given.partition(" ")
-        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", secret)
+        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", self._secret)
 
     def challenge(self) -> dict[str, str]:
         """Return the headers of a 401."""
-        return {} if self._verifier is None else {SESSION_HEADER: self._verifier.session}
+        return {SESSION_HEADER: self._verifier.session}
 
     def reply_headers(
         self, request: web.Request, status: int, body: bytes | None
     ) -> dict[str, str]:
         """Return the headers that prove the reply to a signed request; a stream has no body."""
         claim = request.get(_CLAIM)
-        if claim is None or self._verifier is None:
-            return {}
-        return {PROOF_HEADER: self._verifier.sign(claim, status, body)}
+        return {} if claim is None else {PROOF_HEADER: self._verifier.sign(claim, status, body)}
 
-    def login_pause(self, request: web.Request) -> int:
-        """Return for how many seconds an address may not send a token to the form, or 0."""
-        since, count = self._guesses.get(request.remote or "", (0.0, 0))
-        left = since + times.LOGIN_WINDOW - self._clock()
-        return int(left) + 1 if count >= MOST_GUESSES and left > 0 else 0
+    def may_guess(self, request: web.Request) -> bool:
+        """Return whether an address may send a token to the form now."""
+        has_more = self._guesses[request.remote or ""] < MOST_GUESSES
+        return has_more or time.monotonic() >= self._window_ends
 
     def login(self, request: web.Request, given: object) -> bool:
         """Return whether the form was sent the token; count a wrong one."""
         own = self._token
         if own is not None and isinstance(given, str) and _equal_secrets(given.strip(), own):
             return True
-        address, now = request.remote or "", self._clock()
-        since, count = self._guesses.pop(address, (now, 0))
-        if now - since > times.LOGIN_WINDOW:
-            since, count = now, 0
-        if len(self._guesses) >= _MOST_GUESSERS:
-            del self._guesses[next(iter(self._guesses))]
-        self._guesses[address] = (since, count + 1)
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._guesses.clear()
+            self._window_ends = now + times.LOGIN_WINDOW
+        self._guesses[request.remote or ""] += 1
         return False
 
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Set the page's cookie: an HMAC of the token, never the token."""
-        name, ends = _cookie_name(request), int(self._wall_clock() + times.LOGIN_LASTS)
+        name, ends = _cookie_name(request), int(time.time() + times.LOGIN_LASTS)
         answer.set_cookie(
             *(name, f"{ends}.{self._cookie_signature(name, ends)}"),
             max_age=int(times.LOGIN_LASTS),
@@ -129,7 +106,7 @@ class PortAccess:
         if not (ends.isascii() and ends.isdecimal() and len(ends) < 16):
             return False
         is_own = _equal_secrets(signature, self._cookie_signature(name, int(ends)))
-        return is_own and int(ends) > self._wall_clock()
+        return is_own and int(ends) > time.time()
 
     def _cookie_signature(self, name: str, ends: int) -> str:
         text = f"page\n{name}\n{ends}"
@@ -177,10 +154,9 @@ def refusal_of(
     host = headers.get("Host")
     # a token replaces the checks of the host name, and for reading that of other sites
     if not guarded and host is not None and not _is_own_name(host, names):
-        known = ", ".join(sorted(names))
         return 421, (
-            f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
-            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name"
+            f"this node is not known as {host[:100]!a}: call it by its IP address, or set "
+            "RAY_AUTH_TOKEN on all nodes, which opens it under any name"
         )
     if method in {"GET", "HEAD"}:
         if guarded:  # other sites cannot send the token or its SameSite cookie
@@ -189,7 +165,11 @@ def refusal_of(
         mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
         if (mode, dest) == ("navigate", "document") and "Origin" not in headers:
             return None
-    if _is_cross_site(headers, host):
+    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    is_own_site = origin is None or origin.partition("://")[2].lower() == (host or "").lower()
+    if site:  # set by the browser; a page cannot change it
+        is_own_site = site in {"same-origin", "none"}
+    if not is_own_site:
         return 403, "a page of another site may not call this node"
     return None
 
@@ -203,31 +183,4 @@ def _is_own_name(host: str, names: frozenset[str]) -> bool:
     if is_ip(name) or name in names:
         return True
     in_cluster = name.endswith(_CLUSTER_SUFFIXES)
-    return any(
-        name.startswith(f"{known}.")
-        and (in_cluster or name.removeprefix(f"{known}.") in _search_domains())
-        for known in names
-    )
-
-
-@cache
-def _search_domains() -> frozenset[str]:
-    """Return the search domains of /etc/resolv.conf."""
-    try:
-        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    found = (line.split() for line in lines)
-    domains = (name for row in found if row[:1] in (["search"], ["domain"]) for name in row[1:])
-    return frozenset(name.strip(".").lower() for name in domains)
-
-
-def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
-    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
-    if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
-        return False
-    if origin is None:
-        return site == "cross-site"
-    named = (origin.partition("://")[2], host or "")
-    theirs, own = (name.lower().removesuffix(":80").removesuffix(":443") for name in named)
-    return host is None or theirs != own
+    return in_cluster and any(name.startswith(f"{known}.") for known in names)

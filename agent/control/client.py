@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
@@ -22,7 +23,6 @@ from agent.control.protocol import (
     Hello,
     Reply,
     Report,
-    UnreadableError,
     protocol_mismatch,
 )
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
@@ -51,6 +51,17 @@ class KeepaliveConnector(aiohttp.TCPConnector):
         if made is not None:
             set_keepalive(made, times.PEER_DEAD)
         return connection
+
+
+_FAILURES = (TimeoutError, asyncio.TimeoutError, aiohttp.ClientError, OSError)
+"""What a request raises; the first two are one from Python 3.11 on."""
+
+
+def _failure_text(error: BaseException, where: str) -> str:
+    """Return why a request failed."""
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return f"no answer from {where}"
+    return f"{reason(getattr(error, 'os_error', None) or error)} by {where}"
 
 
 class _NoReply(NamedTuple):
@@ -189,20 +200,22 @@ class HeadLink:
         if isinstance(answer, _NoReply):
             return answer
         status, text = answer
-        if status != 200:
-            return self._handle_error(ip, status, text)
-        try:
+        where, data = self._address(ip), None
+        with suppress(ValueError, RecursionError):
             data = json.loads(text)
-            refusal = protocol_mismatch(data, "the head")
-            reply = None if refusal else Reply.from_dict(data)
-        except UnreadableError as error:
-            why = f"{self._address(ip)} does not answer like a head's agent ({error})"
-            return _NoReply(why, from_an_agent=isinstance(data, dict))
-        except (ValueError, RecursionError):
-            return _NoReply(f"{self._address(ip)} does not answer like a head's agent")
-        if reply is None:
+        if status != 200:
+            why = data.get("error") if isinstance(data, dict) else None
+            evidence = f"{where} answered {status} {escaped(str(why or text)[:200].strip())}"
+            return _NoReply(evidence.strip(), from_an_agent=why is not None)
+        refusal = protocol_mismatch(data, "the head")
+        if refusal:
             self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
+        try:
+            reply = Reply.from_dict(data)
+        except ValueError as error:
+            why = f"{where} does not answer like a head's agent ({error})"
+            return _NoReply(why, from_an_agent=isinstance(data, dict))
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
             # The hello makes a head that lost its disk, and whose clock is behind, raise its epoch.
             self._sends_hello = True
@@ -228,44 +241,18 @@ class HeadLink:
                         body += part
                         if len(body) > _MAX_ANSWER_BYTES:
                             break
-                    body = body[:_MAX_ANSWER_BYTES]
                     verdict = prover.check(signed, answer.status, answer.headers, body)
                 if verdict is not ReplyProof.AGAIN:
                     break
-        except aiohttp.ClientConnectorError as error:
-            return _NoReply(f"{reason(error.os_error)} by {where}")
-        except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-            return _NoReply(f"no answer from {where}")
-        except (aiohttp.ClientError, OSError) as error:
-            return _NoReply(f"{reason(error)} ({where})")
+        except _FAILURES as error:
+            return _NoReply(_failure_text(error, where))
         if verdict is ReplyProof.REFUSED:
             why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
             return _NoReply(why, from_an_agent=True)
         if verdict is not ReplyProof.PROVEN:
-            why = (
-                f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN: its answer is "
-                "ignored (another program, another version, or a head without the token?)"
-            )
+            why = f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN"
             return _NoReply(why, from_an_agent=True)
         return answer.status, body.decode(errors="replace")
-
-    def _handle_error(self, ip: str, status: int, text: str) -> _NoReply | None:
-        """Handle an error status, of an agent or of another program on that port."""
-        try:
-            why = json.loads(text)["error"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            why = None
-        if not isinstance(why, str):
-            evidence = f"{self._address(ip)} answered {status} {escaped(text.strip()[:200])}"
-            return _NoReply(evidence.strip())
-        why = escaped(why[:200])
-        if status != 400:
-            evidence = f"{self._address(ip)} answered {status} {why}".strip()
-            return _NoReply(evidence, from_an_agent=True)
-        theirs = f"the head at {ip} cannot read what this worker sends ({why})"
-        same = "run the same version of pod-agent on all nodes"
-        self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
-        return None
 
     def _address(self, ip: str) -> str:
         return f"{in_url(ip)}:{self._agent_port}"
@@ -335,10 +322,8 @@ async def download_sample(
             if answer.status != 200:
                 return f"{at} answered {answer.status}"
             return f"{at} does not prove that it holds this node's RAY_AUTH_TOKEN"
-    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-        return f"nothing came from {at} within {limit:g} s"
-    except (aiohttp.ClientError, OSError) as error:
-        return f"{reason(getattr(error, 'os_error', None) or error)} by {at}"
+    except _FAILURES as error:
+        return _failure_text(error, at)
 
 
 async def _measure(content: aiohttp.StreamReader) -> tuple[int, float]:

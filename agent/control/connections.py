@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import resource
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -22,98 +21,79 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
 MAX_UNTRUSTED_PER_ADDRESS = 1024
-"""Limit of untrusted connections from an address that has no trusted one.
+"""Limit of connections from one address that did not show the token; at most half of all.
 
-It is half the limit of all where that is less. A thousand workers may call at once from behind one
-address, and none of them is trusted before its first report is read.
+A thousand workers may call at once from behind one address.
 """
 _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before any is counted
-
-
-class _Peer(NamedTuple):
-    """The open connections from one address, the oldest first."""
-
-    untrusted: dict[Connection, None]
-    trusted: dict[Connection, None]
 
 
 class Connections:
     """The open connections of one port, on all of its sockets."""
 
     def __init__(self) -> None:
-        self._peers: dict[str, _Peer] = {}
-        self._open = 0
-        self._next_warning = 0.0
+        self._open: set[Connection] = set()
+        self._untrusted: dict[str, dict[Connection, None]] = {}  # By address, the oldest first
+        self._has_warned = False
 
     def admit(self, connection: Connection) -> bool:
         """Count a connection; at a limit close another for it, or return False to refuse it."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # the other half of the open files is the agent's
         most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
-        peer = self._peers.get(connection.ip, _Peer({}, {}))
-        if not peer.trusted and len(peer.untrusted) >= min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
-            why = f"{len(peer.untrusted)} of them are not authenticated"
-            self._close_oldest(peer.untrusted, why)
-        elif self._open >= most:
-            # of the address with the most untrusted ones; where all are trusted, an address gives
-            # way only to one that has fewer
-            group = max((one.untrusted for one in self._peers.values()), key=len)
-            trusted = max((one.trusted for one in self._peers.values()), key=len)
-            if not group and len(trusted) > len(peer.trusted) + 1:
-                group = trusted
-            why = f"{self._open} connections are open"
-            if not group:
-                self._warn(connection.ip, why)
-                return False
-            self._close_oldest(group, why)
-        self._peers.setdefault(connection.ip, peer).untrusted[connection] = None
-        self._open += 1
+        crowd = self._untrusted.get(connection.ip, {})
+        if len(crowd) < min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
+            crowd = {}
+            if len(self._open) >= most:
+                crowd = max(self._untrusted.values(), key=len, default={})
+                if not crowd:
+                    self._warn(connection.ip)
+                    return False
+        if crowd:
+            oldest = next(iter(crowd))
+            oldest.close()
+            self._warn(oldest.ip)
+        self._open.add(connection)
+        self._untrusted.setdefault(connection.ip, {})[connection] = None
         return True
 
     def trust(self, connection: Connection) -> None:
-        """Note that a connection is trusted, unless it is closed."""
-        peer = self._peers.get(connection.ip)
-        if peer is not None and connection in peer.untrusted:
-            del peer.untrusted[connection]
-            peer.trusted[connection] = None
+        """Count a connection in the total only."""
+        group = self._untrusted.get(connection.ip, {})
+        group.pop(connection, None)
+        if not group:
+            self._untrusted.pop(connection.ip, None)
 
     def forget(self, connection: Connection) -> None:
         """Stop counting a connection."""
-        peer = self._peers.get(connection.ip)
-        for kind in () if peer is None else peer:
-            if connection in kind:
-                del kind[connection]
-                self._open -= 1
-        if peer is not None and not any(peer):
-            del self._peers[connection.ip]
+        self._open.discard(connection)
+        self.trust(connection)
 
-    def _close_oldest(self, group: dict[Connection, None], why: str) -> None:
-        oldest = next(iter(group))
-        oldest.close()
-        self._warn(oldest.ip, why)
-
-    def _warn(self, ip: str, why: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._next_warning:
-            self._next_warning = now + times.FULL_WARNING
+    def _warn(self, ip: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            why = f"{len(self._open)} connections are open, too many without the token"
             say(f"the agent's port closes connections from {ip}: {why}", "warning")
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One connection: aiohttp's protocol, with deadlines and counted."""
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
-        self._connections, self._protocol = connections, protocol
+        self.connections, self._protocol = connections, protocol
         self._is_admitted = False
-        self._unsent = math.inf  # Bytes that its peer had not taken at the last deadline
         self._timer: asyncio.TimerHandle
         self.ip = ""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def __getattr__(self, name: str) -> object:
+        """Return a callback of aiohttp's protocol."""
+        return getattr(self._protocol, name)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Start to wait for a request, unless there are too many connections."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = transport
         self.ip = str(transport.get_extra_info("peername")[0])
-        self._is_admitted = self._connections.admit(self)
+        self._is_admitted = self.connections.admit(self)
         if not self._is_admitted:
             self._transport.abort()
             return
@@ -124,28 +104,12 @@ class Connection(asyncio.Protocol):
         """Clean up."""
         if self._is_admitted:
             self._timer.cancel()
-            self._connections.forget(self)
+            self.connections.forget(self)
             self._protocol.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Pass on what was received."""
-        self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """Pass on that the peer sends no more."""
-        return self._protocol.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass on that the peer is slow."""
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on that the peer has caught up."""
-        self._protocol.resume_writing()
 
     def close(self) -> None:
         """Close it at once."""
-        self._connections.forget(self)
+        self.connections.forget(self)
         self._transport.abort()
 
     @contextmanager
@@ -156,61 +120,45 @@ class Connection(asyncio.Protocol):
             yield
         finally:
             if not self._transport.is_closing():
-                self._unsent = math.inf
                 self._wait(times.CONNECTION_IDLE)
 
     def _wait(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._overdue)
-
-    def _overdue(self) -> None:
-        """Close it, unless its peer still reads a long answer."""
-        unsent = self._transport.get_write_buffer_size()
-        if 0 < unsent < self._unsent:
-            self._unsent = unsent
-            self._wait(times.CONNECTION_IDLE)
-        else:
-            self.close()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.close)
 
 
-CONNECTIONS = web.AppKey("connections", Connections)
+class PortRunner(web.AppRunner):
+    """Serves an application on connections that are counted."""
 
-
-class PortSite(web.BaseSite):
-    """One socket on which an application is served, as by aiohttp's SockSite."""
-
-    def __init__(self, runner: web.AppRunner, listening: socket.socket) -> None:
-        super().__init__(runner)
-        self._app_runner = runner
-        self._listening = listening
-        self._serving: asyncio.Server | None = None
+    def __init__(self, app: web.Application, **options: Any) -> None:  # noqa: ANN401 - as aiohttp has it
+        super().__init__(app, **options)
+        self._connections = Connections()
 
     @property
-    def name(self) -> str:
-        """Where it listens."""
-        return str(self._listening.getsockname())
+    def server(self) -> Any:  # noqa: ANN401 - called like aiohttp's server, of which this makes one
+        """Return what makes the protocol of a connection."""
+        make = super().server
+        return make and (lambda: Connection(self._connections, make()))
+
+
+class PortSite(web.SockSite):
+    """One socket on which an application is served."""
+
+    def __init__(self, runner: web.BaseRunner, listening: socket.socket) -> None:
+        super().__init__(runner, listening, backlog=_ACCEPTED_PER_TURN)
+        self._listening = listening
 
     async def start(self) -> None:
         """Accept connections."""
         await super().start()
-        make = self._app_runner.server
-        assert make is not None  # noqa: S101 - aiohttp checks it as a site is made
-        connections = self._app_runner.app[CONNECTIONS]
-        self._serving = await asyncio.get_running_loop().create_server(
-            lambda: Connection(connections, make()),
-            sock=self._listening,
-            backlog=_ACCEPTED_PER_TURN,
-        )
         self._listening.listen(BACKLOG)  # asyncio takes one number for both
 
     async def stop(self) -> None:
         """Accept no more."""
-        if self._serving is not None:
-            # asyncio leaks what it has accepted just before its server closes: two turns of the
-            # loop pass that on to aiohttp, which closes it
-            asyncio.get_running_loop().remove_reader(self._listening)
-            for _ in range(2):
-                await asyncio.sleep(0)
-            self._serving.close()
+        # asyncio leaks what it has accepted just before its server closes: two turns of the
+        # loop pass that on to aiohttp, which closes it
+        asyncio.get_running_loop().remove_reader(self._listening)
+        for _ in range(2):
+            await asyncio.sleep(0)
         await super().stop()
 
 
@@ -223,10 +171,10 @@ async def suspend_deadline(request: web.Request, handler: Handler) -> web.Stream
 
 
 def trust(request: web.Request) -> None:
-    """Note that a request was authenticated."""
+    """Note that a request showed the token."""
     connection = _connection_of(request)
     if connection is not None:
-        request.app[CONNECTIONS].trust(connection)
+        connection.connections.trust(connection)
 
 
 def _connection_of(request: web.Request) -> Connection | None:

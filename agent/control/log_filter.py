@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from agent.settings import values
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FULL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,]\d+)? ?(Z|[+-]\d\d:\d\d)?")
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)\b")
@@ -23,33 +20,29 @@ class LogFilter(NamedTuple):
     pattern: re.Pattern[str] | None = None
     since: datetime | None = None
 
-    def apply(self, text: str, end: datetime) -> tuple[str, bool]:
-        """Return the selected lines, and if times are known; `end` is when the log was written."""
+    def apply(self, text: str, end: datetime) -> str:
+        """Return the selected lines; `end` is when the log was written."""
         lines = text.splitlines(keepends=True)
-        has_times = True
         if self.since is not None:
-            lines, has_times = _since(lines, self.since, end)
+            lines = _since(lines, self.since, end)
         if self.pattern is not None:
             lines = [line for line in lines if self.pattern.search(line)]
         if self.last is not None:
             lines = lines[len(lines) - min(self.last, len(lines)) :]
-        return "".join(lines), has_times
+        return "".join(lines)
 
 
-ALL_LINES = LogFilter()
-
-
-def _since(lines: Sequence[str], start: datetime, end: datetime) -> tuple[list[str], bool]:
-    """Return the lines since a time; one without a time belongs to the one before it."""
+def _since(lines: list[str], start: datetime, end: datetime) -> list[str]:
+    """Return the lines since a time, all where none has one; one without belongs to the former."""
     times, later = [], end
     for line in reversed(lines):  # each is at most as late as the one that follows
         found = _full_time(line) or _clock_time(line, later)
-        later = later if found is None else found
+        later = found or later
         times.append(found)
     if not any(times):
-        return [*lines], not lines
+        return lines
     first = next((at for at, time in enumerate(reversed(times)) if time and time >= start), None)
-    return ([] if first is None else [*lines[first:]]), True
+    return [] if first is None else lines[first:]
 
 
 def _full_time(line: str) -> datetime | None:
@@ -67,18 +60,20 @@ def _full_time(line: str) -> datetime | None:
 def _clock_time(line: str, later: datetime) -> datetime | None:
     """Return the time of a line of the agent, which begins with the time of day in UTC."""
     match = _CLOCK.match(line)
-    if match is None or int(match[1]) > 23 or int(match[2]) > 59 or int(match[3]) > 59:
+    if match is None:
         return None
-    found = later.replace(
-        hour=int(match[1]), minute=int(match[2]), second=int(match[3]), microsecond=0
-    )
+    try:
+        time_of_day = datetime.strptime(match[0], "%H:%M:%S").time()  # noqa: DTZ007 - of `later`
+    except ValueError:  # numbers that are no time
+        return None
+    found = datetime.combine(later, time_of_day, later.tzinfo)
     return found if found <= later + timedelta(minutes=1) else found - timedelta(days=1)
 
 
-def time_since(text: str, now: datetime) -> datetime:
+def time_since(text: str, now: datetime | None = None) -> datetime:
     """Read `--since`: a duration before now, or a time; raises ValueError."""
     try:
-        return now - timedelta(seconds=values.duration(text))
+        return (now or datetime.now(timezone.utc)) - timedelta(seconds=values.duration(text))
     except ValueError:
         pass
     found = _full_time(text if ":" in text else f"{text}T00:00:00")

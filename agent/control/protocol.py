@@ -7,7 +7,7 @@ the state of the head, which is the same for all workers, and orders for this wo
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, ValidationError, convert, field, to_builtins
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ from agent.work.services import Latency
 from agent.work.torchrun import ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 4  # The protocol's version; agents of different versions refuse each other
+VERSION = 5  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
@@ -48,13 +48,6 @@ MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs
 MAX_HELLO_CHARACTERS = 48 << 10  # The head keeps each hello in memory
 MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16
-
-
-class UnreadableError(ValueError):
-    """A field does not have its type; names its path and what was expected."""
-
-    def __init__(self, fault: str, path: str) -> None:
-        super().__init__(f"{path or 'message'}: {fault}")
 
 
 def read(kind: type[V], data: object, tails: str = "") -> V:
@@ -65,16 +58,12 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
             found[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
         return convert(found, kind, str_keys=True)
     except RecursionError:
-        raise UnreadableError("expected less nested data", "") from None
+        raise ValueError("message: expected less nested data") from None
     except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"
         fault, _, path = str(error).partition(" - at ")
         fault = escaped(fault)[:100]
         path = path.rpartition("`$")[2].strip(".`")
-        _, _, missing = fault.partition("missing required field ")
-        if missing:
-            name = missing.strip("`")
-            fault, path = "Expected a value", f"{path}.{name}".strip(".")
-        raise UnreadableError(fault[0].lower() + fault[1:], path) from None
+        raise ValueError(f"{path or 'message'}: {fault[0].lower()}{fault[1:]}") from None
 
 
 def _cut(text: str) -> str:
@@ -133,7 +122,7 @@ class Bye(Value):
     log: str = ""
 
 
-class Report(Value):
+class Report(Value, omit_defaults=True):
     """One message of a worker; the first has a hello, the last a bye."""
 
     id: Required  # The agent's id; an agent restarted on the same node has another
@@ -162,23 +151,17 @@ class Report(Value):
     sequence: Count = 0  # The report's number, from 1 on; 0 from agents that do not number them
 
     def to_dict(self) -> dict[str, object]:
-        """Return the wire format, without empty fields."""
-        fields: dict[str, Any] = to_builtins(self)
-        sent = {name: value for name, value in fields.items() if value not in (None, "", ())}
-        if self.part is not None:  # on the wire the end is not nested
-            sent["part"] = {"attempt": self.part.attempt, **sent["part"]["end"]}
-        return {"protocol": VERSION, "agent": __version__, **sent}
+        """Return the wire format, without fields that have their default."""
+        return {"protocol": VERSION, "agent": __version__, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
         """Read a report; raises ValueError naming the wrong field."""
         if not isinstance(data, dict):
             raise ValueError("a report is a JSON object")  # noqa: TRY004 - one error type for bad data
-        hello, part = data.get("hello"), data.get("part")
+        hello = data.get("hello")
         if hello is not None and len(json.dumps(hello)) > MAX_HELLO_CHARACTERS:
             raise ValueError(f"hello: expected at most {MAX_HELLO_CHARACTERS} characters of JSON")
-        if isinstance(part, dict):
-            data = {**data, "part": {"end": part, **part}}
         return read(cls, {"ip": "", **data}, tails="logs")
 
 
@@ -214,11 +197,13 @@ class Reply(Value):
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
         for at, order in enumerate(reply.orders):
-            share, path = order.share, f"orders[{at}].seat"
+            share = order.share
             if share is not None and share.rank >= len(share.nodes):
-                raise UnreadableError("expected a rank below the number of its nodes", path)
+                raise ValueError(
+                    f"orders[{at}].seat: expected a rank below the number of its nodes"
+                )
             if share is not None and share.reward_ip and not is_ip(share.reward_ip):
-                raise UnreadableError("expected an address", f"{path}.reward_ip")
+                raise ValueError(f"orders[{at}].seat.reward_ip: expected an address")
         return reply
 
 
@@ -226,23 +211,8 @@ def protocol_mismatch(data: object, whose: str) -> str:
     """Return why messages of another protocol version cannot be read, or ''."""
     if not isinstance(data, dict) or data.get("protocol") == VERSION:
         return ""
-    agent = data.get("agent")
-    named = f"pod-agent {escaped(str(agent)[:40])}" if agent else "an earlier pod-agent"
+    agent = escaped(str(data.get("agent") or "of an earlier version")[:40])
     return (
-        f"version mismatch: {whose} runs {named}, this one {__version__}, and they speak "
+        f"version mismatch: {whose} runs pod-agent {agent}, this one {__version__}, and they speak "
         "differently; use one image on all nodes"
     )
-
-
-Versions = tuple[str | None, str, str]  # Of Ray, Python and torch; None or '' where unknown
-
-
-def version_disagreement(head: Versions, worker: Versions) -> str:
-    """Return why the versions of two nodes cannot form one cluster, or ''."""
-    for what, ours, theirs in zip(("Ray", "Python", "torch"), head, worker, strict=True):
-        if ours and theirs and ours != theirs:
-            return (
-                f"version mismatch: {what} {theirs} here, {ours} on the head; "
-                "use one image on all nodes"
-            )
-    return ""

@@ -12,22 +12,19 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.value import Value
-from agent.control.protocol import Bye, Hello, Reply, Report, version_disagreement
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.values import Order, OrderKind
+from agent.record.log import say
 from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
-    from agent.control.protocol import WorkerStats
+    from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
     from agent.work.torchrun import ShareOrder
 
 BASE_LIMIT = 256
-_DEPARTED_SHARE = 8  # One agent in eight may be kept after it has departed
-_CHECK_EVERY = 32  # Agents between two searches for departed ones, which look at all agents
-
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -38,40 +35,6 @@ def agent_limit(expected_workers: int) -> int:
 
 class TooManyAgentsError(Exception):
     """The limit of agents is reached, and none of them has departed."""
-
-
-class RankAssignment:
-    """Assigns each node of a run a rank; a node that comes back gets the same one."""
-
-    def __init__(
-        self,
-        names: Iterable[str] = (),
-        keep: Callable[[tuple[str, ...]], None] = lambda _: None,
-        most: int = 20_000,
-    ) -> None:
-        self._names = [*names]  # By rank, from 1 on; nodes that share a name have one entry each
-        self._keep, self._most = keep, most
-
-    def assign(
-        self,
-        name: str,
-        held: Collection[int | None],
-        taken: Callable[[], Collection[int | None]] = tuple,
-    ) -> int:
-        """Return the rank of a node; `held` are the ranks of running nodes of the same name.
-
-        Once the limit of names is reached, it is the first rank that is not `taken`.
-        """
-        for rank, other in enumerate(self._names, 1):
-            if other == name and rank not in held:
-                return rank
-        rank = len(self._names) + 1
-        if rank > self._most:
-            in_use = {*taken()}
-            rank = next(one for one in range(1, rank + 1) if one not in in_use)
-        self._names[rank - 1 : rank] = [name]
-        self._keep(tuple(self._names))
-        return rank
 
 
 ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
@@ -92,7 +55,7 @@ class _Agent(Struct):
     ip: str = ""
     sequence: int = 0  # The number of its last report; 0 where it does not number them
     is_silent: bool = False  # It did not answer either, until its next report
-    wake: anyio.Event = field(default_factory=anyio.Event)
+    wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
     reported: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -105,6 +68,27 @@ class Expected(Value):
     services: str
     job: str = ""  # The digest of a torchrun job's command; '' for other jobs
 
+    def refusal_of(self, hello: Hello) -> str:
+        """Return why a worker cannot take part, or ''; None or '' is an unknown version."""
+        for what in ("Ray", "Python", "torch"):
+            ours, theirs = getattr(self, what.lower()), getattr(hello, what.lower())
+            if ours and theirs and ours != theirs:
+                return (
+                    f"version mismatch: {what} {theirs} here, {ours} on the head; "
+                    "use one image on all nodes"
+                )
+        if hello.services != self.services:
+            return (
+                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
+                "and have the same file there"
+            )
+        if hello.job != self.job:
+            return (
+                f"the job of {hello.name} differs from the head's; give every node the same "
+                "AGENT_LAUNCHER, and torchrun the same command"
+            )
+        return ""
+
 
 class Reports:
     """Handles reports; the reply to one may be held until the head's state changes."""
@@ -116,7 +100,8 @@ class Reports:
         emit: Callable[[ReportEvent], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
-        ranks: RankAssignment | None = None,
+        rank_names: Iterable[str] = (),
+        keep_ranks: Callable[[tuple[str, ...]], None] = lambda _names: None,
         on_recalled_run: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
         *,
         most: int = BASE_LIMIT,
@@ -125,13 +110,13 @@ class Reports:
     ) -> None:
         self._reply, self._expected, self._emit, self._clock = reply, expected, emit, clock
         self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
-        self._ranks = ranks or RankAssignment()
+        self._rank_names: list[str] = [*rank_names]  # From rank 1 on; namesakes have one entry each
+        self._keep_ranks = keep_ranks
         self._most, self._is_needed, self._has_token = most, is_needed, has_token
         self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
         self.run_decided.set()
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
-        self._news = anyio.Event()
         self._agents: dict[str, _Agent] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
@@ -147,8 +132,8 @@ class Reports:
         new = replace(self._reply, **changed)  # names of its fields
         if new != self._reply:
             self._reply = replace(new, news=self._reply.news + 1)
-            self._news.set()
-            self._news = anyio.Event()
+            for agent in self._agents.values():
+                agent.wake.set()
 
     def order(  # noqa: PLR0913 - an order's fields
         self,
@@ -194,11 +179,6 @@ class Reports:
         orders = () if agent.refusal else tuple(agent.orders)
         return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
 
-    def accepts(self, key: str) -> bool:
-        """Return whether an agent is registered and not refused."""
-        agent = self._agents.get(key)
-        return agent is not None and not agent.refusal
-
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
         epoch, run_id = self._reply.epoch, self._reply.run_id
@@ -217,17 +197,11 @@ class Reports:
 
     async def _hold(self, agent: _Agent, report: Report) -> None:
         agent.waiting += 1
-        agent.wake = anyio.Event()
+        if agent.wake.is_set():
+            agent.wake = anyio.Event()
         try:
             with anyio.move_on_after(report.hold):
-                async with anyio.create_task_group() as group:
-
-                    async def until(event: anyio.Event) -> None:
-                        await event.wait()
-                        group.cancel_scope.cancel()
-
-                    group.start_soon(until, self._news)
-                    group.start_soon(until, agent.wake)
+                await agent.wake.wait()
         except anyio.get_cancelled_exc_class():  # its connection broke
             self.disconnected.put(report.id)
             raise
@@ -257,13 +231,6 @@ class Reports:
             return None
         return agent
 
-    def mark_silent(self, key: str) -> bool:
-        """Mark an agent silent until its next report; return False if it need not report."""
-        agent = self.awaited(key)
-        if agent is not None:
-            agent.is_silent = True
-        return agent is not None
-
     async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
         """Wait until the head has decided on the agent's run: another run's name makes it leave.
 
@@ -280,34 +247,32 @@ class Reports:
         """Register an agent, and forget an earlier one of the same node."""
         self._replace_others(key, hello, 0.0)
         self._make_space()
-        own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
-        refusal = version_disagreement((own.ray, own.python, own.torch), theirs)
-        if not refusal and hello.services != self._expected.services:
-            refusal = (
-                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
-                "and have the same file there"
-            )
-        if not refusal and hello.job != self._expected.job:
-            refusal = (
-                f"the job of {hello.name} differs from the head's; give every node the same "
-                "AGENT_LAUNCHER, and torchrun the same command"
-            )
+        refusal = self._expected.refusal_of(hello)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         rank = None
-        if not refusal and hello.rank is None:  # running nodes of the same name keep theirs
-            held = {self._agents[other].rank for other in namesakes}
-            agents = self._agents.values()
-            rank = self._ranks.assign(hello.name, held, lambda: {one.rank for one in agents})
+        if not refusal and hello.rank is None:
+            rank = self._assign_rank(hello.name)
         agent = self._agents[key] = _Agent(hello, refusal, rank)
         namesakes.append(key)
         if hello.facts is not None:
             self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
         return agent
 
+    def _assign_rank(self, name: str) -> int:
+        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
+        in_use = {one.rank for one in self._agents.values()}
+        former = [rank for rank, other in enumerate(self._rank_names, 1) if other == name]
+        new = len(self._rank_names) + 1
+        others = [new] if new <= self._most else [*range(1, new)]
+        rank: int = next(one for one in former + others if one not in in_use)
+        if rank not in former:
+            self._rank_names[rank - 1 : rank] = [name]
+            self._keep_ranks(tuple(self._rank_names))
+        return rank
+
     def _make_space(self) -> None:
-        """Forget departed agents that are not needed, oldest first, or raise TooManyAgentsError."""
-        count = len(self._agents)
-        if count < self._most and count % _CHECK_EVERY:
+        """At the limit, forget the oldest departed agent that is not needed; raise without one."""
+        if len(self._agents) < self._most:
             return
         silent = self._clock() - times.AGENT_SILENT
         may_go = [
@@ -316,13 +281,11 @@ class Reports:
             if (one.said_goodbye or one.refusal or one.last_report <= silent)
             and not (one.waiting or self._is_needed(key))
         ]
-        if count >= self._most and not may_go:
+        if not may_go:
             raise TooManyAgentsError
-        may_go.sort(key=lambda key: self._agents[key].last_report)
-        surplus = max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)
-        for key in may_go[:surplus]:
-            self._forget(key)
-            self._emit(WorkerReplaced(key))
+        oldest = min(may_go, key=lambda key: self._agents[key].last_report)
+        self._forget(oldest)
+        self._emit(WorkerReplaced(oldest))
 
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)
@@ -389,12 +352,12 @@ class Reports:
             self._emit(WorkerReplaced(self._replaced.pop()))
         self._report.set()
 
-    async def wait_for_goodbyes(self, limit: float, missing: int) -> tuple[list[str], int]:
+    async def wait_for_goodbyes(self, limit: float, missing: int) -> None:
         """Wait until every worker has received the verdict and sent its goodbye.
 
         `missing` workers have not reported yet: without this wait, a head that ends in its first
-        second would leave them waiting for a head. Return the names of those that sent no goodbye,
-        and how many never reported. An agent that registers afterwards belongs to another run.
+        second would leave them waiting for a head. An agent that registers afterwards belongs to
+        another run.
         """
         expected = len(self._agents) + missing
         with anyio.move_on_after(limit):
@@ -402,7 +365,11 @@ class Reports:
                 self._report = anyio.Event()
                 await self._report.wait()
         self._is_closed = True
-        return self._present_names(), max(0, expected - len(self._agents))
+        for name in self._present_names():
+            say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
+        unreported = expected - len(self._agents)
+        if unreported > 0:
+            say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
     def _present_names(self) -> list[str]:
         """Return the names of agents that neither left nor were refused."""

@@ -23,7 +23,7 @@ from aiohttp.http import HttpProcessingError
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
-from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
+from agent.control.connections import PortRunner, PortSite, suspend_deadline, trust
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
     MAX_SAMPLE_BYTES,
@@ -34,7 +34,7 @@ from agent.control.protocol import (
     protocol_mismatch,
 )
 from agent.control.reports import TooManyAgentsError
-from agent.control.status import metrics, without_clocks
+from agent.control.status import at_rest, metrics
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ class StatusStream:
         self._read_status = read_status
         self._readers = 0
         self._next_read = 0.0
-        self._status: Mapping[str, object] = {}
-        self._without_clocks: object = None
-        self._text = ""  # The status as JSON; '' until a reader needs it
+        self._text = ""  # The status as JSON
+        self._at_rest: object = None
         self._number = 0  # Number of changes so far
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -83,43 +82,37 @@ class StatusStream:
             why = f"{MAX_READERS} others read already: ask /status now and then"
             return _error(503, why, {"Retry-After": "30"})
         self._readers += 1
-        try:
-            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await answer.prepare(request)
-            with suppress(TimeoutError, ConnectionError):
-                await self._write_statuses(answer)
-            if request.transport is not None:  # unsent data would delay the server's stop
-                request.transport.abort()
-            return answer
-        finally:
-            self._readers -= 1
-
-    async def _write_statuses(self, answer: web.StreamResponse) -> None:
-        """Write each changed status; raises TimeoutError once the reader accepts none."""
         sent, step = 0, times.STATUS_READ
 
         async def is_new() -> bool | NotYet:
             self._refresh()
             return NotYet() if sent == self._number else True
 
-        while True:
-            with suppress(TimedOutError):
-                await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
-            sent = self._number
-            self._text = self._text or json.dumps(self._status)
-            with anyio.fail_after(times.READER_STALLED):
-                await answer.write(f"data: {self._text}\n\n".encode())
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            with suppress(TimeoutError, ConnectionError):
+                while True:
+                    with suppress(TimedOutError):
+                        await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
+                    sent = self._number
+                    with anyio.fail_after(times.READER_STALLED):
+                        await answer.write(f"data: {self._text}\n\n".encode())
+            if request.transport is not None:  # unsent data would delay the server's stop
+                request.transport.abort()
+            return answer
+        finally:
+            self._readers -= 1
 
     def _refresh(self) -> None:
         """Read the status, unless the last read is too recent."""
         began = time.monotonic()
         if began < self._next_read:
             return
-        self._status, self._text = self._read_status(), ""
-        content = without_clocks(self._status)
-        if content != self._without_clocks:
-            self._without_clocks = content
-            self._number += 1
+        status = self._read_status()
+        self._text, content = json.dumps(status), at_rest(status)
+        self._number += content != self._at_rest
+        self._at_rest = content
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
 
@@ -190,10 +183,9 @@ class AgentServer:
         app = web.Application(
             client_max_size=MAX_REPORT_BYTES, middlewares=[suspend_deadline, self._filter_request]
         )
-        app[CONNECTIONS] = Connections()
         app.on_response_prepare.append(self._set_headers)
         app.add_routes(self.routes())
-        runner = web.AppRunner(
+        runner = PortRunner(
             app,
             access_log=None,
             shutdown_timeout=0.2,
@@ -232,25 +224,21 @@ class AgentServer:
             return _error(*refused)
         try:
             return await handler(request)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"a body has at most {MAX_REPORT_BYTES} bytes here")
-        except web.HTTPMethodNotAllowed as refusal:
-            allowed = ", ".join(sorted(refusal.allowed_methods))
-            return _error(405, f"allowed here: {allowed}", {"Allow": allowed})
-        except web.HTTPNotFound:
-            return _error(404, "no such path")
+        except web.HTTPException as refusal:  # no such path or method, a body too large or late
+            allowed = {name: text for name, text in refusal.headers.items() if name == "Allow"}
+            return _error(refusal.status, refusal.reason, allowed)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
             if not self._access.has_token(request):
                 return self._unauthorized("token needed")
+            if self._has_secret:
+                trust(request)
             if request.method == "POST":
                 if request.content_type != _JSON:
                     # a cross-site page can send other types without a preflight request
                     return _error(415, f"Content-Type: expected {_JSON}")
                 body = await _read_body(request)  # aiohttp keeps it for the handler
-                if body is None:
-                    return _error(408, f"no body within {times.BODY:g} s")
                 if not is_signed_body(request, body):
                     return self._unauthorized("the body is not the one that was signed")
             return await handler(request)
@@ -295,25 +283,23 @@ class AgentServer:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._access.has_token(request):
-            return self._html(login_page(), 401)
+            return _document(login_page(), 401)
         streams = self._has_secret and self._control is not None
-        return self._html(status_page(streams=streams))
+        return _document(status_page(streams=streams))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        kind = ASSETS[request.path]
-        return web.Response(body=asset(request.path), content_type=kind, charset="utf-8")
+        return _document(asset(request.path), kind=ASSETS[request.path])
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
-        pause = self._access.login_pause(request)
-        if pause:
-            page = login_page("Too many wrong tokens: try again in a minute.")
-            return self._html(page, 429, {"Retry-After": str(pause)})
-        if await _read_body(request) is None:
-            return _error(408, f"no body within {times.BODY:g} s")
+        if not self._access.may_guess(request):
+            answer = _document(login_page("Too many wrong tokens: try again in a minute."), 429)
+            answer.headers["Retry-After"] = f"{times.LOGIN_WINDOW:.0f}"
+            return answer
+        await _read_body(request)
         if not self._access.login(request, (await request.post()).get("token")):
-            return self._html(login_page("That is not the token of this cluster."), 401)
+            return _document(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
         self._access.set_cookie(request, answer)
         return answer
@@ -366,18 +352,14 @@ class AgentServer:
             if self._control is None:
                 return _error(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
-                why = "token needed, or on this node itself the key in its run folder"
+                why = (
+                    "without RAY_AUTH_TOKEN this is done from its head's node alone, by the user "
+                    "whose agent it is and with the same AGENT_LOG_DIR, which has the key"
+                )
                 return self._unauthorized(why)
             return await handler(request, self._control)
 
         return self._guarded(control)
-
-    def _html(
-        self, body: bytes, status: int = 200, headers: dict[str, str] | None = None
-    ) -> web.StreamResponse:
-        return web.Response(
-            body=body, status=status, headers=headers, content_type="text/html", charset="utf-8"
-        )
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
@@ -390,14 +372,10 @@ class AgentServer:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        if self._reports.accepts(report.id):  # before the report is held
-            trust(request)
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
             return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
-        if self._reports.accepts(report.id):
-            trust(request)
         return web.json_response(reply.to_dict())
 
 
@@ -409,13 +387,16 @@ async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[we
     return sites
 
 
-async def _read_body(request: web.Request) -> bytes | None:
-    """Read a request's body; None after the timeout."""
+async def _read_body(request: web.Request) -> bytes:
     try:
         with anyio.fail_after(times.BODY):
             return await request.read()
     except TimeoutError:
-        return None
+        raise web.HTTPRequestTimeout(reason=f"no body within {times.BODY:g} s") from None
+
+
+def _document(body: bytes, status: int = 200, kind: str = "text/html") -> web.Response:
+    return web.Response(body=body, status=status, content_type=kind, charset="utf-8")
 
 
 def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.StreamResponse:

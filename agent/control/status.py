@@ -1,10 +1,10 @@
-"""The status for people, as rows that are printed or drawn, and for Prometheus, as metrics."""
+"""The status for people, as lines, and for Prometheus, as metrics."""
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from agent.base.text import Line, duration_text, escaped
 from agent.work.services import LATENCY_BOUNDS
@@ -27,10 +27,7 @@ _CLOCK_FIELDS = {
 """Fields that change with the clock or with each probe."""
 
 _MAX_TEXT = 400  # Characters of one text
-_MAX_NAME = 24  # Longer names leave no space for the other columns
 _SILENT_AFTER = 15
-_BAR_WIDTH = 20
-_WORST_TONES: tuple[Tone, ...] = ("bad", "busy", "good", "")
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
 _TONES: Mapping[str, Tone] = {
     **dict.fromkeys(("lost", "silent", "failed"), "bad"),
@@ -41,98 +38,56 @@ _TONES: Mapping[str, Tone] = {
 """By the state of a node, a service, a prepare step or the job."""
 
 
-def without_clocks(status: object) -> object:
-    """Return a status without the fields that change all the time."""
+def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
+    """Return a status with its clocks at 0 and without numbers in evidence."""
+    if name in _CLOCK_FIELDS and status is not None:
+        return 0
+    if name == "evidence":
+        return re.sub(r"\d", "", str(status))
     if isinstance(status, dict):
-        fields = status.items()
-        return {name: without_clocks(one) for name, one in fields if name not in _CLOCK_FIELDS}
-    return [without_clocks(one) for one in status] if isinstance(status, list) else status
+        return {key: at_rest(value, key) for key, value in status.items()}
+    return [at_rest(one) for one in status] if isinstance(status, list) else status
 
 
-class ViewRow(NamedTuple):
-    """One line: its cells, and its tone."""
+def status_lines(status: Status) -> list[Line]:
+    """Return all that a person is shown of a status, the worst nodes first.
 
-    cells: tuple[str, ...]
-    tone: Tone = ""
-
-
-class Section(NamedTuple):
-    """Rows with the same columns."""
-
-    title: str  # Above the rows on a screen; '' for none
-    label: str  # Before each row where it is printed as a line
-    rows: list[ViewRow]
-
-
-def sections(status: Status, outage: str = "") -> list[Section]:
-    """Return all that a person is shown of a status, the worst first in each section.
-
-    `outage` is why there is no newer status. Raises KeyError, TypeError, ValueError or
-    AttributeError for the status of another version.
+    Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
     """
-    states = [node["state"] for node in status["nodes"]]
-    counts = ", ".join(f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states)
-    workers = "worker" if len(states) == 1 else "workers"
-    last_lines = [_row("dim", line) for line in status.get("job_tail", [])]
-    return [
-        Section("", "", _summary(status, outage)),
-        Section("waiting for", "waiting for", _waits(status)),
-        Section("services", "service", _services(status)),
-        Section("prepare steps", "prepare step", _prepare_steps(status)),
-        Section("the job's last lines", "", last_lines),
-        Section(one_line(f"nodes: {len(states)} {workers}: {counts}"), "node", _nodes(status)),
-    ]
+    nodes = (_line(tone, f"node {rank}", *more) for tone, (rank, *more) in node_rows(status))
+    return [*run_lines(status), *nodes]
 
 
-def toned_lines(status: Status) -> list[Line]:
-    """Return the lines of a status with the tones of their rows, without the job's output."""
-    return [
-        Line(
-            "  ".join(filter(None, (f"{section.label} {row.cells[0]}".strip(), *row.cells[1:]))),
-            tone=row.tone,
-        )
-        for section in sections({**status, "job_tail": []})
-        for row in section.rows
-    ]
+def run_lines(status: Status) -> list[Line]:
+    """Return the lines of a status apart from its nodes."""
+    parts = (_summary(status), _waits(status), _services(status), _prepare_steps(status))
+    return [line for part in parts for line in part]
 
 
 def lines_by_content(status: Status) -> dict[str, str]:
     """Return the lines of a status, each by itself without clocks and progress."""
-    pairs = zip(toned_lines(_at_rest(status)), toned_lines(status), strict=True)
+    content = status_lines({**at_rest(status), "curve": None, "progress": None})
+    pairs = zip(content, status_lines(status), strict=True)
     return {content.label: line.label for content, line in pairs}
 
 
-def _at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
-    """Return a status with its clocks at 0, without progress and without numbers in evidence."""
-    if name in {"latency", "curve", "progress"}:
-        return None
-    if name == "evidence":
-        return re.sub(r"\d", "", str(status))
-    if isinstance(status, dict):
-        return {key: _at_rest(value, key) for key, value in status.items()}
-    if isinstance(status, list):
-        return [_at_rest(one) for one in status]
-    return 0.0 if name in _CLOCK_FIELDS and status is not None else status
+def _line(tone: Tone, *cells: object) -> Line:
+    return Line("  ".join(filter(None, map(one_line, cells))), tone=tone)
 
 
-def _row(tone: Tone, *cells: object) -> ViewRow:
-    return ViewRow(tuple(map(one_line, cells)), tone)
-
-
-def _summary(status: Status, outage: str) -> list[ViewRow]:
+def _summary(status: Status) -> Iterator[Line]:
     since = f" for {duration_text(status['seconds_in_phase'])}"
     run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
     cost = "" if status.get("cost") is None else f", ${status['cost']:.2f}"
-    rows = [_row("title", f"{run}, {duration_text(status['seconds'])} since the start{cost}")]
-    if outage:
-        rows.append(_row("bad", outage))
+    yield _line("title", f"{run}, {duration_text(status['seconds'])} since the start{cost}")
     verdict = status.get("verdict")
     if verdict:
         tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
-        text = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
-        rows.append(_row(tone, text))
+        yield _line(
+            tone, f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
+        )
         if verdict.get("remedy"):
-            rows.append(_row(tone, verdict["remedy"]))
+            yield _line(tone, verdict["remedy"])
     job = status.get("job")
     if job:
         curve = status.get("curve") or {}
@@ -140,67 +95,51 @@ def _summary(status: Status, outage: str) -> list[ViewRow]:
         text = f"job {job['name']}: {job['status']}{attempt}"
         if curve.get("points"):
             step, reward = curve["points"][-1]
-            steps = curve.get("steps")
-            of = f" of {steps} {bar(step / steps)}" if steps else ""
+            of = f" of {curve['steps']}" if curve.get("steps") else ""
             text = f"{text}, step {step}{of}, mean reward {reward:.3g}"
-        rows.append(_row(_TONES.get(job["status"], ""), text))
-    return rows
+        yield _line(_TONES.get(job["status"], ""), text)
 
 
-def _waits(status: Status) -> list[ViewRow]:
-    """Return the waits with a deadline, without that for the end of the run."""
-    in_phase = status["seconds_in_phase"]
-    rows = []
+def _waits(status: Status) -> Iterator[Line]:
+    """Yield the waits with a deadline, without that for the end of the run."""
     for wait in status["waits"]:
-        if wait.get("following"):
-            continue
-        left = wait["seconds_left"]
-        # boot, submission and stop: the wait started with the phase
-        share = in_phase / max(0.1, in_phase + left) if status["phase"] != "running" else None
-        filled = "" if share is None else bar(share)
-        cells = (short_name(wait["what"]), filled, f"{duration_text(left)} left")
-        rows.append(_row("busy", *cells, wait["evidence"] or "no report yet"))
-    return rows
+        if not wait.get("following"):
+            left = f"{duration_text(wait['seconds_left'])} left"
+            what = f"waiting for {wait['what']}"
+            yield _line("busy", what, left, wait["evidence"] or "no report yet")
 
 
-def _services(status: Status) -> list[ViewRow]:
-    rows = []
+def _services(status: Status) -> Iterator[Line]:
     for one in status["services"]:
         details = [f"restarts: {one['restarts']}"] if one["restarts"] else []
         if one["outages"]:
             is_open = ", not over" if one["outage_since"] is not None else ""
             seconds = duration_text(one["outage_seconds"])
             details.append(f"outages: {one['outages']}, {seconds}{is_open}")
-        if one.get("latency"):
-            last = one["latency"]["last"]
-            text = f"{last * 1000:.0f} ms" if last < 1 else f"{last:.1f} s"
-            details.append(f"answers in {text}")
-        cells = (short_name(one["name"]), one["state"], "; ".join(details), one["detail"])
-        rows.append(_row(_TONES.get(one["state"], ""), *cells))
-    return sorted(rows, key=lambda row: _WORST_TONES.index(row.tone))
+        cells = (one["state"], "; ".join(details), one["detail"])
+        name = f"service {one['name']}"
+        yield _line(_TONES.get(one["state"], ""), name, *cells)
 
 
-def _prepare_steps(status: Status) -> list[ViewRow]:
-    rows = []
+def _prepare_steps(status: Status) -> Iterator[Line]:
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
         progress = (status.get("progress") or {}).get("head", {}).get(one["name"], "")
-        cells = (short_name(one["name"]), state, one["detail"] or progress)
-        rows.append(_row(_TONES.get(one["state"], ""), *cells))
-    return sorted(rows, key=lambda row: _WORST_TONES.index(row.tone))
+        cells = (f"prepare step {one['name']}", state, one["detail"] or progress)
+        yield _line(_TONES.get(one["state"], ""), *cells)
 
 
-def _nodes(status: Status) -> list[ViewRow]:
-    if not status["nodes"]:
-        return []
-    rank = {state: place for place, state in enumerate(_WORST_FIRST)}
-    nodes = sorted(status["nodes"], key=lambda node: rank.get(node["state"], 0))
-    name, in_phase = short_name(status.get("name") or ""), duration_text(status["seconds_in_phase"])
-    head = _row("", "head", name, "", "", status["phase"], in_phase, "")
-    return [head, *(_node(status, node) for node in nodes)]
+def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:
+    """Return the tone and the cells of each node, the head first, then the worst."""
+    worst = {state: place for place, state in enumerate(_WORST_FIRST)}
+    since = duration_text(status["seconds_in_phase"])
+    head = ("head", status.get("name") or "", "", "", status["phase"], since, "")
+    nodes = sorted(status["nodes"], key=lambda node: worst.get(node["state"], 0))
+    rows = [head, *(_node(status, node) for node in nodes)] if nodes else []
+    return [(_TONES.get(row[3], ""), [*map(one_line, row)]) for row in rows]
 
 
-def _node(status: Status, node: Status) -> ViewRow:
+def _node(status: Status, node: Status) -> tuple[str, ...]:
     silence = node["heard_seconds_ago"]
     phases = node["phases"]
     since = duration_text(status["seconds"] - phases[-1][1]) if phases else ""
@@ -209,8 +148,7 @@ def _node(status: Status, node: Status) -> ViewRow:
     if is_present and silence is not None and silence > _SILENT_AFTER:
         text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
-    name, phase, state = short_name(node["name"]), short_name(node["phase"]), node["state"]
-    return _row(_TONES.get(state, ""), rank, name, node["ip"], state, phase, since, text)
+    return (rank, node["name"], node["ip"], node["state"], node["phase"], since, text)
 
 
 def _preparing(status: Status, node: Status) -> str:
@@ -229,19 +167,6 @@ def _preparing(status: Status, node: Status) -> str:
 def one_line(text: object) -> str:
     """Return a text on one line, without control characters."""
     return escaped(str(text)[:_MAX_TEXT].replace("\t", " "))
-
-
-def short_name(name: str) -> str:
-    """Return a name, a long one without its middle: names differ at their ends."""
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
-
-
-def bar(share: float, width: int = _BAR_WIDTH) -> str:
-    """Draw a progress bar in ASCII."""
-    full = round(min(1.0, max(0.0, share)) * width)
-    return f"[{'#' * full}{'.' * (width - full)}]"
 
 
 # --- metrics -------------------------------------------------------------------------------------

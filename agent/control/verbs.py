@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-import anyio
 import requests
 from urllib3.exceptions import HTTPError
 
 from agent.base import times
+from agent.base.errors import UnavailableError
 from agent.base.ports import port_map
 from agent.base.text import (
     NO_TERMINAL,
@@ -28,38 +26,35 @@ from agent.base.text import (
     map_texts,
 )
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
-from agent.control.log_filter import ALL_LINES
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
-from agent.control.status import lines_by_content, one_line, toned_lines, without_clocks
-from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG
+from agent.control.status import at_rest, lines_by_content, one_line, status_lines
+from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
 from agent.record import run_folder
 from agent.record.background import run_within
-from agent.record.files import read_small
+from agent.record.files import read_end, read_small
 from agent.record.run_record import RUN_FILE, RunRecord
-from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.base.text import Terminal
     from agent.control.log_filter import LogFilter
-    from agent.control.rich_view import LiveScreen
     from agent.control.status import Status
     from agent.settings.model import Settings
 
+    Show = Callable[[Status, str], None]
+    """Shows a status, and why there is no newer one."""
+
 HEAD = "head"
-_JOB, _AGENT = "job", "agent"
-_LOGS = {_AGENT: AGENT_LOG, "ray": RAY_LOG, _JOB: JOB_LOG}
+_LOGS = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG}
 
 
-def _warn(sentence: str) -> int:
-    """Print a sentence to stderr; return 69, with which a verb ends for such a reason."""
+def _warn(sentence: str) -> None:
     print(f"pod-agent: {sentence}", file=sys.stderr)
-    return 69
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -67,12 +62,13 @@ def _warn(sentence: str) -> int:
 _MOST_READ = 64 << 20  # Bytes of a log in a run folder that are read, from its end
 MAX_BODY = 16 << 20  # The status of 5,000 nodes fits
 _CHUNK = 1 << 20
-
-_UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)  # Of another version's
-_OTHER_VERSION = "an agent of another version answers: try --json"
-_NOT_AN_AGENT = "whatever listens there is no agent"
-_UNPROVEN = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
-_REFUSAL = "it asks for the cluster's RAY_AUTH_TOKEN"
+_FAILURES = (HTTPError, OSError, ValueError)  # What a request raises
+_HEADERS = {
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": "pod-agent",
+    "Host": "localhost",  # The node checks it for browsers; any name may lead there
+}
 
 
 class HttpAnswer(NamedTuple):
@@ -81,6 +77,11 @@ class HttpAnswer(NamedTuple):
     status: int
     body: bytes = b""
     evidence: str = ""
+
+    @property
+    def failure(self) -> str:
+        """Return why this is not the wanted answer."""
+        return self.evidence or f"it answered {self.status}"
 
 
 def ask(
@@ -98,17 +99,18 @@ def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
         for _ in range(TRIES):
             with _sent(method, url, prover, limit) as (reply, signed):
                 body = b""
-                while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK)):  # not inflated
-                    body += chunk
-                verdict = prover.check(signed, reply.status_code, reply.headers, body)
+                while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK)):
+                    body += chunk  # as it was sent, not inflated
+            verdict = prover.check(signed, reply.status_code, reply.headers, body)
             if verdict is not ReplyProof.AGAIN:
                 break
-    except (HTTPError, OSError, ValueError) as error:
-        return HttpAnswer(0, evidence=_error_text(error, limit))
+    except _FAILURES as error:
+        return HttpAnswer(0, evidence=_error_text(error))
     if len(body) > MAX_BODY:
         return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
     if verdict in {ReplyProof.UNPROVEN, ReplyProof.AGAIN}:
-        return HttpAnswer(0, evidence=_UNPROVEN)
+        why = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
+        return HttpAnswer(0, evidence=why)
     return HttpAnswer(reply.status_code, body)
 
 
@@ -118,66 +120,21 @@ def _sent(
 ) -> Iterator[tuple[requests.Response, Signed]]:
     """Send a request, signed where the server's session is known; the body is not read yet."""
     signed = prover.sign(method, requests.Request(method, url).prepare().path_url)
-    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", **signed.headers}
-    # the node checks the Host header of browsers; any name may lead there
-    headers["Host"] = "localhost"
-    if method == "POST":
-        headers["Content-Type"] = "application/json"
+    options: Any = {"timeout": limit, "allow_redirects": False, "stream": True}
     with requests.Session() as session:
         # no netrc entry may replace our header, no proxy receive the request
         session.trust_env = False
-        options: Any = {"timeout": limit, "allow_redirects": False, "stream": True}
+        headers = {**_HEADERS, **signed.headers}
         with session.request(method, url, headers=headers, **options) as reply:
             yield reply, signed
 
 
-def _error_text(error: BaseException, limit: float) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the innermost error's text; requests wraps it several times."""
-    if isinstance(error, requests.Timeout):
-        return f"no answer within {limit:g} s"
-    cause: BaseException | None = error
-    seen: list[BaseException] = []
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
-        inner = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
-        cause = next((one for one in inner if isinstance(one, BaseException)), None)
-    return str(error) or type(error).__name__
-
-
-def _local_keys(settings: Settings, log_root: Path) -> list[str]:
-    """Return the credentials to try: the token if set, else the control keys in the log folder."""
-    token = settings.ray_auth_token
-    return [token.reveal()] if token is not None else [*run_folder.keys_in(log_root)]
-
-
-def _ask_head(head: FoundHead, log_root: Path, path: str, *, post: bool = False) -> HttpAnswer:
-    """Send a request with each local credential until one is accepted."""
-    answer = HttpAnswer(0, evidence="no key to the head's port lies here")
-    for key in _local_keys(head.settings, log_root):
-        answer = ask(f"http://{head.where}{path}", key, post=post)
-        if answer.status != 401:
-            break
-    return answer
-
-
-def _failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
-    """Return why a head refused; `what_is_done` is a clause such as `a run is stopped`."""
-    if not answer.status or answer.status in {401, 403}:
-        what = answer.evidence or "it requires a token or key"
-        return (
-            f"{what}; without RAY_AUTH_TOKEN {what_is_done} from its head's node alone, by the "
-            "user whose agent it is and with the same AGENT_LOG_DIR"
-        )
-    try:
-        return escaped(str(json.loads(answer.body)["error"]))
-    except (ValueError, KeyError, TypeError):
-        return f"it answered {answer.status}"
-
-
-def _refused(head: FoundHead, answer: HttpAnswer, what_is_done: str) -> int:
-    return _warn(f"{head.where}: {_failure_reason(answer, what_is_done)}")
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return escaped(text.lower())
 
 
 class FoundHead(NamedTuple):
@@ -187,42 +144,51 @@ class FoundHead(NamedTuple):
     where: str
     settings: Settings
 
+    def secret(self) -> str | None:
+        """Return the token, else the key of the newest agent: a restarted one makes another."""
+        token = self.settings.ray_auth_token
+        return token.reveal() if token else run_folder.newest_key(log_root(self.settings))
 
-class PastRun(NamedTuple):
-    """A run folder, and the folders of its nodes, the head's first."""
+    def ask(self, path: str, *, post: bool = False) -> Any:  # noqa: ANN401 - any JSON
+        """Return the JSON answer to a request that needs the token or key; raises if refused."""
+        answer = ask(f"http://{self.where}{path}", self.secret(), post=post)
+        why = answer.failure
+        with suppress(ValueError, RecursionError):
+            data = json.loads(answer.body)
+            if answer.status == 200:
+                return data
+            if isinstance(data, dict):
+                why = escaped(str(data.get("error", why)))
+        raise UnavailableError(f"{self.where}: {why}")
 
-    path: Path
-    run_id: str
-    nodes: list[Path]
+
+@contextmanager
+def _in_known_format() -> Iterator[None]:
+    """Report data of another version's agent as an error of the user."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnavailableError("an agent of another version answers: try --json") from error
 
 
 def _find_head(environ: Mapping[str, str]) -> FoundHead | str:
-    """Return the head and its status; prints and returns why none answers."""
-    found = _locate_head(environ)
-    if isinstance(found, str):
-        _warn(f"no head's agent answers: {found}")
-    return found
-
-
-def _locate_head(environ: Mapping[str, str]) -> FoundHead | str:
-    """Return the head and its status, or why there is none."""
+    """Return the head and its status, or why none answers; raises if it asks for the token."""
     settings = load(environ).settings
     port = _own_port(environ, settings)
     where = f"127.0.0.1:{port}"  # first, since an ssh shell lacks the variables that name the head
     local = status_at(where, settings)
-    if not isinstance(local, str):
-        if local["role"] == HEAD:
-            return FoundHead(local, where, settings)
-        named = local.get("head")
-        if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
-            return f"{where}: {_NOT_AN_AGENT}"
-        where = f"{in_url(str(named['host']))}:{named['port']}"
+    if isinstance(local, dict) and local["role"] == HEAD:
+        return FoundHead(local, where, settings)
+    named = local.get("head") if isinstance(local, dict) else None
+    if isinstance(named, dict):
+        where = f"{in_url(str(named.get('host')))}:{named.get('port')}"
     elif settings.head is not None:
         where = f"{in_url(settings.head)}:{port}"
     elif settings.head_pod_id is not None:
         where = f"{settings.head_pod_id}.runpod.internal:{port}"
     else:
-        return f"{local}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
+        why = local if isinstance(local, str) else f"{where} names no head"
+        return f"{why}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
     status = status_at(where, settings)
     if isinstance(status, str):
         return status
@@ -231,24 +197,24 @@ def _locate_head(environ: Mapping[str, str]) -> FoundHead | str:
     return FoundHead(status, where, settings)
 
 
-def _find_head_or_past(environ: Mapping[str, str], log_root: Path) -> FoundHead | PastRun | None:
-    """Return the head and its status, else the newest run folder; prints why there is no head."""
+def _head(environ: Mapping[str, str]) -> FoundHead:
+    """Return the head and its status; raises if none answers."""
     found = _find_head(environ)
-    if isinstance(found, FoundHead):
-        return found
-    if found.endswith(_REFUSAL):
-        return None
-    path = run_folder.newest_run(log_root)
+    if isinstance(found, str):
+        raise UnavailableError(f"no head's agent answers: {found}")
+    return found
+
+
+def _newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
+    """Return the folders of the newest run's nodes, the head's first; raises if there are none."""
+    root, why = log_root(load(environ).settings), f"no head's agent answers: {no_head}"
+    path = run_folder.newest_run(root)
     if path is None:
-        _warn(f"{log_root} (AGENT_LOG_DIR) holds no run")
-        return None
-    _warn(f"from the newest run folder, {escaped(str(path))}:")
+        raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
+    _warn(f"{why}; from the newest run folder, {escaped(str(path))}:")
     record = RunRecord.read(path / RUN_FILE)
-    run_id, head = path.name, ""
-    if isinstance(record, RunRecord):
-        run_id, head = record.run_id, record.head
-    nodes = sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
-    return PastRun(path, run_id, nodes)
+    head = record.head if isinstance(record, RunRecord) else ""
+    return sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
 
 
 def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
@@ -262,57 +228,14 @@ def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
     if answer.status == 401:
-        return f"{where}: {_REFUSAL}"
+        raise UnavailableError(f"{where}: it asks for the cluster's RAY_AUTH_TOKEN")
     if answer.status != 200:
-        return f"{where}: {answer.evidence or f'it answered {answer.status}'}"
+        return f"{where}: {answer.failure}"
     with suppress(ValueError, RecursionError):
         data = map_texts(json.loads(answer.body), escaped)
         if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
             return data
-    return f"{where}: {_NOT_AN_AGENT}"
-
-
-def _follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | str]:
-    """Yield each status received, and for each failed request why there is none."""
-    yield head.status
-    streams = True
-    while True:
-        try:
-            streams = streams and (yield from _stream(head, log_root))
-        except (OSError, ValueError) as error:
-            yield _error_text(error, times.STREAM_SILENT)
-        status = status_at(head.where, head.settings)
-        streams = streams or isinstance(status, str)  # the head may be restarted with another key
-        yield status
-        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
-
-
-def _stream(head: FoundHead, log_root: Path) -> Generator[Status, None, bool]:
-    """Yield the statuses of a stream until it ends; return whether the head offers one here."""
-    for key in _local_keys(head.settings, log_root):
-        prover = Prover(key)
-        for _ in range(TRIES):
-            url = f"http://{head.where}/events"
-            with _sent("GET", url, prover, times.STREAM_SILENT) as (reply, signed):
-                verdict = prover.check(signed, reply.status_code, reply.headers, None)
-                if verdict is ReplyProof.PROVEN and reply.status_code == 200:
-                    yield from _statuses(reply)
-                    return True
-    return False
-
-
-def _statuses(reply: requests.Response) -> Iterator[Status]:
-    rest = b""
-    for chunk in reply.iter_content(None):  # as it arrives
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MAX_BODY:
-            raise ValueError(f"a status of more than {MAX_BODY} bytes")
-        for line in lines:
-            if line.startswith(b"data: "):
-                status = map_texts(json.loads(line.removeprefix(b"data: ")), escaped)
-                if not isinstance(status, dict):
-                    raise ValueError("a status is a JSON object")
-                yield status
+    return f"{where}: whatever listens there is no agent"
 
 
 # --- findings, logs, stop ------------------------------------------------------------------------
@@ -320,26 +243,31 @@ def _statuses(reply: requests.Response) -> Iterator[Status]:
 
 def show_findings(
     environ: Mapping[str, str],
-    log_root: Path,
     terminal: Terminal = NO_TERMINAL,
     *,
     as_json: bool,
     verbose: bool = False,
 ) -> int:
-    """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
-    head = _find_head(environ)
-    if isinstance(head, str):
-        return 69
-    answer = _ask_head(head, log_root, "/findings")
-    if answer.status != 200:
-        return _refused(head, answer, "findings are shown")
-    try:
-        data = map_texts(json.loads(answer.body), escaped)
-        rows = [*data["between"], *data["findings"]]
-        lines = _finding_lines(data, rows, verbose=verbose)
-        failed = any(row["level"] == Level.FAIL.value for row in rows)
-    except (KeyError, TypeError, ValueError):
-        return _warn(_OTHER_VERSION)
+    """Print all nodes' findings; return 0, or 78 where a check fails."""
+    data = map_texts(_head(environ).ask("/findings"), escaped)
+    with _in_known_format():
+        count = len(data["nodes"])
+        found = [
+            (
+                Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
+                node_list(row["nodes"], count) if "nodes" in row else "between nodes",
+            )
+            for row in (*data["between"], *data["findings"])
+        ]
+        found.sort(key=lambda row: ORDER.index(row[0].level))
+        shown = [(one, of) for one, of in found if verbose or one.level is not Level.OK]
+        no_agent = "nothing is known about {}: no agent runs there"
+        lines = [
+            *(toned_line(one, f" [{of}]") for one, of in shown),
+            *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
+            *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
+        ]
+    failed = any(one.level is Level.FAIL for one, _ in found)
     if as_json:
         print(json.dumps({"ok": not failed, **data}, indent=2))
     else:
@@ -347,57 +275,23 @@ def show_findings(
     return 78 if failed else 0
 
 
-def _finding_lines(
-    data: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], *, verbose: bool
-) -> list[Line]:
-    """Return the problems with their nodes, nodes without an agent, and what passed."""
-    count = len(data["nodes"])
-    found = [
-        (
-            Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
-            node_list(row["nodes"], count) if "nodes" in row else "between nodes",
-        )
-        for row in rows
-    ]
-    found.sort(key=lambda row: ORDER.index(row[0].level))
-    no_agent = "nothing is known about {}: no agent runs there"
-    return [
-        *(toned_line(one, f" [{of}]") for one, of in found if verbose or one.level is not Level.OK),
-        *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
-        *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
-    ]
-
-
 def show_logs(
-    environ: Mapping[str, str],
-    log_root: Path,
-    words: list[str],
-    chosen: LogFilter = ALL_LINES,
-    *,
-    follow: bool,
-) -> int:
-    """Print a log; return 0, or 69 where there is neither a head nor a run with such a log."""
-    head = _find_head_or_past(environ, log_root)
-    if head is None:
-        return 69
-    if isinstance(head, PastRun):
-        text, why = _past_log(head, words, chosen)
-        if why:
-            _warn(why)
+    environ: Mapping[str, str], words: list[str], chosen: LogFilter, *, follow: bool
+) -> None:
+    """Print a log; raises where there is neither a head nor a run with such a log."""
+    head = _find_head(environ)
+    if isinstance(head, str):
+        text = _past_log(_newest_run(environ, head), words, chosen)
         print(redactor_for(environ, None).clean(text), end="", flush=True)
-        return 69 if why and not text else 0
+        return
     workers = {str(node.get("name")) for node in head.status.get("nodes", [])}
     node, name = _node_and_log(words, workers)
     path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
-    answer = _ask_head(head, log_root, path)
-    if answer.status != 200:
-        return _refused(head, answer, "logs are shown")
-    part = _print_part(answer, chosen)
+    part = _print_part(head, path, chosen)
     if follow and part["next"] is None:
         _warn(f"the log of {node} comes as its last lines only, which cannot be followed")
     elif follow:
-        return _follow_log(part, head, path, log_root, chosen._replace(last=None, since=None))
-    return 0
+        _follow_log(part, head, path, chosen._replace(last=None, since=None))
 
 
 def _node_and_log(words: list[str], workers: Iterable[str], head: str = HEAD) -> tuple[str, str]:
@@ -405,108 +299,79 @@ def _node_and_log(words: list[str], workers: Iterable[str], head: str = HEAD) ->
     if len(words) == 2:
         return words[0], words[1]
     if not words or words[0] in {HEAD, head}:
-        return HEAD, _JOB
-    return (words[0], _AGENT) if words[0] in workers else (HEAD, words[0])
+        return HEAD, "job"
+    return (words[0], "agent") if words[0] in workers else (HEAD, words[0])
 
 
-def _follow_log(
-    part: dict[str, Any], head: FoundHead, path: str, log_root: Path, chosen: LogFilter
-) -> int:
+def _follow_log(part: dict[str, Any], head: FoundHead, path: str, chosen: LogFilter) -> None:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
-    gives_up: float | None = None
+    received = time.monotonic()
     while True:
-        answer = _ask_head(head, log_root, f"{path}?after={part['next']}")
-        if answer.status == 200:
-            part, gives_up = _print_part(answer, chosen), None
-            continue
-        if part.get("over") and not answer.status:  # the head is gone and the log complete
-            return 0
-        gives_up = gives_up or time.monotonic() + times.AGENT_RESTARTS
-        if time.monotonic() >= gives_up:
-            why = _failure_reason(answer, "logs are shown")
-            what = f"the head's agent sent no log and no verdict for {times.AGENT_RESTARTS:g} s"
-            return _warn(f"{head.where}: {what}: giving up ({why})")
+        try:
+            part = _print_part(head, f"{path}?after={part['next']}", chosen)
+            received = time.monotonic()
+            if not part["over"]:  # else there is an answer at once
+                continue
+        except UnavailableError as error:
+            if part["over"]:  # the head is gone and the log complete
+                return
+            if time.monotonic() - received > times.AGENT_RESTARTS:
+                what = f"no log and no verdict for {times.AGENT_RESTARTS:g} s"
+                raise UnavailableError(f"{what}: {error}") from None
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
-def _print_part(answer: HttpAnswer, chosen: LogFilter) -> dict[str, Any]:
+def _print_part(head: FoundHead, path: str, chosen: LogFilter) -> dict[str, Any]:
     """Print the selected lines of a part of a log; return it: `next` is where the next starts."""
-    part: dict[str, Any] = json.loads(answer.body)
-    text, has_times = chosen.apply(part["text"], datetime.now(timezone.utc))
-    if not has_times:
-        _warn("no line of this log has a time: all are shown")
-    print(text, end="", flush=True)
+    part: dict[str, Any] = head.ask(path)
+    print(chosen.apply(part["text"], datetime.now(timezone.utc)), end="", flush=True)
     return part
 
 
-def stop(environ: Mapping[str, str], log_root: Path) -> int:
-    """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
-    head = _find_head(environ)
-    if isinstance(head, str):
-        return 69
-    answer = _ask_head(head, log_root, "/stop", post=True)
-    if answer.status != 200:
-        return _refused(head, answer, "a run is stopped")
-    within = float(json.loads(answer.body)["within"]) + times.STOP_VERB_MARGIN
+def stop(environ: Mapping[str, str]) -> None:
+    """End the run as SIGTERM on the head would, and wait for its end; raises if refused."""
+    head = _head(environ)
+    within = head.ask("/stop", post=True)["within"] + times.STOP_VERB_MARGIN
     _warn(f"run {head.status.get('run_id')} is being stopped")
-
-    async def gone() -> bool | NotYet:
-        answer = await anyio.to_thread.run_sync(
-            partial(ask, f"http://{head.where}/livez", limit=2.0)
-        )
-        return NotYet("it still answers") if answer.status else True
-
-    try:
-        anyio.run(until, gone, within)
-    except TimedOutError:
-        return _warn(f"{head.where} still answers after {within:g} s")
-    return 0
+    over = time.monotonic() + within
+    while ask(f"http://{head.where}/livez", limit=2.0).status:
+        if time.monotonic() > over:
+            raise UnavailableError(f"{head.where} still answers after {within:g} s")
+        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
 # --- the newest run folder -----------------------------------------------------------------------
 
 
-def _past_status(run: PastRun, *, as_json: bool) -> str:
-    """Return how a run ended, by the outcome of its head, else of its first node."""
-    node, file = run.nodes[0], run_folder.OUTCOME_FILE
-    outcome = run_folder.read_outcome(node)
+def _past_status(head: Path, *, as_json: bool) -> str:
+    """Return how a run ended, by the outcome in the folder of its head, else of a node."""
+    run, file = head.parent, run_folder.OUTCOME_FILE
+    outcome = run_folder.read_outcome(head)
     if as_json:
-        found = None if outcome is None else json.loads(read_small(node / file)) or None
-        source = {"run_id": run.run_id, "node": node.name, "folder": str(run.path)}
+        found = None if outcome is None else json.loads(read_small(head / file))
+        source = {"run_id": run.name, "node": head.name, "folder": str(run)}
         return json.dumps({**source, "is_over": outcome is not None, "outcome": found})
     if outcome is None:
-        return f"run {run.run_id}: no {file}: the agent was killed, or still runs"
+        return f"run {run.name}: no {file}: the agent was killed, or still runs"
     end = f"{outcome.kind.value}: {outcome.reason} (exit code {outcome.exit_code})"
-    more = f"`pod-agent explain {run.path}` shows what took long"
-    lines = (f"run {run.run_id} is over: {end}", outcome.remedy, more)
+    more = f"`pod-agent explain {run}` shows what took long"
+    lines = (f"run {run.name} is over: {end}", outcome.remedy, more)
     return "\n".join(escaped(line) for line in lines if line)
 
 
-def _past_log(run: PastRun, words: list[str], chosen: LogFilter) -> tuple[str, str]:
-    """Return the selected lines of a log, and why there are none."""
-    folders = {node.name: node for node in run.nodes}
-    node, name = _node_and_log(words, folders, run.nodes[0].name)
-    folder = run.nodes[0] if node == HEAD else folders.get(node)
-    if folder is None:
-        return "", f"it has no node {node!r}: {first_names(folders)}"
-    files = {path.name: path for path in folder.glob("*.log")}
+def _past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
+    """Return the selected lines of a log; raises if there is no such log."""
+    folders = {node.name: node for node in nodes}
+    node, name = _node_and_log(words, folders, nodes[0].name)
+    folder = nodes[0] if node == HEAD else folders.get(node)
+    files = {} if folder is None else {path.name: path for path in folder.glob("*.log")}
     file = files.get(_LOGS.get(name, f"{name}.log"))
-    if file is None:
-        by_file = {file: name for name, file in _LOGS.items()}
-        known = [by_file.get(name, name.removesuffix(".log")) for name in sorted(files)]
-        return "", f"{folder.name} has no log {name!r}: it has {first_names(known, 8)}"
-    try:
-        with file.open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(0, size - _MOST_READ))
-            data = opened.read(_MOST_READ)
-            written = datetime.fromtimestamp(os.fstat(opened.fileno()).st_mtime, timezone.utc)
-    except OSError as error:
-        return "", f"{file}: {error.strerror}"
-    if size > _MOST_READ:  # in whole lines
-        data = data.partition(b"\n")[2]
-    selected, has_times = chosen.apply(data.decode(errors="replace"), written)
-    return selected, "" if has_times else f"no line of {file.name} has a time: all are shown"
+    data = None if file is None else read_end(file, _MOST_READ)
+    if file is None or data is None:
+        known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"
+        raise UnavailableError(f"node {node!r} has no log {name!r}: {known}")
+    written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
+    return chosen.apply(data.decode(errors="replace"), written)
 
 
 # --- status --------------------------------------------------------------------------------------
@@ -514,113 +379,118 @@ def _past_log(run: PastRun, words: list[str], chosen: LogFilter) -> tuple[str, s
 
 def show_status(
     environ: Mapping[str, str],
-    log_root: Path,
     terminal: Terminal = NO_TERMINAL,
     *,
     as_json: bool,
     watch: bool = False,
-) -> int:
-    """Print the status, with `watch` until the end; 69 where there is neither head nor run."""
-    found = _find_head_or_past(environ, log_root)
-    if found is None:
-        return 69
-    if isinstance(found, PastRun):
-        print(redactor_for(environ, None).clean(_past_status(found, as_json=as_json)), flush=True)
-        return 0
-    if watch:
-        with _open_screen(as_json=as_json) as screen:
-            why = _show_until_end(screen, found.where, _follow_status(found, log_root))
-        return _warn(why) if why else 0
-    try:
-        status = found.status
-        text = json.dumps(status) if as_json else terminal.render(toned_lines(status), str)
-    except _UNKNOWN_FORMAT:
-        return _warn(_OTHER_VERSION)
-    print(text, flush=True)
-    return 0
+) -> None:
+    """Print the status, with `watch` until the end; raises where there is neither head nor run."""
+    found = _find_head(environ)
+    if isinstance(found, str):
+        past = _past_status(_newest_run(environ, found)[0], as_json=as_json)
+        print(redactor_for(environ, None).clean(past), flush=True)
+        return
+    if not watch:
+        with _in_known_format():
+            status = found.status
+            text = json.dumps(status) if as_json else terminal.render(status_lines(status), str)
+        print(text, flush=True)
+        return
+    with _open_screen(as_json=as_json) as show:
+        _show_until_end(show, found.where, _follow_status(found))
 
 
-def check_live(environ: Mapping[str, str]) -> int:
-    """Health check of this node's agent: 0 if it answers, else 69."""
+@contextmanager
+def _open_screen(*, as_json: bool) -> Iterator[Show]:
+    """Open the screen to use: JSON, live on a terminal with rich, or changed lines."""
+    live = None
+    if not as_json and sys.stdout.isatty():
+        with suppress(ImportError):
+            from agent.control.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
+
+            live = LiveScreen()
+    if live is not None and live.can_show:
+        with live:
+            yield live
+    elif as_json:
+        yield ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
+    else:
+        yield ChangedLines(lines_by_content)
+
+
+def check_live(environ: Mapping[str, str]) -> None:
+    """Health check of this node's agent; raises if it does not answer."""
     where = f"127.0.0.1:{_own_port(environ, load(environ).settings)}"
     answer = ask(f"http://{where}/livez")
-    if answer.status == 200:
-        return 0
-    why = answer.evidence or f"it answered {answer.status}"
-    return _warn(f"no agent runs here: {where}: {why}")
+    if answer.status != 200:
+        raise UnavailableError(f"no agent runs here: {where}: {answer.failure}")
+
+
+def _follow_status(head: FoundHead) -> Iterator[Status | str]:
+    """Yield each status received, and for each failed request why there is none."""
+    yield head.status
+    while True:
+        try:
+            yield from _stream(head)
+        except _FAILURES as error:
+            yield _error_text(error)
+        yield status_at(head.where, head.settings)  # also where `/events` is not open to us
+        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
+
+
+def _stream(head: FoundHead) -> Iterator[Status]:
+    """Yield the statuses of a stream until it ends; none where it is refused."""
+    prover = Prover(head.secret())
+    for _ in range(TRIES):
+        url = f"http://{head.where}/events"
+        with _sent("GET", url, prover, times.STREAM_SILENT) as (reply, signed):
+            proof = prover.check(signed, reply.status_code, reply.headers, None)
+            if proof is ReplyProof.PROVEN and reply.status_code == 200:
+                for line in reply.iter_lines(None):  # as it arrives
+                    if line.startswith(b"data: "):
+                        yield map_texts(json.loads(line.removeprefix(b"data: ")), escaped)
 
 
 def _show_until_end(
-    screen: LineScreen | LiveScreen,
+    show: Show,
     where: str,
     statuses: Iterable[Status | str],
     clock: Callable[[], float] = time.monotonic,
-) -> str:
-    """Show each status until the run's end; return why the end is not known, or ''."""
-    received, phase = clock(), ""
+) -> None:
+    """Show each status until the run's end; raises where the end is not known."""
+    received, last = clock(), dict[str, Any]()
     for status in statuses:
         if isinstance(status, str):
             silence = clock() - received
             why = f"{where} does not answer: {status}"
             if silence > times.HEAD_GONE:
-                ago = f"{duration_text(silence)} ago it was {one_line(phase)}"
-                return f"the head is gone: {why}; {ago}"
-            screen.show_outage(why)
+                ago = f"{duration_text(silence)} ago it was {one_line(last.get('phase'))}"
+                raise UnavailableError(f"the head is gone: {why}; {ago}")
+            show(last, one_line(why))
             continue
         received = clock()
-        try:
-            screen.show(status)
-            phase = str(status["phase"])
-            if phase == "leaving" and status.get("verdict"):
+        with _in_known_format():
+            last = {**status}
+            show(last, "")
+            if last["phase"] == "leaving" and last.get("verdict"):
                 break
-        except _UNKNOWN_FORMAT:
-            return _OTHER_VERSION
-    return ""
 
 
-@contextmanager
-def _open_screen(*, as_json: bool) -> Iterator[LineScreen | LiveScreen]:
-    """Open the screen to use: JSON, live on a terminal with rich, or lines."""
-    if as_json:
-        yield LineScreen(
-            lambda status: {json.dumps(without_clocks(status)): json.dumps(status)}, outages=False
-        )
-        return
-    if sys.stdout.isatty():
-        try:
-            from agent.control.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
-        except ImportError:
-            pass
-        else:
-            live = LiveScreen()
-            if live.can_show:
-                with live:
-                    yield live
-                return
-    yield LineScreen(lines_by_content)
-
-
-class LineScreen:
+class ChangedLines:
     """Prints the lines of a status whose content is new, by a function that returns both."""
 
-    def __init__(self, lines: Callable[[Status], dict[str, str]], *, outages: bool = True) -> None:
-        """Without `outages`, as in JSON, the last line is the newest status."""
-        self._lines, self._outages = lines, outages
+    def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
+        self._lines = lines
         self._before: dict[str, str] = {}
-        self._is_out = False
+        self._outage = ""
 
-    def show(self, status: Status) -> None:
-        """Print what changed."""
+    def __call__(self, status: Status, outage: str) -> None:
+        """Print what changed; an outage once, and its end."""
+        if bool(outage) != bool(self._outage):
+            _warn(outage or "the head answers again")
+        self._outage = outage
         lines = self._lines(status)
-        if self._is_out:
-            print("the head answers again", flush=True)
         new = [line for content, line in lines.items() if content not in self._before]
-        self._before, self._is_out = lines, False
+        self._before = lines
         for line in new:
             print(line, flush=True)
-
-    def show_outage(self, why: str) -> None:
-        """Print the reason once per outage."""
-        if self._outages and not self._is_out:
-            print(one_line(why), flush=True)
-            self._is_out = True

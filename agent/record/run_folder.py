@@ -324,8 +324,10 @@ def make_key(folder: Path) -> str | None:
     return key if write_atomically(folder / KEY_FILE, key, mode=0o600) is None else None
 
 
-def keys_in(root: Path) -> Iterator[str]:
-    """Yield the readable keys of the latest run in a log folder."""
-    for path in sorted((root / "latest").glob(f"*/{KEY_FILE}")):
-        with suppress(OSError, ValueError):
-            yield read_small(path).strip()
+def newest_key(root: Path) -> str | None:
+    """Return the key that was written last in the latest run of a log folder, if it is readable."""
+    with suppress(OSError, ValueError):
+        keys = (root / "latest").glob(f"*/{KEY_FILE}")
+        newest = max(keys, key=lambda path: path.stat().st_mtime, default=None)
+        return None if newest is None else read_small(newest).strip()
+    return None

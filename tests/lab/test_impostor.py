@@ -38,7 +38,7 @@ class Port(http.server.BaseHTTPRequestHandler):
         status = 200 if "Authorization" in self.headers else 401
         outcome = {"kind": "done", "exit_code": 0, "phase": "job", "culprit": "", "reason": "over"}
         reply = {
-            "protocol": 4, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
+            "protocol": 5, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
             "ray_ready": True, "gcs_port": 6379, "news": 1, "verdict": {**outcome, "remedy": ""},
             "refusal": "forged", "orders": [],
         }

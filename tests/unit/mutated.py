@@ -118,7 +118,8 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
 def named(error: str, name: str) -> bool:
     """Return whether an error names a place, its parent, or its content."""
     told = error.partition(": ")[0].replace("[...]", "")
-    return told != error and (told.startswith(name) or name.startswith(told))
+    is_missing = error.endswith(f"missing required field `{name.rpartition('.')[2]}`")
+    return is_missing or (told != error and (told.startswith(name) or name.startswith(told)))
 
 
 def body(message: object) -> bytes:

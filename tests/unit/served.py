@@ -113,6 +113,11 @@ def served(head: _Head) -> Iterator[_Head]:
         assert not thread.is_alive()
 
 
+def environ_of(port: int, root: Path) -> dict[str, str]:
+    """Return the environment of a verb on the head's node."""
+    return {"AGENT_PORT": str(port), "AGENT_LOG_DIR": str(root)}
+
+
 def leave_key(root: Path, key: str) -> None:
     """Write a key where the newest run's head does."""
     folder = root / "latest" / "pod0"

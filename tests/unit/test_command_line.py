@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.text import NO_TERMINAL, Line, Terminal
-from agent.boot.verbs import SHELLS, CommandLine, completion_for
+from agent.boot.verbs import SHELLS, completion_for, flags_of
 from agent.cli import main
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import VARIABLES
@@ -19,8 +19,6 @@ from unit.worlds import SECRET
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-LINE = CommandLine()
 
 
 @pytest.mark.parametrize(
@@ -72,9 +70,8 @@ def test_help_of_run_names_variables_placeholders_and_examples(
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_names_all(shell: str) -> None:
     """Every verb, option and recipe is in the script, which the shell accepts."""
-    script = completion_for(shell, LINE)
-    flags = {flag for parser in LINE.verbs.values() for flag in parser.flags}
-    for word in (*LINE.verbs, *BY_NAME, *flags):
+    script = completion_for(shell)
+    for word in ("status", "completion", *BY_NAME, *flags_of("logs"), *flags_of("recipe")):
         assert word.lstrip("-") in script
     if shutil.which(shell):
         done = subprocess.run(
@@ -100,7 +97,7 @@ def test_bash_completes(words: list[str], found: str) -> None:
         f"COMP_WORDS=(pod-agent {' '.join(words)}); COMP_CWORD={len(words)}; _pod_agent; "
         'echo "${COMPREPLY[@]}"'
     )
-    script = f"{completion_for('bash', LINE)}\n{call}"
+    script = f"{completion_for('bash')}\n{call}"
     done = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, check=True, timeout=30
     )
@@ -119,7 +116,7 @@ def test_bash_completes(words: list[str], found: str) -> None:
 )
 def test_fish_completes(line: str, found: str, tmp_path: Path) -> None:
     """Fish completes a line from the script."""
-    script = f"{completion_for('fish', LINE)}\ncomplete -C '{line}'"
+    script = f"{completion_for('fish')}\ncomplete -C '{line}'"
     done = subprocess.run(
         ["fish", "--no-config"],
         input=script,

@@ -10,7 +10,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-LONG = 16 << 20
 FLOOD = MAX_UNTRUSTED_PER_ADDRESS + 300
 
 
@@ -140,21 +138,6 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
 
 
-def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long response may take longer than the idle limit."""
-    monkeypatch.setattr(times, "CONNECTION_IDLE", 1.0)
-    with a_head() as head:
-        head.status["text"] = "x" * LONG
-        with connected(head.port) as (one,):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-            one.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            size, step = 0, threading.Event()
-            while size < LONG and (piece := one.recv(1 << 16)):
-                size += len(piece)
-                step.wait(0.015)
-            assert size >= LONG
-
-
 @pytest.mark.parametrize("token", [None, SECRET])
 def test_a_flood_from_one_address(token: str | None) -> None:
     """The oldest connections of a flood are closed; others are served, even from its address."""
@@ -231,23 +214,9 @@ def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
             for number, one in enumerate(workers):
                 one.sendall(report_of(number, port.number, token))
             assert {status_on(one) for one in workers} == {200}
-            others = stack.enter_context(connected(port.number, 100, "127.0.0.2", HALF))
+            few = 100 if token else 10
+            others = stack.enter_context(connected(port.number, few, "127.0.0.2", HALF))
             assert status_on(others[-1], b"\r\n\r\n") == 200
-
-
-def test_workers_that_come_back_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New connections of agents that are accepted are trusted while their reports are held."""
-    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 5)
-    with served(None) as port, contextlib.ExitStack() as stack:
-        for number in range(20):
-            with connected(port.number, source="127.0.0.2") as (one,):
-                assert status_on(one, report_of(number, port.number)) == 200
-        held = []
-        for number in range(20):
-            said = report_of(number, port.number, hold=2.0)
-            held += stack.enter_context(connected(port.number, 1, "127.0.0.2", said))
-            assert port.ask("GET", "/livez").status == 200
-        assert {status_on(one) for one in held} == {200}
 
 
 def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,11 +229,10 @@ def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.Monkey
             assert status_on(one, report_of(number, port.number)) == 200
             return one
 
-        other = worker(0, "127.0.0.3")
-        crowd = [worker(number, "127.0.0.2") for number in range(1, 40)]
-        (refused,) = stack.enter_context(connected(port.number, source="127.0.0.2"))
-        assert is_closed(refused)
+        few = [worker(number, "127.0.0.3") for number in range(10)]
+        some = [worker(number, "127.0.0.4") for number in range(10, 20)]
+        crowd = [worker(number, "127.0.0.2") for number in range(20, 40)]
         assert port.ask("GET", "/livez").status == 200
         assert is_closed(crowd[0])
-        for one in (other, *crowd[1:]):
+        for one in (*few, *some, *crowd[1:]):
             assert status_on(one, LIVEZ) == 200

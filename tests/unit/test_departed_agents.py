@@ -14,7 +14,6 @@ from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (
     BASE_LIMIT,
     Expected,
-    RankAssignment,
     Reports,
     TooManyAgentsError,
     agent_limit,
@@ -50,10 +49,9 @@ class Fleet:
         self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
         expected = Expected(None, "", "", "")
-        ranks = RankAssignment((), self._keep, most)
         self.reports = Reports(
             *(FIRST, expected, self.take, self._clock),
-            ranks=ranks,
+            keep_ranks=self._keep,
             most=most,
             is_needed=lambda key: is_worker_needed(self.story.state, key, self.now),
         )
@@ -109,9 +107,7 @@ def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
 
     fleet = anyio.run(come_and_go)
     counts = {name: len(found) for name, found in fleet.known().items()}
-    most = KEPT // 4
-    bounded_elsewhere = {"names": KEPT, "_ranks": KEPT}
-    assert {name: n for name, n in counts.items() if n > bounded_elsewhere.get(name, most)} == {}
+    assert {name: n for name, n in counts.items() if n > KEPT} == {}
     assert counts["_agents"] > KEPT // 10
     latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
     assert fleet.reports.byes.keys() - fleet.story.state.shares.by_node.keys() <= latest
@@ -183,9 +179,18 @@ def test_what_a_run_needs_of_the_departed() -> None:
 def test_ranks_are_given_again() -> None:
     """With all names in use, the first rank without a current owner is given again."""
     kept: list[tuple[str, ...]] = []
-    ranks = RankAssignment(("a", "b"), kept.append, 2)
-    assert ranks.assign("b", (), lambda: {1, 2}) == 2
-    assert ranks.assign("c", (), lambda: {2}) == 1
+    reports = Reports(
+        *(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0),
+        rank_names=("a", "b"),
+        keep_ranks=kept.append,
+        most=2,
+    )
+
+    def rank(name: str) -> int | None:
+        report = Report(f"of {name}", "10.0.0.2", "joining", hello=Hello(name))
+        return anyio.run(reports.handle, report).rank
+
+    assert [rank("b"), rank("c")] == [2, 1]
     assert kept == [("c", "b")]
 
 

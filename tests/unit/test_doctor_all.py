@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base.errors import UnavailableError
 from agent.checks.finding import Finding, Level, group_findings, node_list
 from agent.control import verbs
 from agent.control.sockets import bind
@@ -17,7 +18,7 @@ from agent.control.verbs import ask
 from agent.decisions.head import state as h
 from unit.fake_runs import status_of
 from unit.heads import Trace, goal, nodes, reported
-from unit.served import KEY, a_head, leave_key
+from unit.served import KEY, a_head, environ_of, leave_key
 from unit.worlds import MACHINE, SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -85,38 +86,36 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the head's node the key in the run folder opens it; 78 if a check fails."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
-        environ = {"AGENT_PORT": str(head.port)}
-        assert verbs.show_findings(environ, tmp_path, as_json=False) == 78
+        environ = environ_of(head.port, tmp_path)
+        assert verbs.show_findings(environ, as_json=False) == 78
         assert capsys.readouterr().out.splitlines() == [
             "FAIL disk: full. Empty [pod1]",
             "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
             "     nothing is known about 10.0.0.9: no agent runs there",
             "ok   1 check passed",
         ]
-        assert verbs.show_findings(environ, tmp_path, as_json=False, verbose=True) == 78
+        assert verbs.show_findings(environ, as_json=False, verbose=True) == 78
         assert "ok   ray: 2.60 [all nodes]" in capsys.readouterr().out
-        assert verbs.show_findings(environ, tmp_path, as_json=True) == 78
+        assert verbs.show_findings(environ, as_json=True) == 78
         data = json.loads(capsys.readouterr().out)
         assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])
 
 
-def test_without_proof_nothing_is_answered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_proof_nothing_is_answered(tmp_path: Path) -> None:
     """Findings have paths and addresses: refused without the key, and if a token is set."""
     with a_head() as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401
-        assert verbs.show_findings({"AGENT_PORT": str(head.port)}, tmp_path, as_json=False) == 69
-        assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
+        with pytest.raises(UnavailableError, match="RAY_AUTH_TOKEN"):
+            verbs.show_findings(environ_of(head.port, tmp_path), as_json=False)
     with a_head(SECRET) as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings", KEY).status == 401
         assert ask(f"http://127.0.0.1:{head.port}/findings", SECRET).status == 200
 
 
-def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """69, with the evidence."""
+def test_no_head_answers(tmp_path: Path) -> None:
+    """An error with the evidence."""
     (free,) = bind(["127.0.0.1"], 0)
     port = free.getsockname()[1]
     free.close()
-    assert verbs.show_findings({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
-    assert "connection refused" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match="connection refused"):
+        verbs.show_findings(environ_of(port, tmp_path), as_json=False)

@@ -43,7 +43,7 @@ ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
         ({"hello": {"name": "pod1", "gpus": -1}}, "hello.gpus"),
         ({"hello": {"name": "pod1", "clock": float("inf")}}, "hello.clock"),
         ({"runs": 10**15}, "runs"),
-        ({"part": {"attempt": 1, "code": 1792}}, "part.end.code"),
+        ({"part": {"attempt": 1, "end": {"code": 1792}}}, "part.end.code"),
         ({"answers": [{"probe": SAMPLE, "size": -1}]}, r"answers\[0\].size"),
         ({"news": float("nan")}, "news"),
     ],
@@ -90,10 +90,10 @@ def test_a_sample_of_nothing() -> None:
 
 
 def test_the_end_of_a_share_travels() -> None:
-    """Its fields are next to the attempt's number, in the original format."""
+    """With its attempt's number."""
     over = ShareOver(3, ShareEnd(7, 1, "no space", 2.5))
     data = json.loads(json.dumps(Report("a", "", "p", part=over).to_dict()))
-    assert data["part"]["code"] == 7
+    assert data["part"]["end"]["code"] == 7
     assert Report.from_dict(data).part == over
 
 
@@ -131,8 +131,8 @@ def test_doctor_steers_no_terminal(
     findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
     monkeypatch.setattr(served, "FINDINGS", findings)
     with served.a_head(token=SECRET) as head:
-        environ = {"AGENT_PORT": str(head.port), "RAY_AUTH_TOKEN": SECRET}
-        assert verbs.show_findings(environ, tmp_path, as_json=False) == 0
+        environ = {**served.environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET}
+        assert verbs.show_findings(environ, as_json=False) == 0
     out = capsys.readouterr().out
     assert "pwned" in out
     assert all(line.isprintable() for line in out.splitlines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ import anyio
 import pytest
 
 from agent.base import times
-from agent.boot.head_server import HeadLogs
+from agent.base.errors import UnavailableError
+from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.control import verbs
+from agent.control.log_filter import LogFilter
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import LogPart
@@ -24,7 +27,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for
-from unit.served import KEY, SECONDS, a_head, leave_key
+from unit.served import KEY, SECONDS, a_head, environ_of, leave_key
 from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -38,30 +41,29 @@ FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "out"),
+    ("words", "out"),
     [
-        ([], 0, "step 1\n"),
-        (["job"], 0, "step 1\n"),
-        (["head"], 0, "step 1\n"),
-        (["head", "job"], 0, "step 1\n"),
-        (["pod1"], 0, "joined\n"),
-        (["pod1", "agent"], 0, "joined\n"),
-        (["pod1", "job"], 69, ""),
-        (["retriever"], 69, ""),
-        (["../secrets", "x/y"], 69, ""),
+        ([], "step 1\n"),
+        (["job"], "step 1\n"),
+        (["head"], "step 1\n"),
+        (["head", "job"], "step 1\n"),
+        (["pod1"], "joined\n"),
+        (["pod1", "agent"], "joined\n"),
+        (["pod1", "job"], ""),
+        (["retriever"], ""),
+        (["../secrets", "x/y"], ""),
     ],
 )
 def test_the_words_name_node_and_log(
-    words: list[str], code: int, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node, a log, both or none; an unknown name is an error."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
-        environ = {"AGENT_PORT": str(head.port)}
-        assert verbs.show_logs(environ, tmp_path, words, follow=False) == code
-    told = capsys.readouterr()
-    assert told.out == out
-    assert ("has no log" in told.err) is (code == 69)
+        raises = nullcontext() if out else pytest.raises(UnavailableError, match="has no log")
+        with raises:
+            verbs.show_logs(environ_of(head.port, tmp_path), words, LogFilter(), follow=False)
+    assert capsys.readouterr().out == out
 
 
 def test_a_worker_s_last_lines_are_not_followed(
@@ -70,24 +72,25 @@ def test_a_worker_s_last_lines_are_not_followed(
     """They are printed once, with the reason why no more follow."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
-        environ = {"AGENT_PORT": str(head.port)}
-        assert verbs.show_logs(environ, tmp_path, ["pod1"], follow=True) == 0
+        verbs.show_logs(environ_of(head.port, tmp_path), ["pod1"], LogFilter(), follow=True)
     told = capsys.readouterr()
     assert told.out == "joined\n"
     assert "cannot be followed" in told.err
 
 
-def test_logs_need_a_head_and_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both end with 69: without token or key no log is shown."""
+def test_logs_need_a_head_and_a_key(tmp_path: Path) -> None:
+    """Both are errors: without token or key no log is shown."""
     with a_head() as head:
         where = f"http://127.0.0.1:{head.port}/logs/head/job"
         assert [ask(where, key).status for key in (None, "another", KEY)] == [401, 401, 200]
         assert ask(f"{where}?after=-1", KEY).status == 400
-        assert verbs.show_logs({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
-        assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
-    assert verbs.show_logs({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
-    assert "no head's agent answers" in capsys.readouterr().err
-    assert main(["logs", "a", "b", "c"]) == 2
+        environ = environ_of(head.port, tmp_path)
+        with pytest.raises(UnavailableError, match="RAY_AUTH_TOKEN"):
+            verbs.show_logs(environ, [], LogFilter(), follow=False)
+    with pytest.raises(UnavailableError, match="no head's agent answers"):
+        verbs.show_logs(environ, [], LogFilter(), follow=False)
+    with pytest.raises(SystemExit):
+        main(["logs", "a", "b", "c"])
 
 
 # --- a log that is followed ---------------------------------------------------------------------
@@ -105,10 +108,17 @@ async def _second_life(_node: str, _name: str, after: int | None) -> LogPart | s
 def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
     """Follow the job's log in a thread; return it, and where its code will be."""
     codes: list[int] = []
-    environ = {"AGENT_PORT": str(port)}
-    thread = threading.Thread(
-        target=lambda: codes.append(verbs.show_logs(environ, root, [], follow=True))
-    )
+
+    def follow() -> None:
+        try:
+            verbs.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
+        except UnavailableError as error:
+            codes.append(error.exit_code)
+            print(error, file=sys.stderr)
+        else:
+            codes.append(0)
+
+    thread = threading.Thread(target=follow)
     thread.start()
     return thread, codes
 
@@ -163,7 +173,7 @@ def test_following_ends_when_the_agent_stays_away(
     thread.join(SECONDS)
     assert (codes, output.getvalue()) == ([69], "one\n")
     told = capsys.readouterr().err
-    assert "sent no log and no verdict for 1 s: giving up (connection refused" in told
+    assert "no log and no verdict for 1 s: 127.0.0.1" in told
 
 
 # --- what the head gives -------------------------------------------------------------------------
@@ -183,12 +193,13 @@ class Asked:
         workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
         fleet = SimpleNamespace(workers=workers)
         self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
-        self.logs = HeadLogs(self.run, self.reports, lambda: self.state)
+        keeper: Any = None
+        self.status = RunStatus(self.run, keeper, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
         """Request a part."""
-        return anyio.run(self.logs.read, node, name, after)
+        return anyio.run(self.status.read_log, self.reports, node, name, after)
 
 
 @pytest.fixture
@@ -236,7 +247,7 @@ def test_a_follower_waits_for_new_text(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, grow)
-            found.append(await asked.logs.read("head", "job", 4))
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
         return found[0]
 
     def grow() -> None:
@@ -254,7 +265,7 @@ def test_a_verdict_ends_the_wait(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
-            found.append(await asked.logs.read("head", "job", 4))
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
         return found[0]
 
     async def end() -> None:
@@ -273,11 +284,15 @@ def test_the_wait_has_a_limit(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("node", "name", "words"),
     [
-        ("head", "secrets", "head has no log 'secrets': it has agent, ray"),
+        (
+            "head",
+            "secrets",
+            "head has no log 'secrets', or did not send it in time: nodes are node-a and pod1",
+        ),
         ("head", "../../etc/passwd", "has no log"),
-        ("pod0", "agent", "no node 'pod0' is here: node-a and pod1 are"),
-        ("pod1", "secrets", "no log is called 'secrets': agent, ray"),
-        ("pod1", "agent", "pod1 sent no log 'agent' within 3 s"),
+        ("pod0", "agent", "nodes are node-a and pod1; logs agent, ray"),
+        ("pod1", "secrets", "pod1 has no log 'secrets'"),
+        ("pod1", "agent", "pod1 has no log 'agent', or did not send it in time"),
     ],
 )
 def test_unknown_logs(asked: Asked, node: str, name: str, words: str) -> None:
@@ -295,7 +310,7 @@ def test_a_workers_last_lines(asked: Asked) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def ask() -> None:
-                found.append(await asked.logs.read("pod1", "agent", None))
+                found.append(await asked.status.read_log(asked.reports, "pod1", "agent", None))
 
             tasks.start_soon(ask)
             again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)

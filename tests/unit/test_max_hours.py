@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.boot.run_keeper import RunKeeper
-from agent.control.status import toned_lines
+from agent.control.status import status_lines
 from agent.decisions.head import state as h
 from agent.record.run_folder import outcome_text
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
@@ -127,4 +127,4 @@ def test_the_cost_counts_all_nodes_and_all_heads() -> None:
         status = status_of(state, plan_of({}), now=1800.0)
         assert status.status()["cost"] == status.cost() == cost
         assert json.loads(outcome_text(OVER, cost=cost)).get("cost") == cost
-        assert ("since the start, $15.00" in toned_lines(status.status())[0].label) == bool(cost)
+        assert ("since the start, $15.00" in status_lines(status.status())[0].label) == bool(cost)

@@ -18,10 +18,9 @@ from agent.control.protocol import (
     Hello,
     Reply,
     Report,
-    Versions,
     protocol_mismatch,
-    version_disagreement,
 )
+from agent.control.reports import Expected
 from agent.decisions.values import Answer, ItemReport, Order, OrderKind, Step
 from unit.worlds import MACHINE
 
@@ -185,7 +184,10 @@ def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
     ("data", "words"),
     [
         (Report("agent1", "", "p").to_dict(), ""),
-        ({"name": "pod1", "phase": "joining Ray"}, "this worker runs an earlier pod-agent"),
+        (
+            {"name": "pod1", "phase": "joining Ray"},
+            "this worker runs pod-agent of an earlier version",
+        ),
         ({"protocol": VERSION + 1, "agent": "9.1"}, "this worker runs pod-agent 9.1, this one"),
         ([], ""),
     ],
@@ -203,7 +205,7 @@ def test_the_version_names_the_wire_format_of_facts() -> None:
     sent = json.loads(
         json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
     )
-    assert sent["protocol"] == VERSION == 4
+    assert sent["protocol"] == VERSION == 5
     assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
     assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
     assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")
@@ -280,8 +282,12 @@ def test_texts_are_printable(name: str, detail: str, error: str) -> None:
         ((None, "", "2.13.0"), (None, "", "2.12.0"), "torch 2.12.0 here, 2.13.0 on the head"),
     ],
 )
-def test_versions_must_agree(head: Versions, worker: Versions, words: str) -> None:
+def test_versions_must_agree(
+    head: tuple[str | None, str, str], worker: tuple[str | None, str, str], words: str
+) -> None:
     """Ray refuses any difference, even in the patch, so the head refuses it first, by name."""
-    told = version_disagreement(head, worker)
+    ray, python, torch = worker
+    hello = Hello("pod1", ray=ray, python=python, torch=torch)
+    told = Expected(*head, services="").refusal_of(hello)
     assert words in told
     assert bool(told) == bool(words)

@@ -75,7 +75,7 @@ def test_nodes_on_the_command_line(
 )
 def test_wrong_numbers_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None:
     """A wrong number is a usage error."""
-    with pytest.raises(argparse.ArgumentTypeError):
+    with pytest.raises((ValueError, argparse.ArgumentTypeError)):
         parsed(nodes, gpus, cpus)
 
 

@@ -186,7 +186,7 @@ def test_another_version_is_refused() -> None:
     reply = anyio.run(counter.reports.handle, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
     assert counter.heard[0].refused == reply.refusal
-    assert anyio.run(counter.reports.wait_for_goodbyes, LATE, 0) == ([], 0)
+    anyio.run(counter.reports.wait_for_goodbyes, LATE, 0)
 
 
 def test_farewell_waits_for_each() -> None:
@@ -197,32 +197,35 @@ def test_farewell_waits_for_each() -> None:
         for report in (POD1, POD2):
             await counter.reports.handle(replace(report, bye=BYE))
 
-    async def story() -> tuple[list[str], int]:
+    async def story() -> None:
         await counter.reports.handle(POD1)
         await counter.reports.handle(POD2)
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave)
-                silent = await counter.reports.wait_for_goodbyes(LATE, 0)
-        return silent
+                await counter.reports.wait_for_goodbyes(LATE, 0)
 
-    assert anyio.run(story) == ([], 0)
+    anyio.run(story)
     assert [worker.has_left for worker in counter.heard] == [False, False, True, True]
 
 
-def test_farewell_names_those_who_stay_silent() -> None:
+def test_farewell_names_those_who_stay_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers without a goodbye in time are named."""
-    counter = Counter()
+    counter, said = Counter(), list[str]()
+    monkeypatch.setattr("agent.control.reports.say", said.append)
     anyio.run(counter.reports.handle, POD1)
-    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 0) == (["pod1"], 0)
+    anyio.run(counter.reports.wait_for_goodbyes, SOON, 0)
+    assert [line.partition(";")[0] for line in said] == ["pod1 did not confirm the verdict"]
 
 
-def test_farewell_waits_for_those_who_are_about_to_call() -> None:
+def test_farewell_waits_for_those_who_are_about_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that never reported is awaited, and gets the verdict if it reports in time."""
-    counter, ended = Counter(), list[tuple[list[str], int]]()
+    counter, ended, said = Counter(), list[bool](), list[str]()
+    monkeypatch.setattr("agent.control.reports.say", said.append)
 
     async def part() -> None:
-        ended.append(await counter.reports.wait_for_goodbyes(LATE, 1))
+        await counter.reports.wait_for_goodbyes(LATE, 1)
+        ended.append(True)
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
@@ -236,8 +239,9 @@ def test_farewell_waits_for_those_who_are_about_to_call() -> None:
                 await counter.reports.handle(replace(POD1, bye=BYE))
 
     anyio.run(story)
-    assert ended == [([], 0)]
-    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 2) == ([], 2)
+    assert (ended, said) == ([True], [])
+    anyio.run(counter.reports.wait_for_goodbyes, SOON, 2)
+    assert [line.partition(";")[0] for line in said] == ["2 never called"]
 
 
 def test_a_stranger_is_asked_who_it_is() -> None:
@@ -264,7 +268,6 @@ def test_a_later_agent_of_a_node_replaces_the_former() -> None:
     counter.take(POD1)
     counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
     assert counter.replaced == ["agent1"]
-    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 0) == (["pod1"], 0)
 
 
 def test_two_machines_of_one_name_are_two_workers() -> None:
@@ -285,6 +288,32 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
 
     anyio.run(story)
     assert counter.replaced == ["agent1"]
+
+
+def test_ranks_by_the_first_hello() -> None:
+    """Whoever comes first is rank 1; a name keeps its rank, and running namesakes have one each."""
+    kept: list[tuple[str, ...]] = []
+    reports = Reports(
+        *(FIRST, Expected("2.60.0", "3.11.7", "", "abc"), lambda _: None, lambda: 0.0),
+        rank_names=["pod1"],
+        keep_ranks=kept.append,
+    )
+
+    async def rank(name: str, key: str, hold: float = 0.0) -> int | None:
+        hello = replace(HELLO, name=name, rank=None)
+        report = replace(POD1, id=key, hello=hello, news=0, hold=hold)
+        return (await reports.handle(report)).rank
+
+    async def story() -> list[int | None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rank, "pod1", "a", LATE)
+            await anyio.wait_all_tasks_blocked()
+            found = [await rank("pod2", "b"), await rank("pod1", "c"), await rank("pod1", "d")]
+            tasks.cancel_scope.cancel()
+        return found
+
+    assert anyio.run(story) == [2, 3, 3]
+    assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1")]
 
 
 def test_another_plan_of_services_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.control.reports import RankAssignment
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.services import service_address
@@ -128,15 +127,3 @@ def test_the_heads_own_rank() -> None:
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     trace = Trace(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
     assert trace.state.service_home(RETRIEVER) == HERE
-
-
-def test_ranks_by_the_first_hello() -> None:
-    """Whoever comes first is rank 1; a name keeps its rank, and living namesakes have one each."""
-    kept: list[tuple[str, ...]] = []
-    ranks = RankAssignment(["pod1"], kept.append)
-    assert ranks.assign("pod2", set()) == 2
-    assert ranks.assign("pod1", set()) == 1
-    assert ranks.assign("pod1", {1}) == 3
-    assert ranks.assign("pod1", {1, 3}) == 4
-    assert ranks.assign("pod1", {1}) == 3
-    assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1"), ("pod1", "pod2", "pod1", "pod1")]

@@ -276,9 +276,11 @@ def test_who_is_overdue() -> None:
     assert counter.reports.overdue() == []
     counter.now += 16
     assert counter.reports.overdue() == ["agent1"]
-    assert counter.reports.mark_silent("agent1")
+    agent = counter.reports.awaited("agent1")
+    assert agent is not None
+    agent.is_silent = True
     assert counter.reports.overdue() == []
-    assert not counter.reports.mark_silent("agent1")
+    assert counter.reports.awaited("agent1") is None
     counter.take(replace(WAITS, hold=0.0, hello=None))
     counter.now += 16
     assert counter.reports.overdue() == ["agent1"]

@@ -170,7 +170,7 @@ def test_the_command_line(
     assert "8 B × 20 bytes / 8 GPUs = 20.0 GB" in made["why"][f"--{STAGE}"]
     assert main([*words, "--gpu-memory", "24", "--model-size", "72B"]) == 78
     assert "72 B on 1×8×24 GB: no: " in capfd.readouterr().err
-    for wrong in (["--gpu-memory", "0"], ["--model-size", "large"]):
+    for wrong in (["--gpu-memory", "much"], ["--model-size", "large"]):
         with pytest.raises(SystemExit) as caught:
             main([*words, *wrong])
         assert caught.value.code == 2

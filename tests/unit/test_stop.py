@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agent.base.errors import UnavailableError
 from agent.control import verbs as stop_verb
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.control.verbs import ask
 from agent.record import run_folder
-from unit.served import KEY, a_head, leave_key
+from unit.served import KEY, a_head, environ_of, leave_key
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def test_the_key_in_the_run_folder_is_enough(tmp_path: Path) -> None:
     """On the head's node no token is needed; the verb returns once the head has exited."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
-        assert stop_verb.stop({"AGENT_PORT": str(head.port)}, tmp_path) == 0
+        stop_verb.stop(environ_of(head.port, tmp_path))
         assert head.stopped.is_set()
 
 
@@ -33,30 +34,28 @@ def test_with_a_token_the_key_is_refused(tmp_path: Path) -> None:
     leave_key(tmp_path, KEY)
     with a_head(SECRET) as head:
         assert ask(f"http://127.0.0.1:{head.port}/stop", KEY, post=True).status == 401
-        environ = {"AGENT_PORT": str(head.port), "RAY_AUTH_TOKEN": SECRET}
-        assert stop_verb.stop(environ, tmp_path) == 0
+        stop_verb.stop({**environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET})
+        assert head.stopped.is_set()
 
 
 @pytest.mark.parametrize("found", ["", "another"], ids=["no key", "a key of another run"])
-def test_without_token_and_key_nothing_is_stopped(
-    found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_token_and_key_nothing_is_stopped(found: str, tmp_path: Path) -> None:
     """Whoever reaches the port may not end the run; the one who may is told how."""
     if found:
         leave_key(tmp_path, found)
     with a_head() as head:
-        assert stop_verb.stop({"AGENT_PORT": str(head.port)}, tmp_path) == 69
+        with pytest.raises(UnavailableError, match=r"RAY_AUTH_TOKEN.*AGENT_LOG_DIR"):
+            stop_verb.stop(environ_of(head.port, tmp_path))
         assert not head.stopped.is_set()
-    assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
 
 
-def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """69, with the evidence."""
+def test_no_head_answers(tmp_path: Path) -> None:
+    """An error with the evidence."""
     (free,) = bind(["127.0.0.1"], 0)
     port = free.getsockname()[1]
     free.close()
-    assert stop_verb.stop({"AGENT_PORT": str(port)}, tmp_path) == 69
-    assert "connection refused" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match="connection refused"):
+        stop_verb.stop(environ_of(port, tmp_path))
 
 
 def test_a_worker_refuses() -> None:
@@ -82,7 +81,7 @@ def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
     (folder / run_folder.KEY_FILE).write_text("old")
     key = run_folder.make_key(folder)
     assert key is not None
-    assert [*run_folder.keys_in(tmp_path)] == [key]
+    assert run_folder.newest_key(tmp_path) == key
     assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
 
 

@@ -1,4 +1,4 @@
-"""The terminal's view of a run, for runs and terminals of any size."""
+"""The lines that show a run at a terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from rich.console import Console
 
 from agent.base.text import duration_text
 from agent.control.rich_view import rich_view
-from agent.control.status import (
-    Section,
-    bar,
-    lines_by_content,
-    sections,
-    toned_lines,
-)
-from browsing.runs import EVIL
+from agent.control.status import lines_by_content, status_lines
 from browsing.runs import status as run_of
 
 BOOTING = {
@@ -33,77 +26,48 @@ BOOTING = {
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
 
 
-def lines_of(view: list[Section], height: int, width: int, *, colored: bool = False) -> list[str]:
-    """Return a view as a terminal of this width shows it."""
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=colored,
-        color_system="standard" if colored else None,
-        no_color=not colored,
-    )
-    with console.capture() as captured:
-        console.print(rich_view(view, height), end="")
-    return captured.get().splitlines()
-
-
-def lines(status: dict[str, Any], height: int, width: int = 120, outage: str = "") -> list[str]:
-    """Return a status as a terminal of this size shows it."""
-    return [line.rstrip() for line in lines_of(sections(status, outage), height, width)]
+def lines(status: dict[str, Any]) -> list[str]:
+    """Return the lines of a status."""
+    return [line.label for line in status_lines(status)]
 
 
 def test_a_small_run_is_shown_completely() -> None:
-    """Phase, job, services, nodes with rank, name, phase and duration, and the last lines."""
-    shown = lines(run_of(3), 40)
+    """Phase, job, services, and nodes with rank, name, phase and duration."""
+    shown = lines(run_of(3))
     assert shown[0] == (
         "run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start, $12.50"
     )
-    assert shown[1].startswith("job rehearsal: running, attempt 2, step 25 of 40 [####")
-    assert "nodes: 3 workers: 3 joined" in shown
-    (slow,) = [line for line in shown if line.startswith("2 ")]
-    assert " ".join(slow.split()) == (
-        "2 pod2 10.0.0.3 joined following the head 4 min 29 s fetch: Fetching 5 files: 40%"
-    )
-    (head,) = [line for line in shown if line.startswith("head")]
-    assert " ".join(head.split()) == "head pod0 running 4 min 25 s"
+    assert shown[1] == "job rehearsal: running, attempt 2, step 25 of 40, mean reward 0.89"
+    assert "node head  pod0  running  4 min 25 s" in shown
+    (slow,) = [line for line in shown if line.startswith("node 2 ")]
+    assert slow.startswith("node 2  pod2  10.0.0.3  joined  following the head  4 min 29 s  fetch")
     assert any(
-        line.startswith("reward server")
-        and "restarts: 1; outages: 1, 8 s; answers in 31 ms" in line
+        line.startswith("service reward server") and "restarts: 1; outages: 1, 8 s" in line
         for line in shown
     )
-    assert shown[shown.index("the job's last lines") + 6] == EVIL
 
 
-def test_a_wait_has_a_progress_bar() -> None:
-    """Name, elapsed share, time left and evidence of a wait."""
+def test_a_wait() -> None:
+    """Name, time left and evidence; the end of the run is none."""
     run = {**run_of(3), **BOOTING}
-    (wait,) = [line for line in lines(run, 40) if line.startswith("workers")]
-    assert wait.split("  ") == ["workers", "[#####...............]", "90 s left", "1 of 3 joined"]
-    running = {**run, "phase": "running"}  # when such a wait began the status does not tell
-    (wait,) = [line for line in lines(running, 40) if line.startswith("workers")]
-    assert "#" not in wait
+    assert "waiting for workers  90 s left  1 of 3 joined" in lines(run)
     run["waits"] = [{**BOOTING["waits"][0], "following": True}]  # type: ignore[index]  # a list
-    assert "waiting for" not in lines(run, 40)
+    assert not any(line.startswith("waiting for") for line in lines(run))
 
 
 def test_the_worst_nodes_come_first() -> None:
-    """Of 256 nodes the lost one comes first, and those without a line are counted."""
-    run = run_of(256)
-    shown = lines(run, 20)
-    assert len(shown) == 20
-    (at,) = [number for number, line in enumerate(shown) if line.startswith("nodes: 256")]
-    assert "1 lost, 255 joined (" in shown[at]
-    assert "more not shown" in shown[at]
-    assert shown[at + 1].startswith("head ")
-    assert shown[at + 2].startswith("256 ")
-    assert "its Ray is gone" in shown[at + 2]
+    """Of 256 nodes the lost one comes first."""
+    shown = [line for line in lines(run_of(256)) if line.startswith("node ")]
+    assert shown[0].startswith("node head ")
+    assert shown[1].startswith("node 256 ")
+    assert "its Ray is gone" in shown[1]
 
 
 def test_a_silent_node() -> None:
     """The time since its last report is shown, with its last detail."""
     run = run_of(1)
     run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
-    assert any("last report 40 s ago; gone" in line for line in lines(run, 40))
+    assert any("last report 40 s ago; gone" in line for line in lines(run))
 
 
 @pytest.mark.parametrize(
@@ -121,62 +85,52 @@ def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) 
     run["nodes"][0].update(steps=[{"name": "fetch", "state": state}], detail="its word")
     run["progress"] = {"pod1": said, "head": {"gsm8k": "99%"}}
     run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
-    shown = lines(run, 40)
-    assert any(line.startswith("1 ") and line.endswith(word) for line in shown)
-    assert any(line.startswith("gsm8k") and line.endswith("99%") for line in shown)
+    shown = lines(run)
+    assert any(line.startswith("node 1 ") and line.endswith(word) for line in shown)
+    assert any(line.startswith("prepare step gsm8k") and line.endswith("99%") for line in shown)
     del run["progress"]
-    assert lines(run, 40)
+    assert lines(run)
 
 
-def test_a_verdict_and_an_outage() -> None:
-    """A verdict has its remedy; an outage of the head has an own line."""
+def test_a_verdict() -> None:
+    """A verdict has its remedy."""
     verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
-    shown = lines({**run_of(1), "verdict": verdict}, 40, outage="10.0.0.4:8266 does not answer")
-    assert "lost: no word (exit code 75)" in shown
-    assert "Try again" in shown
-    assert shown[1] == "10.0.0.4:8266 does not answer"
-
-
-def test_the_jobs_last_lines_are_shown() -> None:
-    """The view has a section for the job's last lines."""
-    assert "the job's last lines" in lines(run_of(1), 40)
+    shown = lines({**run_of(1), "verdict": verdict})
+    assert shown[1:3] == ["lost: no word (exit code 75)", "Try again"]
 
 
 texts = st.one_of(st.text(max_size=300), st.just(STEERS), st.just("界" * 90), st.just("n" * 300))
 
 
-@given(
-    size=st.tuples(st.integers(8, 60), st.integers(60, 200)),
-    nodes=st.integers(0, 300),
-    name=texts,
-    words=texts,
-    is_booting=st.booleans(),
-)
-def test_the_view_fits_every_terminal(
-    size: tuple[int, int], nodes: int, name: str, words: str, *, is_booting: bool
+@given(nodes=st.integers(0, 30), name=texts, words=texts, is_booting=st.booleans())
+def test_no_text_controls_the_terminal(
+    nodes: int, name: str, words: str, *, is_booting: bool
 ) -> None:
-    """No line is too wide, the view is not too high, and no text controls the terminal."""
-    height, width = size
+    """Each line is one line, whatever a name or a message contains."""
     run = {**run_of(nodes), **(BOOTING if is_booting else {})}
-    run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}] * 9
-    run["job_tail"] = [words] * 9
-    run["services"] = [dict(run["services"][0], name=name, detail=words)] * 12
+    run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}]
+    run["services"] = [dict(run["services"][0], name=name, detail=words)]
     for node in run["nodes"][:5]:
         node.update(name=name, phase=name, detail=words, last_error=words)
-    shown = lines_of(sections(run), height, width)
-    assert len(shown) <= height
-    for line in shown:
-        assert cell_len(line) <= width
+    for line in lines(run):
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
 
 
-def test_colors_depend_on_the_terminal() -> None:
-    """The tones have colors; markup in names has no effect."""
-    run = run_of(1)
-    run["nodes"][0]["name"] = "[red]x[/red]:smile:"
-    shown = "\n".join(lines_of(sections(run), 40, 120, colored=True))
-    assert "\x1b[32m" in shown
-    assert "[red]x[/red]:smile:" in shown
+@given(size=st.tuples(st.integers(8, 60), st.integers(60, 200)), nodes=st.integers(0, 300))
+def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None:
+    """No line is too wide, the view is not too high, and it has no markup of its own."""
+    height, width = size
+    run = run_of(nodes)
+    for node in run["nodes"][:5]:
+        node.update(name="[red]x[/red]:smile:", last_error="界" * 90)
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as captured:
+        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height), end="")
+    shown = captured.get().splitlines()
+    assert shown[0] == "10.0.0.4:8266 does not answer"
+    assert len(shown) <= height
+    assert all(cell_len(line) <= width for line in shown)
+    assert height < 30 or not nodes or any("[red]x" in line for line in shown)
 
 
 @pytest.mark.parametrize(
@@ -187,17 +141,6 @@ def test_durations(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
-def test_a_bar_has_a_fixed_width() -> None:
-    """Shares below 0 and above 1 are clipped."""
-    assert [bar(share, 4) for share in (-1, 0, 0.5, 1, 7)] == [
-        "[....]",
-        "[....]",
-        "[##..]",
-        "[####]",
-        "[####]",
-    ]
-
-
 def test_lines_about_changes() -> None:
     """A line for each change; clocks, and counts in a wait's evidence, make none."""
 
@@ -206,7 +149,7 @@ def test_lines_about_changes() -> None:
         return [line for content, line in lines_by_content(after).items() if content not in known]
 
     before = {**run_of(2), **BOOTING}
-    assert len(lines_by_content(before)) == len(toned_lines(before))
+    assert len(lines_by_content(before)) == len(status_lines(before))
     after = copy.deepcopy(before)
     after.update(seconds=31.0, seconds_in_phase=31.0)
     after["waits"][0].update(evidence="2 of 3 joined", seconds_left=89.0)
@@ -225,7 +168,7 @@ def test_lines_about_changes() -> None:
     assert found == [
         "run run-20261122-0712: running for 31 s, 31 s since the start, $12.50",
         "job-failed: exit code 3 (exit code 3)",
-        f"job rehearsal: failed, attempt 2, step 25 of 40 {bar(25 / 40)}, mean reward 0.89",
+        "job rehearsal: failed, attempt 2, step 25 of 40, mean reward 0.89",
         "waiting for the job 9 s left no report yet",
         "service reward server lost restarts: 1; outages: 1, 8 s killed by SIGKILL",
         "node head pod0 running 31 s",

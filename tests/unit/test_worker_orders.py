@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.control.protocol import Hello, Reply, Report
-from agent.control.reports import Expected, RankAssignment, Reports
+from agent.control.reports import Expected, Reports
 from agent.decisions import worker
 from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, Step, StepOver
 from agent.decisions.worker import state as w
@@ -172,7 +172,7 @@ def test_ranks_come_with_the_reply() -> None:
         Expected(None, "", "", ""),
         lambda event: heard.append(event.worker) if hasattr(event, "worker") else None,
         lambda: 1.0,
-        ranks=RankAssignment(keep=kept.append),
+        keep_ranks=kept.append,
     )
 
     def rank(key: str, name: str, own: int | None = None) -> int | None:

@@ -13,7 +13,7 @@ from agent.boot.head import probe_nodes, watch_silent_workers
 from agent.boot.head_server import count_possible_callers, first_reply, make_expected
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.control.protocol import Report, protocol_mismatch
-from agent.control.reports import RankAssignment, Reports, agent_limit
+from agent.control.reports import Reports, agent_limit
 from agent.decisions import attempts, head
 from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
@@ -124,7 +124,8 @@ class HeadAgent(Agent):
         return Reports(
             await first_reply(self.keeper, number, plan.ports.gcs),
             *(make_expected(plan, self.keeper), self.inbox.put, now),
-            ranks=RankAssignment(self.keeper.record.ranks, self.keeper.record_ranks, most),
+            rank_names=self.keeper.record.ranks,
+            keep_ranks=self.keeper.record_ranks,
             on_recalled_run=partial(self.keeper.recall, self.inbox.put),
             has_token=self.world.setup.has_token,
             most=most,
