@@ -66,9 +66,9 @@ def duration_text(seconds: float) -> str:
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    unit, size, smaller, part = ("min", 60, "s", 1) if whole < 7200 else ("h", 3600, "min", 60)
+    rest = whole % size // part
+    return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
 
 
 def without_controls(text: str) -> str:

@@ -99,7 +99,8 @@ class RayPython(Value):
         Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0.
         """
         copies = not self.enum_copies_are_same and version(self.version or "") < (2, 53)
-        return copies and (8, 3) <= version(self.click or "") < (8, 5)
+        click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
+        return copies and (8, 3) <= click < (8, 5, 1)
 
 
 class Framework(Value):

@@ -90,7 +90,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "joined: pod2 after 13.0 s and pod1 after 6.0 s",
         "left: pod2 (asked to stop by SIGTERM)",
         f"services: {FAILURES}",
-        "job: attempt 1: 3 min 0 s, exit code 7",
+        "job: attempt 1: 3 min, exit code 7",
         "end: job-failed, exit code 7: the job failed with exit code 7",
         "remedy: job.log shows why: a GPU ran out of memory",
     ]

@@ -138,9 +138,9 @@ after = ["AGENT_PREPARE"]
     for line in (
         "  prepare gsm8k: make\n",
         "; gsm8k after AGENT_PREPARE; ",
-        "  2 h 0 min  prepare steps (AGENT_WAIT_PREPARE)",
+        "  2 h        prepare steps (AGENT_WAIT_PREPARE)",
         "  3 h 20 min all that a step or service waits for before it starts (the sum of theirs)",
-        "  10 min 0 s the reward server on rank 1 (AGENT_WAIT_REWARD)",
+        "  10 min     the reward server on rank 1 (AGENT_WAIT_REWARD)",
     ):
         assert line in shown
     shown = render(worker, redactor_for({}, settings_of({})))
@@ -179,7 +179,7 @@ def test_the_plan_shows_all_of_it() -> None:
         "  judge on rank 2, which joins no Ray: /bin/sh",
         "  prepare data: make",
         "  8000         finder: as its command says; guard: as its command has it",
-        "  10 min 0 s the finder on every node (services.finder, ready.within)",
+        "  10 min     the finder on every node (services.finder, ready.within)",
     ):
         assert line in text
     text = render(plan(WORKER), redactor_for({}, settings_of({})))

@@ -31,8 +31,9 @@
   const long = (seconds) => {
     const s = Math.max(0, Math.round(seconds));
     if (s < 120) return `${s} s`;
-    if (s < 7200) return `${Math.floor(s / 60)} min ${s % 60} s`;
-    return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+    const [unit, size, smaller, part] = s < 7200 ? ["min", 60, "s", 1] : ["h", 3600, "min", 60];
+    const rest = Math.floor((s % size) / part);
+    return `${Math.floor(s / size)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
   };
   const quick = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`);
   const text = (node, words) => { if (node.textContent !== words) node.textContent = words; };
