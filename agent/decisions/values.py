@@ -156,8 +156,8 @@ class Item(Value):
         quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
         return 0 if quiet else self.restarts
 
-    def restarting(self, now: float, within: float) -> Item:
-        """Return it as restarted; it must be ready `within` so many seconds."""
+    def restarting(self, now: float) -> Item:
+        """Return it as restarted."""
         return replace(
             self,
             step=Step.PENDING,
@@ -165,7 +165,6 @@ class Item(Value):
             generation=self.generation + 1,
             restarted_at=now,
             restart_at=None,
-            deadline=now + within,
         )
 
 

@@ -33,8 +33,8 @@ def first_state(goal: h.HeadGoal) -> HeadState:
     number, done = goal.first_attempt, goal.finished_steps
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
     steps = {
-        (v.HERE, name): v.Item().ready() if name in done else v.Item(deadline=within)
-        for name, within in ((one.name, one.within) for one in goal.steps)
+        (v.HERE, step.name): v.Item().ready() if step.name in done else v.Item()
+        for step in goal.steps
     }
     state = HeadState(
         goal=goal,
@@ -42,15 +42,16 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
         steps=steps,
-        step_queues=services.first_step_queues(goal),
+        step_holders=services.first_step_holders(goal),
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = state.with_item((v.HERE, spec.name), services.first_item(goal, spec, 0.0))
+            item = v.Item(was_ready=goal.resumed_attempt is not None)
+            state = state.with_item((v.HERE, spec.name), item)
     own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
-    state = services.hold_back(state, [*own, *state.services], state.attempt.began)
+    state, _ = services.start_items(state, [*own, *state.services], 0.0)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
@@ -130,13 +131,12 @@ _BY_PHASE = {
 
 PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
     (services.order_services, "before the phase, which waits for the services of a new worker"),
-    (services.order_steps, "anywhere after the event: no other step reads the queues"),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
     (phases.answer_notices, "after the phase, which may have ended the run by the job's own end"),
     (phases.end_by_hours, "after the phase, for the same reason"),
     (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
-    (services.order_unblocked_steps, "after the phase, as services"),
+    (services.order_steps, "after the phase, as services"),
 )
 """The last steps of a pass, in this order, each with the reason for its place."""
 
@@ -267,8 +267,9 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.node_ids
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
     given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
+    ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
     state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
-    return _forget_services(state, key)
+    return _forget_services(replace(state, steps_ordered=ordered), key)
 
 
 def _forget_services(state: HeadState, key: str) -> HeadState:

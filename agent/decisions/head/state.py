@@ -260,9 +260,8 @@ class HeadState(Value):
     outages: tuple[values.Outage, ...] = ()  # when services did not answer, the newest last
     steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
     steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By agent id: the prepare steps that are ordered, queued or done there."""
-    step_queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
-    """The nodes that run a step on a shared disk, one at a time: the first one now."""
+    """By agent id: the prepare steps that are ordered there."""
+    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0  # how many workers the running job needs
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
