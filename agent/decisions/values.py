@@ -249,39 +249,30 @@ class Answered(HeadEvent):
 
 
 class Preflight(Value):
-    """The all-reduce before the job: its members, deadline and results."""
+    """The members of the all-reduce before the job."""
 
-    deadline: float
     shares: tuple[tuple[str, str, int], ...]  # key, name and GPUs of the members, by rank
-    answers: Mapping[str, Answer] = field(default_factory=dict)
     lost: tuple[str, ...] = ()  # members that were lost meanwhile
-    is_over: bool = False
+
+
+Probe = tuple[str, str, str]  # the node that probes, the kind, and the address of the probed node
 
 
 class Probes(Value):
-    """Which probes were ordered, and their results."""
+    """The ordered probes, each ordered once, and their results."""
 
-    score_asked: frozenset[str] = frozenset()  # nodes that were asked to request a score
-    open_scores: Mapping[str, float] = field(default_factory=dict)  # not answered yet: the deadline
-    reach_asked: frozenset[tuple[str, str]] = frozenset()  # (node, address)
-    samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
-    """Ordered bandwidth samples: (node, address) to the result, None while it is pending."""
-    samples_due: float | None = None  # when the samples are evaluated; None if none are due
+    answers: Mapping[Probe, Answer | None] = field(default_factory=dict)  # None while pending
+    due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
     findings: tuple[Finding, ...] = ()
 
     def without_node(self, key: str, ip: str) -> Probes:
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
-
-        def stays(pair: tuple[str, str]) -> bool:
-            return pair[0] != key and (not ip or pair[1] != ip)
-
-        return replace(
-            self,
-            score_asked=self.score_asked - {key},
-            open_scores={node: until for node, until in self.open_scores.items() if node != key},
-            reach_asked=frozenset(filter(stays, self.reach_asked)),
-            samples={pair: one for pair, one in self.samples.items() if stays(pair)},
-        )
+        answers = {
+            probe: answer
+            for probe, answer in self.answers.items()
+            if probe[0] != key and (not ip or probe[2] != ip)
+        }
+        return replace(self, answers=answers)
 
 
 _SHOWN = 160

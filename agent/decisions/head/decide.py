@@ -149,7 +149,8 @@ def deadline(state: HeadState) -> float | None:
     times = [wait.deadline for wait in pending_waits(state)]
     if phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
-    others = [state.probes.samples_due, phases.hours_deadline(state), state.fleet.silence_check_at]
+    times += state.probes.due.values()
+    others = [phases.hours_deadline(state), state.fleet.silence_check_at]
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services[key].restart_at for key in state.lost_services]
         others.append(services.service_node_deadline(state))

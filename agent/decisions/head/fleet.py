@@ -202,7 +202,8 @@ class Fleet(Value):
         listed_now = frozenset[str]().union(*ids.values())
         new = self.with_listed_nodes(ids, self.dead_node_ids & listed_now)
         named = ((ip, self._name_at(ip)) for ip in ids if ip in new.in_ray)
-        alive = {ip: name for ip, name in named if name is not None}
+        there = {ip: name for ip, name in named if name is not None}
+        alive = self.alive if there == self.alive else there
         return replace(new, alive=alive, left_ips=self.left_ips & new.in_ray, raylet_ports=ports)
 
     def with_listed_nodes(self, ids: Mapping[str, frozenset[str]], dead: frozenset[str]) -> Fleet:

@@ -63,47 +63,32 @@ def _is_leaving(state: HeadState) -> bool:
 def _check_waits(state: HeadState, now: float) -> Decision:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
     state = retry.expire_leftovers(state, now)
-    pending = pending_waits(state)
-    log: Actions = ()
-    # waits that only delay the job are dropped: a deadline in the past would loop for ever
-    passed = {wait.key for wait in pending if wait.is_over(now)} & planned.NEVER_LATE
-    if planned.PAUSE in passed:
+    if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
-    if planned.LINKS in passed:
-        state = replace(state, probes=replace(state.probes, samples_due=None))
-    if planned.PROBE in passed:
-        state, log = probes.give_up_scores(state)
-    pending = pending_waits(state) if passed else pending
+    pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
     here, least = len(state.fleet.alive), state.goal.min_workers
     if late and late.key == planned.WORKERS and least < state.required and here >= least:
         missing = state.fleet.describe_missing(state.required, now)
         what = f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}"
-        decision = _check_waits(replace(state, required=here), now)
-        return then((*log, LogLine(what, "warning")), decision)
+        return then((LogLine(what, "warning"),), _check_waits(replace(state, required=here), now))
     if late is not None:
         # lost, if an earlier attempt had it
         had_it = late.key in {planned.WORKERS, planned.HEAD, planned.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
         end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
-        decision = leave(state, end, now)
-    elif pending and now >= state.phase_since + state.goal.boot_limit:
+        return leave(state, end, now)
+    if pending and now >= state.phase_since + state.goal.boot_limit:
         minutes, what = round((now - state.phase_since) / 60), pending[0].what
         evidence = pending[0].evidence or "no report yet"
         end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=what, evidence=evidence)
-        decision = leave(state, end, now)
-    else:
-        decision = (_compare_before_long_wait if pending else _finish_boot)(state, now)
-    return then(log, decision)
-
-
-def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
-    """Compare the nodes as soon as all have joined, so that warnings precede a long wait."""
+        return leave(state, end, now)
+    if not pending:
+        return _finish_boot(state, now)
+    # compare the nodes as soon as all have joined, so that warnings precede a long wait
     alive = state.fleet.alive
     if not alive or len(alive) < state.required or alive is state.compared_workers:
         return state, ()
-    if alive == state.compared_workers:
-        return replace(state, compared_workers=alive), ()
     return probes.compare_nodes(state, now)
 
 
@@ -143,10 +128,9 @@ def _finish_boot(state: HeadState, now: float) -> Decision:
     state, done = probes.compare_nodes(state, now)
     if _is_leaving(state):
         return state, done
-    state, log = probes.give_up_scores(state)
     state, begun = probes.begin_preflight(state, now)
-    before = (*done, *log, *begun)
-    if begun or any(probes.link_waits(state)):
+    before = (*done, *begun)
+    if begun or any(probes.probe_waits(state)):
         return state, before
     goal, nodes = state.goal, f"{len(state.fleet.alive) + 1} node(s)"
     if not goal.has_job:

@@ -12,7 +12,7 @@ from agent.base.text import listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import retry
 from agent.decisions.head import state as h
-from agent.decisions.head.probes import link_waits, preflight_waits, score_waits
+from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.head.state import HeadPhase, HeadState
 from agent.decisions.values import LogLine, Step, Wait
 from agent.plan import waits as planned
@@ -81,8 +81,7 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     yield from preflight_waits(state)
     if needed:
         return
-    yield from score_waits(state)
-    yield from link_waits(state)
+    yield from probe_waits(state)
     if attempt.not_before > attempt.began:
         what = f"attempt {attempt.number} to begin"
         yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
