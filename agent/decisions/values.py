@@ -275,7 +275,12 @@ class Probes(Value):
         return replace(self, answers=answers)
 
 
-_SHOWN = 160
+_SHOWN = 240  # characters of a line in a sentence
+
+
+def shortened(line: str) -> str:
+    """Return a line as far as a sentence shows it."""
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def place(node: str, rank: int | None) -> str:
@@ -306,4 +311,4 @@ class Known(Value):
     @property
     def shown(self) -> str:
         """Return the line, shortened."""
-        return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
+        return shortened(self.line)

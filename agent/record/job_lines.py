@@ -51,7 +51,8 @@ class KnownLines:
         if found and attempt != self._attempt:
             self._attempt, self._remote_keys, self._remote = attempt, frozenset(), ()
         for known in found:
-            if known.key in self._remote_keys or known.key not in table().live_keys:
+            row = table().get(known.key)
+            if known.key in self._remote_keys or row is None or not row.is_live:
                 continue
             self._remote_keys |= {known.key}
             if any(one.key == known.key for one in self._logged):
