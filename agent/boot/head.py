@@ -561,6 +561,6 @@ async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], 
     with anyio.move_on_after(times.NODES_ASKED):
         async with anyio.create_task_group() as tasks:
             for ip, name in fleet.alive.items():
-                for port in fleet.raylet_ports.get(ip, ()):
+                for port in {node.port for node in fleet.ray_nodes.get(ip, ())}:
                     tasks.start_soon(probe_port, ip, name, port)
     send(h.NodesAsked(job_id, dict(silent)))

@@ -12,7 +12,7 @@ from agent.decisions import attempts
 from agent.decisions import values as v
 from agent.decisions.head import phases, probes, retry, services, waits
 from agent.decisions.head import state as h
-from agent.decisions.head.fleet import Fleet, Worker, contradiction
+from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title
 from agent.plan import waits as planned
@@ -265,7 +265,7 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
     fleet = state.fleet.without_agent(key)
-    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.node_ids
+    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
     given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
     ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
@@ -320,10 +320,10 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
             found.append(v.LogLine(f"{service_title(after, key)} answers"))
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
-        doubt, doubted = contradiction(after.fleet, worker), contradiction(before.fleet, former)
-        if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, doubted):
-            why = f"{worker.silent}; {doubt or 'nor does its Ray answer'}"
-            found.append(v.LogLine(f"{worker.label} is silent, {why}", "warning"))
+        if (worker.silent, worker.lost) != (former.silent, former.lost):
+            why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
+            text = f"{worker.label} is silent, {worker.silent}; {why}"
+            found.append(v.LogLine(text, "warning"))
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         ray = "" if after.goal.by_torchrun else " Ray"
@@ -331,11 +331,8 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         found += [v.LogLine(f"{are[ip]} joined{ray}") for ip in joined]
         unused = "is one more than the running attempt needs: unused until another begins"
         found += [v.LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
-        found += [
-            v.LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
-            for ip, name in was.items()
-            if ip not in are
-        ]
+        gone = [name for ip, name in was.items() if ip not in are]
+        found += [v.LogLine(f"{name} left{ray}", "warning") for name in gone]
     return found
 
 
@@ -347,12 +344,3 @@ def _is_spare(state: HeadState, ip: str) -> bool:
     if not attempt.workers:
         return len(alive) > state.required
     return ip not in attempt.workers and alive[ip] not in attempt.lost_workers.values()
-
-
-def _contradiction_at(state: HeadState, ip: str) -> str:
-    """Return the contradiction between GCS, which lost a node, and its agent, which reports."""
-    worker = state.fleet.workers.get(state.fleet.agent_at.get(ip, ""))
-    if worker is None or not worker.joined or worker.silent or worker.has_left:
-        return ""
-    doubt = contradiction(state.fleet, worker)
-    return f", though {doubt}" if doubt else ""

@@ -69,7 +69,7 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     late = next((wait for wait in pending if wait.is_over(now)), None)
     here, least = len(state.fleet.alive), state.goal.min_workers
     if late and late.key == planned.WORKERS and least < state.required and here >= least:
-        missing = state.fleet.describe_missing(state.required, now)
+        missing = state.fleet.describe_missing(state.required)
         what = f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}"
         return then((LogLine(what, "warning"),), _check_waits(replace(state, required=here), now))
     if late is not None:
@@ -239,7 +239,7 @@ def _watch_required_nodes(state: HeadState, now: float) -> Decision:
         has_spares = len(state.fleet.alive) >= state.required
         own = listed(retry.unreturned_nodes(state)) if has_spares else ""
         gone = retry.absent_share_nodes(state) or own
-        missing = state.fleet.describe_missing(state.required, now)
+        missing = state.fleet.describe_missing(state.required)
         loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
         grace = round(state.goal.limits[planned.NODE])
         follows = f"the job is stopped unless it is back within {grace} s"

@@ -103,7 +103,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         longest = state.attempt.began + state.goal.max_prepare_seconds
         prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
         until = max(state.deadline_of(planned.WORKERS), prepares_until)
-        missing = partial(state.fleet.describe_missing, state.required, None)
+        missing = partial(state.fleet.describe_missing, state.required)
         yield Wait(planned.WORKERS, "workers", until, missing)
 
 
