@@ -255,22 +255,23 @@ class Preflight(Value):
     lost: tuple[str, ...] = ()  # members that were lost meanwhile
 
 
-Probe = tuple[str, str, str]  # the node that probes, the kind, and the address of the probed node
+Link = tuple[str, str]  # the node that probes, and the address of the probed node
 
 
 class Probes(Value):
     """The ordered probes, each ordered once, and their results."""
 
-    answers: Mapping[Probe, Answer | None] = field(default_factory=dict)  # None while pending
+    answers: Mapping[str, Mapping[Link, Answer | None]] = field(default_factory=dict)
+    """By kind: each probe to its result, None while it is pending."""
     due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
     findings: tuple[Finding, ...] = ()
 
     def without_node(self, key: str, ip: str) -> Probes:
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
+        gone = {key, ip} - {""}
         answers = {
-            probe: answer
-            for probe, answer in self.answers.items()
-            if probe[0] != key and (not ip or probe[2] != ip)
+            kind: {link: one for link, one in known.items() if gone.isdisjoint(link)}
+            for kind, known in self.answers.items()
         }
         return replace(self, answers=answers)
 

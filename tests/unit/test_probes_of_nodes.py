@@ -113,8 +113,8 @@ def test_a_reward_server_on_a_worker() -> None:
     trace.take(reported(2, rank=1, items=lives), 3.0)
     assert scores(trace) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
     trace.take(Answered(Answer(SCORE, "10.0.0.2")), 4.0)
-    pending = [one for one, answer in trace.state.probes.answers.items() if answer is None]
-    assert pending == [("agent3", SCORE, "10.0.0.2")]
+    results = trace.state.probes.answers[SCORE].items()
+    assert [link for link, answer in results if answer is None] == [("agent3", "10.0.0.2")]
 
 
 def test_a_reward_server_on_the_only_worker() -> None:

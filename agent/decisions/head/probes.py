@@ -62,26 +62,27 @@ def advance_probes(state: HeadState, turn: Turn) -> Decision:
     return state, (*log, *ordered)
 
 
-def _order(state: HeadState, kind: str, pairs: Iterable[tuple[str, str]], now: float) -> Decision:
+def _order(state: HeadState, kind: str, pairs: Iterable[v.Link], now: float) -> Decision:
     """Order probes of a kind, by node and probed address, that were not ordered before."""
-    asked = dict.fromkeys((node, kind, at) for node, at in pairs)
-    new = [probe for probe in asked if probe not in state.probes.answers]
+    known = state.probes.answers.get(kind, {})
+    new: dict[v.Link, None] = dict.fromkeys(pair for pair in pairs if pair not in known)
     if not new:
         return state, ()
-    probes = replace(state.probes, answers={**state.probes.answers, **dict.fromkeys(new)})
+    answers = {**state.probes.answers, kind: {**known, **new}}
+    probes = replace(state.probes, answers=answers)
     if kind in _LATE:
         probes = replace(probes, due={**probes.due, kind: now + _LATE[kind][1]})
-    return replace(state, probes=probes), tuple(ProbeNode(*probe) for probe in new)
+    return replace(state, probes=probes), tuple(ProbeNode(node, kind, at) for node, at in new)
 
 
-def _pending(state: HeadState, kind: str) -> Iterator[v.Probe]:
+def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
     """Yield the probes of a kind that are not answered, without those of absent nodes."""
     workers = state.fleet.workers
-    for probe, answer in state.probes.answers.items():
-        if answer is None and probe[1] == kind:
-            worker = workers.get(probe[0])
-            if probe[0] == v.HERE or (worker and not worker.has_left and not worker.silent):
-                yield probe
+    for link, answer in state.probes.answers.get(kind, {}).items():
+        if answer is None:
+            worker = workers.get(link[0])
+            if link[0] == v.HERE or (worker and not worker.has_left and not worker.silent):
+                yield link
 
 
 def _end_kind(state: HeadState, kind: str) -> Decision:
@@ -89,29 +90,30 @@ def _end_kind(state: HeadState, kind: str) -> Decision:
     probes, goal, found = state.probes, state.goal, []
     check, within, lack, remedy = _LATE[kind]
     if kind == v.SAMPLE:
-        links = [(_name(state, p[0]), _name_at(state, p[2]), rate) for p, rate in _rates(state)]
+        links = [(*_ends(state, link), rate) for link, rate in _rates(state)]
         weights = 0 if goal.facts is None else goal.facts.model_bytes
         slow = slow_links(links, weights, goal.platform)
         found += [slow] if slow else []
-    late = [f"{_name(state, p[0])} to {_name_at(state, p[2])}" for p in _pending(state, kind)]
+    late = [" to ".join(_ends(state, link)) for link in _pending(state, kind)]
     if late:
         what = f"{lack} within {within:g} s: {first_names(late)}"
         found.append(Finding(check, Level.WARN, what, remedy))
-    answers = {
-        probe: v.Answer(kind, probe[2], "no answer in time")
-        if answer is None and probe[1] == kind
-        else answer
-        for probe, answer in probes.answers.items()
-    }
+    known = probes.answers[kind].items()
+    ended = {link: one or v.Answer(kind, link[1], "no answer in time") for link, one in known}
+    answers = {**probes.answers, kind: ended}
     due = {one: until for one, until in probes.due.items() if one != kind}
     return _report_findings(replace(state, probes=replace(probes, answers=answers, due=due)), found)
 
 
-def _rates(state: HeadState) -> Iterator[tuple[v.Probe, float]]:
+def _ends(state: HeadState, link: v.Link) -> tuple[str, str]:
+    return _name(state, link[0]), _name_at(state, link[1])
+
+
+def _rates(state: HeadState) -> Iterator[tuple[v.Link, float]]:
     """Yield the measured links with their rates in bits per second."""
-    for probe, answer in state.probes.answers.items():
+    for link, answer in state.probes.answers.get(v.SAMPLE, {}).items():
         if answer and answer.size > 0 and answer.seconds > 0 and not answer.evidence:
-            yield probe, answer.size * 8 / answer.seconds
+            yield link, answer.size * 8 / answer.seconds
 
 
 def slowest_link(state: HeadState) -> float | None:
@@ -126,7 +128,7 @@ def probe_waits(state: HeadState) -> Iterator[v.Wait]:
     if goal.is_sized_by_links and not state.earlier_attempts:
         waits[v.SAMPLE] = (planned.LINKS, "the bandwidth between the nodes")
     for kind in waits.keys() & due.keys():
-        late = [node for node, _, _ in _pending(state, kind)]
+        late = [node for node, _ in _pending(state, kind)]
         if late:
             yield v.Wait(*waits[kind], due[kind], partial(_evidence, state, late))
 
@@ -144,10 +146,11 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
         return state, ()
     probes, workers = state.probes, state.fleet.workers
     at = workers[home].ip if home in workers else ""
-    own = (home, v.SCORE, at)
+    known = probes.answers.get(v.SCORE, {})
     asked = [] if reported is None else [reported]
-    if own not in probes.answers:  # its readiness was this node's probe
-        answers = {**probes.answers, own: v.Answer(v.SCORE, at)}
+    if (home, at) not in known:  # its readiness was this node's probe
+        own = {**known, (home, at): v.Answer(v.SCORE, at)}
+        answers = {**probes.answers, v.SCORE: own}
         state, asked = replace(state, probes=replace(probes, answers=answers)), [*workers.values()]
     able = [one for one in asked if not (one.has_left or one.refused or one.service_only)]
     return _order(state, v.SCORE, [(v.HERE, at), *((one.key, at) for one in able)], now)
@@ -212,7 +215,7 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     if known is None or until is None:
         return state, ()
     names = {key: name for key, name, _ in known.shares}
-    answers = {key: probes.answers.get((key, v.ALL_REDUCE, "")) for key in names}
+    answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
     own, present = answers[v.HERE], {v.HERE, *(worker.key for worker in fleet.present())}
     gone = tuple(names[key] for key in names if key not in present)
     if own is None and gone and not known.lost:  # it cannot succeed without them
@@ -244,14 +247,14 @@ def _apply_answers(
 ) -> Decision:
     """Apply a node's answers, and report the findings that follow."""
     probes = state.probes
-    asked = {(node, one.probe, one.at): one for one in answers}
-    new = {key: one for key, one in asked.items() if probes.answers.get(key, one) is None}
-    if new:
-        due = {**probes.due}
-        for one in new.values():
-            if one.probe == v.ALL_REDUCE and one.evidence and one.probe in due:
-                due[one.probe] = min(due[one.probe], now + times.HEAD_RESULT)
-        probes = replace(probes, answers={**probes.answers, **new}, due=due)
+    for one in answers:
+        link, known = (node, one.at), probes.answers.get(one.probe, {})
+        if known.get(link, one) is None:
+            results = {**probes.answers, one.probe: {**known, link: one}}
+            probes = replace(probes, answers=results)
+            if one.probe == v.ALL_REDUCE and one.evidence and one.probe in probes.due:
+                until = min(probes.due[one.probe], now + times.HEAD_RESULT)
+                probes = replace(probes, due={**probes.due, one.probe: until})
     found = [_finding(state, node, answer) for answer in answers]
     return _report_findings(
         replace(state, probes=probes), [one for one in found if one is not None]

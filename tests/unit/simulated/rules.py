@@ -248,7 +248,8 @@ class Rules:
             "facts": {*state.fleet.facts},
             "services": {node for node, _ in state.services} - {HERE},
             "turns": {*state.steps_ordered},
-            "probes": {node for node, _, _ in state.probes.answers} - {HERE},
+            "probes": {node for links in state.probes.answers.values() for node, _ in links}
+            - {HERE},
         }
         for what, keys in kept.items():
             of_name = Counter(key.partition("-")[0] for key in keys)
