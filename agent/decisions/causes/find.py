@@ -43,15 +43,11 @@ _PREFIX = (
     r")\s?"
 )
 """What a launcher, Ray or a logger writes before a program's own line."""
-_RANK = (
-    r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)|\[Rank (?P<c>\d+)\]"
-    r"|\((?:\w+) (?:TP|DP)?\w* ?rank=(?P<d>\d+)"
-)
+_RANK = r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)"
 _MILD = (
     r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
     r"|\w{4,}Warning: "
 )
-_NCCL_WARN = r"\.(?:h|cc|cu):\d+ (?:NCCL )?WARN\b"
 _HANDLED = (
     r"(?i)"
     r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
@@ -215,8 +211,7 @@ def is_mild(line: str) -> bool:
 
 
 def _is_low(line: str) -> bool:
-    head = compiled(_NCCL_WARN).sub("", line[:160])
-    return compiled(_MILD).search(head) is not None
+    return compiled(_MILD).search(line, 0, 160) is not None
 
 
 def last_progress(lines: Sequence[str]) -> int:
@@ -311,7 +306,6 @@ _ERROR_LINE = (
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[^\]]{0,60} E \d+ \d+\]|^\W*E\d{4} |Failed to |[Uu]nhandled"
     r"|panic|(?:^|\W)[Ee]rror: "
 )
-_TRACE = r'^\s*(?:File "|raise |\^+|Traceback)'
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
 _BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
 ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
@@ -395,7 +389,7 @@ def _strongest(
     most = max(row.weight for row in known.values())
     best = _first(texts, [spot for spot, row in known.items() if row.weight == most])
     others = [spot for spot in errors if spot not in known]
-    if most is Weight.LAST and (others or _symptoms(texts)):
+    if most is Weight.LAST and (others or _loud_lines(texts, _SYMPTOM)):
         return None
     ended_only = most is Weight.WEAK and known[best].key in _AFTER_ERRORS
     if ended_only and any(log == best[0] and at < best[1] for log, at in others):
@@ -415,16 +409,10 @@ def _unexplained(
     steps: Sequence[int],
     errors: Sequence[Spot],
 ) -> Diagnosis:
-    """Return the innermost error's own line, or the first symptom."""
-    traced = [(log, at) for log, at in errors if _has_trace(texts[log], at)]
-    spots: Sequence[Spot] = traced or errors or _symptoms(texts)
+    """Return the first error's own line, or the first symptom."""
+    spots = errors or _loud_lines(texts, _SYMPTOM)
     if not spots:
-        spots = [
-            (number, at)
-            for number, lines in enumerate(texts)
-            for at, line in enumerate(lines)
-            if at > steps[number] and not is_mild(line) and compiled(_ERROR_LINE).search(line[:300])
-        ]
+        spots = [(log, at) for log, at in _loud_lines(texts, _ERROR_LINE) if at > steps[log]]
     if not spots:
         return Diagnosis()
     first = _first(texts, spots)
@@ -447,12 +435,12 @@ def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
             yield at
 
 
-def _symptoms(texts: Sequence[Sequence[str]]) -> list[Spot]:
+def _loud_lines(texts: Sequence[Sequence[str]], pattern: str) -> list[Spot]:
     return [
         (number, at)
         for number, lines in enumerate(texts)
         for at, line in enumerate(lines)
-        if compiled(_SYMPTOM).search(line) is not None and not is_mild(line)
+        if compiled(pattern).search(line) is not None and not is_mild(line)
     ]
 
 
@@ -475,10 +463,6 @@ def _time(lines: Sequence[str], at: int) -> tuple[int, ...] | None:
             day = found["d"] or found["d2"] or found["d3"] or found["d4"]
             return number, int(day), int(found["h"]), int(found["m"]), int(found["s"])
     return None
-
-
-def _has_trace(lines: Sequence[str], at: int) -> bool:
-    return any(compiled(_TRACE).match(body_of(line)) for line in lines[max(0, at - 4) : at])
 
 
 def _ip(lines: Sequence[str], at: int) -> str:
