@@ -86,7 +86,6 @@ SAMPLE_QUEUE = 8.0  # A node answers one sample after the other.
 SAMPLE_CONNECT = 3.0  # For the connection of a sample.
 RAYLET_REACHED = 3.0  # A running raylet accepts connections, on a busy machine a little later.
 REACH_TRY = 2.0  # One of several tries to reach a raylet.
-ROUND_TRIP_SLOW = 0.02  # No network within a data center takes this long.
 CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
 ALL_REDUCE = 120.0  # For the all-reduce before the job; NCCL's first contact may take a minute.
 ALL_REDUCE_SPARE = 10.0  # For its result to arrive after its own time limit.

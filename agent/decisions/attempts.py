@@ -209,7 +209,7 @@ def is_loss(end: Outcome) -> bool:
     return end.kind is Kind.LOST and not end.is_jobs_verdict and not end.is_superseded
 
 
-def pause_after_losses(losses: int) -> float:
+def pause_after(losses: int) -> float:
     """Return the seconds to wait before the attempt after this many losses."""
     return min(times.LONGEST_RETRY_PAUSE, times.FIRST_RETRY_PAUSE * 2.0 ** min(losses - 1, 10))
 
@@ -218,8 +218,9 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
     """Return the end of a run whose lost attempts, of all its heads, used all retries; or None."""
     if not tried or count_losses(tried) <= retries:
         return None
-    count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
-    return ends.RETRIES_EXHAUSTED.outcome(last=tried[-1].reason, count=count, retries=retries)
+    return ends.RETRIES_EXHAUSTED.outcome(
+        last=tried[-1].reason, count=f"{len(tried)} attempt(s)", retries=retries
+    )
 
 
 def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:

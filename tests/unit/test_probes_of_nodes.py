@@ -159,8 +159,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(REACH, "10.0.0.3", "", times.ROUND_TRIP_SLOW), ""),
-        (Answer(REACH, "10.0.0.3", "", 0.048), "network: 48 ms from pod2 to pod3 and back: "),
+        (Answer(REACH, "10.0.0.3", "", 0.048), ""),
         (
             Answer(REACH, "10.0.0.1", "no answer from 10.0.0.1:8267 within 2 s"),
             "network: pod2 does not reach the Ray of the head: no answer from 10.0.0.1:8267 ",
@@ -169,7 +168,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
     ],
 )
 def test_what_is_reported_of_the_network(answer: Answer, said: str) -> None:
-    """Unreachable pairs are named, and slow links."""
+    """Unreachable pairs are named."""
     trace = Trace(goal(2), [(1.0, reported(2)), (1.0, reported(3)), (2.0, nodes(2, 3))])
     before = trace.log
     trace.take(reported(2, answers=(answer,)), 3.0)

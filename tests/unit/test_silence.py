@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ def test_a_spare_joins_the_next_attempt() -> None:
     trace.take(nodes(3), 19)
     trace.take(TICK, 20)
     assert trace.effects[-1] == h.SubmitJob("run-2")
-    assert "pod2 was lost and is away; 2 of 2 node(s)" in trace.log
+    assert re.search(r"attempt 2 of 2: .*pod2.*; 2 of 2 node\(s\)", trace.log)
 
 
 @pytest.mark.parametrize("comes", [8, 12], ids=["late", "in its place"])

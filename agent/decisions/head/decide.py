@@ -56,7 +56,6 @@ def first_state(goal: h.HeadGoal) -> HeadState:
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
-    """Return a first state that resumes the attempt of a killed agent."""
     attempt = snapshot.attempt
     if not attempt.id:  # an older agent did not record it
         own = attempts.submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
@@ -180,8 +179,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.HeadRaySilent(evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence, memory):
-            ray = state.ray.lost(evidence)
-            return replace(state, ray=ray, last_ray_exit=evidence, oom_evidence=memory)
+            return replace(state, ray=state.ray.lost(evidence), oom_evidence=memory)
         case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
             lasts = state.hang is not None and state.hang.beside_job == beside_job
             since = state.hang_since if lasts else now
@@ -255,13 +253,11 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
                 state = state.with_item(key, replace(item, generation=report.generation))
             state = _apply_service_state(state, worker.key, report, now)
     stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
-    if worker.has_left and not stays and not (before and before.has_left):
-        return _forget_services(state, worker.key)
-    return state
+    has_just_left = worker.has_left and not (before and before.has_left)
+    return state.without_services_on(worker.key) if has_just_left and not stays else state
 
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
-    """Remove an agent that ended, with its services and probes."""
     worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
     fleet = state.fleet.without_agent(key)
@@ -270,12 +266,7 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
     ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
     state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
-    return _forget_services(replace(state, steps_ordered=ordered), key)
-
-
-def _forget_services(state: HeadState, key: str) -> HeadState:
-    """Remove the services of a worker that left: no wait covers them any more."""
-    return state.without_services(frozenset((key, spec.name) for spec in state.goal.services))
+    return replace(state, steps_ordered=ordered).without_services_on(key)
 
 
 def _apply_service_state(
@@ -293,7 +284,6 @@ def _apply_service_state(
 
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
-    """Record the start or the end of an outage of a service that was ready."""
     worker, outages = state.fleet.workers.get(key[0]), state.outages
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
@@ -337,7 +327,6 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
 
 
 def _is_spare(state: HeadState, ip: str) -> bool:
-    """Return whether the worker at an address is not part of the running attempt."""
     attempt, alive = state.attempt, state.fleet.alive
     if state.phase not in {HeadPhase.SUBMITTING, HeadPhase.RUNNING} or not state.goal.has_job:
         return False

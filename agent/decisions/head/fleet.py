@@ -272,7 +272,6 @@ class Fleet(Value):
         return "; ".join([*parts, *([f"{more} more"] if more > 0 else [])])
 
     def _absent(self) -> list[Worker]:
-        """Return the workers that reported but do not count, by rank and name."""
         found = [w for w in self.workers.values() if w.ip not in self.alive and not w.service_only]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 

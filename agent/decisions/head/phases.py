@@ -106,14 +106,13 @@ def _restart_ray(state: HeadState, now: float) -> Decision:
     if tried >= most or is_late:
         end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
         return leave(state, ray_lost_outcome(state) if is_running else end, now)
-    number = f"{tried + 1} of {most}"
-    text = f"{what} ({ray.evidence}): try {number}"
     if ray.was_ready:
-        text = f"{what}: {ray.evidence}; starting it again: {number}"
         state = replace(state, attempt=replace(state.attempt, began=now))
     state = state.enter(HeadPhase.BOOTING, now) if is_running else state
-    state = without_ray(state, Item(restarts=tried + 1, restarted_at=now if is_running else None))
-    return state, (LogLine(text, "warning"), h.RestartRay())
+    restarted_at = now if is_running else None
+    again = Item(evidence=ray.evidence, restarts=tried + 1, restarted_at=restarted_at)
+    text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
+    return without_ray(state, again), (LogLine(text, "warning"), h.RestartRay())
 
 
 def without_ray(state: HeadState, ray: Item) -> HeadState:
@@ -124,7 +123,6 @@ def without_ray(state: HeadState, ray: Item) -> HeadState:
 
 
 def _finish_boot(state: HeadState, now: float) -> Decision:
-    """Compare the nodes, order the all-reduce if it is asked for, then submit the job."""
     state, done = probes.compare_nodes(state, now)
     if _is_leaving(state):
         return state, done
@@ -299,7 +297,7 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
 
 def hours_deadline(state: HeadState) -> float | None:
     """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
-    if state.hours_over or math.isinf(state.goal.max_hours):
+    if state.verdict is not None or math.isinf(state.goal.max_hours):
         return None
     tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
     warned_before = min(times.HOURS_WARNING, tenth)
@@ -323,7 +321,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> Decision:
     if now < goal.ends_at:
         return state, log
     end = ends.MAX_HOURS.outcome(hours=goal.max_hours)
-    return then(log, _end_now(replace(state, hours_over=True), end, now, saves=True))
+    return then(log, _end_now(state, end, now, saves=True))
 
 
 def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> Decision:

@@ -33,7 +33,6 @@ MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after th
 _MAX_LOGGED = 8
 _MAX_FINDINGS = 64
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
-_ONE_DATA_CENTER = "Take nodes of one data center"
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 _LATE = {
     v.SCORE: (REWARD, times.NODE_PROBE, "no answer to a scoring request", _REACHABLE),
@@ -157,7 +156,6 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
 
 
 def _order_samples(state: HeadState, now: float) -> Decision:
-    """Order bandwidth samples between the nodes that joined."""
     agents = state.fleet.present()
     near = agents[:MAX_HEAD_LINKS]
     links = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
@@ -245,7 +243,6 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
 def _apply_answers(
     state: HeadState, node: str, answers: tuple[v.Answer, ...], now: float
 ) -> Decision:
-    """Apply a node's answers, and report the findings that follow."""
     probes = state.probes
     for one in answers:
         link, known = (node, one.at), probes.answers.get(one.probe, {})
@@ -266,16 +263,9 @@ def _finding(state: HeadState, node: str, answer: v.Answer) -> Finding | None:
     if answer.probe == v.SCORE and answer.evidence:
         what = f"{who} gets no score from it: {answer.evidence}"
         return Finding(REWARD, Level.WARN, what, _REACHABLE)
-    if answer.probe != v.REACH:
-        return None
-    other = _name_at(state, answer.at)
-    if answer.evidence:
-        what = f"{who} does not reach the Ray of {other}: {answer.evidence}"
+    if answer.probe == v.REACH and answer.evidence:
+        what = f"{who} does not reach the Ray of {_name_at(state, answer.at)}: {answer.evidence}"
         return Finding("network", Level.WARN, what, _OPEN_PORTS)
-    if answer.seconds > times.ROUND_TRIP_SLOW:
-        ms = round(answer.seconds * 1000)
-        what = f"{ms} ms from {who} to {other} and back: every exchange between them pays that"
-        return Finding("network", Level.WARN, what, _ONE_DATA_CENTER)
     return None
 
 

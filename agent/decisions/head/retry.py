@@ -226,7 +226,7 @@ def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outco
         return replace(end, attempts_are_used_up=True)
     number, announced = ended.number + 1, sum(one.announced for one in tried)
     is_free = ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED
-    pause = 0.0 if is_free else attempts.pause_after_losses(attempts.count_losses(tried))
+    pause = 0.0 if is_free else attempts.pause_after(attempts.count_losses(tried))
     attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
     lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
     follows = f"the next begins in {pause:g} s at the earliest"
@@ -256,17 +256,11 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
 
 def attempt_sentence(state: HeadState) -> str:
     """Describe the attempt that begins: its number, the loss before, its nodes."""
-    alive = set(state.fleet.alive.values())
-    before = state.earlier_attempts[-1] if state.earlier_attempts else None
-    gone = () if before is None else before.lost_nodes
-    parts = [f"{name} was lost and is {'back' if name in alive else 'away'}" for name in gone]
-    if not parts:
-        parts = [one.reason for one in state.goal.lost_attempts[-1:]]
-        parts = parts if before is None or before.end is None else [before.end.reason]
-    nodes = f"{len(alive) + 1} of {state.goal.expected_workers + 1} node(s)"
-    resumes = (f"resumes from {state.resumes_from}",) if state.resumes_from else ()
-    why = "; ".join((*parts, nodes, *resumes))
-    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {why}"
+    before = [one.reason for one in state.lost_attempts[-1:]]
+    nodes = f"{len(state.fleet.alive) + 1} of {state.goal.expected_workers + 1} node(s)"
+    resumes = [f"resumes from {state.resumes_from}"] if state.resumes_from else []
+    what = "; ".join([*before, nodes, *resumes])
+    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {what}"
 
 
 def start_shares(state: HeadState) -> HeadState:
@@ -289,17 +283,16 @@ def apply_share_end(state: HeadState, key: str, over: ShareOver | None, now: flo
         return state
     end = over.end
     by_node = {**shares.by_node, key: replace(share, end=end, failed_at=now - end.ago)}
-    absent = shares.absent | {key} if end.lost else shares.absent - {key}
-    return replace(state, shares=replace(shares, by_node=by_node, absent=absent))
+    return replace(state, shares=replace(shares, by_node=by_node))
 
 
 def recount_absent(before: HeadState, state: HeadState) -> HeadState:
-    """Recompute which running shares are absent, if the counted workers changed."""
+    """Recompute which running shares are absent, if the counted workers or shares changed."""
     then, now = before.fleet, state.fleet
-    if then.alive is now.alive and then.agent_at is now.agent_at:
+    is_same = then.alive is now.alive and then.agent_at is now.agent_at
+    if is_same and before.shares.by_node is state.shares.by_node:
         return state
-    running = (key for key in state.shares.running if key != HERE)
-    absent = frozenset(key for key in running if not _node_has_share(state, key))
+    absent = frozenset(key for key in state.shares.running if not _node_has_share(state, key))
     return replace(state, shares=replace(state.shares, absent=absent))
 
 
@@ -359,4 +352,5 @@ def expire_silent_shares(state: HeadState, now: float) -> HeadState:
 
 def _node_has_share(state: HeadState, key: str) -> bool:
     worker, end = state.fleet.workers.get(key), state.shares.by_node[key].end
-    return worker is not None and state.fleet.counts(worker) and not (end and end.lost)
+    is_there = key == HERE or (worker is not None and state.fleet.counts(worker))
+    return is_there and not (end and end.lost)

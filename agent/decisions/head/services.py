@@ -161,7 +161,7 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, 
             return state, tuple(actions), broken
         if broken is not None:
             given_up = state.abandoned_services | {key}
-            state = replace(state.without_services(frozenset({key})), abandoned_services=given_up)
+            state = replace(state.without_service(key), abandoned_services=given_up)
             actions.append(LogLine(f"{broken.reason}; the run goes on without it", "warning"))
             continue
         if item.step is not Step.LOST:
@@ -259,7 +259,6 @@ def order_steps(state: HeadState, turn: Turn) -> Decision:
 
 
 def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
-    """Return whether a node still runs a step."""
     if node == HERE:
         return state.steps[HERE, name].step is Step.PENDING
     worker = state.fleet.workers.get(node)
@@ -275,7 +274,6 @@ def _runs_steps(worker: Worker, now: float) -> bool:
 
 
 def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> Decision:
-    """Order a worker to run the steps that it can run now."""
     key, facts = worker.key, state.fleet.facts.get(worker.key)
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders, ordered = {**state.step_holders}, state.steps_ordered.get(key, frozenset())

@@ -245,7 +245,6 @@ class HeadState(Value):
     phase_since: float = 0.0  # when this phase started
     ray: Item = field(default_factory=Item)
     oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
-    last_ray_exit: str = ""  # how the previous Ray on this node exited
     hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
     hang_since: float = 0.0
     gcs_answers: bool = False  # true once GCS accepts connections: workers can join
@@ -265,7 +264,6 @@ class HeadState(Value):
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0  # how many workers the running job needs
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
-    hours_over: bool = False  # true once AGENT_MAX_HOURS has ended the run
     below_required_since: float | None = None  # since when fewer workers than required count
     last_loss: str = ""  # the last loss of a node while the job ran, as text
     last_loss_at: float | None = None  # when that was
@@ -323,17 +321,19 @@ class HeadState(Value):
         services = {**self.services, key: item}
         return replace(self, services=services, pending_services=pending, lost_services=lost)
 
-    def without_services(self, keys: frozenset[Key]) -> HeadState:
-        """Remove services that no wait covers any more."""
-        if self.services.keys().isdisjoint(keys):
+    def without_service(self, key: Key) -> HeadState:
+        """Remove a service that no wait covers any more."""
+        if key not in self.services:
             return self
-        services = {key: item for key, item in self.services.items() if key not in keys}
-        pending = {
-            name: {node: until for node, until in nodes.items() if (node, name) not in keys}
-            for name, nodes in self.pending_services.items()
-        }
-        lost = self.lost_services - keys
-        return replace(self, services=services, pending_services=pending, lost_services=lost)
+        state = self.with_item(key, Item(Step.READY))
+        return replace(state, services={k: item for k, item in state.services.items() if k != key})
+
+    def without_services_on(self, node: str) -> HeadState:
+        """Remove the services of a node that left."""
+        state = self
+        for spec in self.goal.services:
+            state = state.without_service((node, spec.name))
+        return state
 
     def service_home(self, name: str) -> str | None:
         """Return the node of a service that runs once, the latest one; None if none has it."""
@@ -524,10 +524,9 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
         return None
     is_stopping = state.phase is HeadPhase.STOPPING
     # the next agent gets the rest from its boot and from Ray
-    saved = replace(attempt, began=0.0, not_before=0.0, last_status_at=0.0, report=None)
-    saved = replace(saved, unreachable_nodes="")
+    left_out = {"began": 0.0, "not_before": 0.0, "last_status_at": 0.0, "unreachable_nodes": ""}
     return AttemptSnapshot(
-        attempt=saved,
+        attempt=replace(attempt, report=None, **left_out),
         required=state.required,
         dead_node_ids=state.fleet.dead_node_ids,
         last_loss=state.last_loss,
