@@ -186,7 +186,7 @@ class HeadAgent:
             start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
         start(self._follow_ray)
         start(head_job.send_newest_checkpoint, self._run, 0, put)
-        for action in head.first_actions(self._state):
+        for action in self._state.actions:
             await self._perform(action)
 
     async def _record_use(self) -> None:

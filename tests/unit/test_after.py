@@ -73,7 +73,7 @@ def begins(trace: Trace) -> list[str]:
     """Name the steps and services that the head starts at once, or holds back."""
     return [
         action.sentence if isinstance(action, LogLine) else f"{type(action).__name__} {action.name}"
-        for action in head.first_actions(trace.state)
+        for action in trace.state.actions
         if isinstance(action, LogLine | h.StartService | h.OrderStep)
     ]
 

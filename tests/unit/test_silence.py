@@ -151,7 +151,7 @@ def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     assert trace.effects[-1] == h.StopJob("run-1")
     trace.take(job("STOPPED"), 135)
     assert isinstance(trace.effects[-1], last)
-    why = "the job shows no sign of work for 30 min since pod2 was lost (AGENT_STALL)"
+    why = "the job shows no sign of work for 30 min since the loss of pod2 (AGENT_STALL)"
     assert f"{why}: stopping the job" in trace.log
     assert [(end.exit_code, end.culprit, end.reason) for end in trace.outcomes] == [
         (75, "node", why)

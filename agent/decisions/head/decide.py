@@ -20,7 +20,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.decisions.head.state import Decision, Key
+    from agent.decisions.head.state import Key
 
     ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
@@ -29,7 +29,7 @@ _MAX_OUTAGES = 200
 
 
 def first_state(goal: h.HeadGoal) -> HeadState:
-    """Return the state in which the head starts."""
+    """Return the state in which the head starts, with its first actions."""
     number, done = goal.first_attempt, goal.finished_steps
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
     steps = {
@@ -51,7 +51,7 @@ def first_state(goal: h.HeadGoal) -> HeadState:
             item = v.Item(was_ready=goal.resumed_attempt is not None)
             state = state.with_item((v.HERE, spec.name), item)
     own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
-    state, _ = services.start_items(state, [*own, *state.services], 0.0)
+    state = services.start_items(state, [*own, *state.services], 0.0)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
@@ -74,22 +74,21 @@ def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
     )
 
 
-def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
+def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
-    after, actions = _decide_event(state, event, now)
-    snapshot = h.snapshot_of(after)
-    if snapshot is None or not snapshot.is_worth_saving:
-        return after, actions
-    saved = h.snapshot_of(state) or state.goal.resumed_attempt
+    after = _decide_event(replace(state, actions=()), event, now)
+    snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
+    if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
+        return after, after.actions
     # first, so that an agent that is killed while it acts leaves a record of the decision
-    return after, actions if snapshot == saved else (h.SaveSnapshot(snapshot), *actions)
+    return after, (h.SaveSnapshot(snapshot), *after.actions)
 
 
-def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
+def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
         event = v.Tick()
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
-        return apply_event(before, event, now), ()
+        return apply_event(before, event, now)
     if isinstance(event, v.StopAsked):
         return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):  # two heads must not run one job
@@ -100,7 +99,7 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     # after silent workers: the share of an absent worker is absent
     state = retry.recount_absent(before, state)
     # before anything changes more: it logs what the event alone changed
-    actions = messages(before, state, event)
+    state = state.do(*messages(before, state, event))
     # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
     state = waits.expire_hang(state, now)
     was, are = before.fleet.alive, state.fleet.alive
@@ -108,14 +107,13 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
         left = {ip: name for ip, name in was.items() if ip not in are}
         state = retry.record_losses(state, left, now)
     for step, _ in PASS:
-        state, more = step(state, Turn(before, event, now))
-        actions += more
+        state = step(state, Turn(before, event, now))
         if state.phase is HeadPhase.LEAVING:  # nothing starts any more
             break
-    return state, tuple(actions)
+    return state
 
 
-def _continue_phase(state: HeadState, turn: Turn) -> Decision:
+def _continue_phase(state: HeadState, turn: Turn) -> HeadState:
     return _BY_PHASE[state.phase](state, turn.event, turn.now)
 
 
@@ -128,7 +126,7 @@ _BY_PHASE = {
     HeadPhase.STOPPING: phases.stopping,
 }
 
-PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
+PASS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (services.order_services, "before the phase, which waits for the services of a new worker"),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),

@@ -16,7 +16,7 @@ from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
 from agent.decisions import values as v
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave
-from agent.decisions.head.state import ProbeNode, then
+from agent.decisions.head.state import ProbeNode
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import REWARD
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Actions, Decision, HeadState, Turn
+    from agent.decisions.head.state import HeadState, Turn
 
 
 MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after the other
@@ -34,44 +34,49 @@ _MAX_LOGGED = 8
 _MAX_FINDINGS = 64
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
+_TOO_SLOW = "Check the load and the network of these nodes"
 _LATE = {
     v.SCORE: (REWARD, times.NODE_PROBE, "no answer to a scoring request", _REACHABLE),
-    v.SAMPLE: (
-        *(CHECK, times.BANDWIDTH_SAMPLE, "no bandwidth sample"),
-        "Check the load and the network of these nodes",
-    ),
+    v.SAMPLE: (CHECK, times.BANDWIDTH_SAMPLE, "no bandwidth sample", _TOO_SLOW),
 }
 """By kind of probe: the check, the time for an answer, and the finding about a late one."""
 
 
-def advance_probes(state: HeadState, turn: Turn) -> Decision:
+def advance_probes(state: HeadState, turn: Turn) -> HeadState:
     """Apply the answers of probes, end kinds that are complete or late, and order scores."""
     event, now = turn.event, turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
-    log: Actions = ()
     if reported is not None and reported.answers:
-        state, log = _apply_answers(state, reported.key, reported.answers, now)
+        state = _apply_answers(state, reported.key, reported.answers, now)
     if isinstance(event, v.Answered):
-        state, log = _apply_answers(state, v.HERE, (event.answer,), now)
+        state = _apply_answers(state, v.HERE, (event.answer,), now)
     for kind in _LATE.keys() & state.probes.due.keys():
         if now >= state.probes.due[kind] or not any(_pending(state, kind)):
-            state, warned = _end_kind(state, kind)
-            log = (*log, *warned)
-    state, ordered = _order_scores(state, reported, now)
-    return state, (*log, *ordered)
+            state = _end_kind(state, kind)
+    return _order_scores(state, reported, now)
 
 
-def _order(state: HeadState, kind: str, pairs: Iterable[v.Link], now: float) -> Decision:
-    """Order probes of a kind, by node and probed address, that were not ordered before."""
-    known = state.probes.answers.get(kind, {})
+def _order(
+    state: HeadState,
+    kind: str,
+    pairs: Iterable[v.Link],
+    until: float | None = None,
+    sizes: tuple[NodeSize, ...] = (),
+) -> HeadState:
+    """Order probes of a kind, by node and probed address, that were not ordered before.
+
+    `until` is when an answer is late; with `sizes` each node has a share of the probe.
+    """
+    known, probes = state.probes.answers.get(kind, {}), state.probes
     new: dict[v.Link, None] = dict.fromkeys(pair for pair in pairs if pair not in known)
     if not new:
-        return state, ()
-    answers = {**state.probes.answers, kind: {**known, **new}}
-    probes = replace(state.probes, answers=answers)
-    if kind in _LATE:
-        probes = replace(probes, due={**probes.due, kind: now + _LATE[kind][1]})
-    return replace(state, probes=probes), tuple(ProbeNode(node, kind, at) for node, at in new)
+        return state
+    due = probes.due if until is None else {**probes.due, kind: until}
+    probes = replace(probes, answers={**probes.answers, kind: {**known, **new}}, due=due)
+    shares = [ShareOrder(rank, sizes) if sizes else None for rank in range(len(new))]
+    return replace(state, probes=probes).do(
+        *(ProbeNode(node, kind, at, share) for (node, at), share in zip(new, shares, strict=True))
+    )
 
 
 def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
@@ -84,7 +89,7 @@ def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
                 yield link
 
 
-def _end_kind(state: HeadState, kind: str) -> Decision:
+def _end_kind(state: HeadState, kind: str) -> HeadState:
     """Report what the answers of a kind show, and which are late; these do not count any more."""
     probes, goal, found = state.probes, state.goal, []
     check, within, lack, remedy = _LATE[kind]
@@ -136,13 +141,13 @@ def _evidence(state: HeadState, nodes: list[str]) -> str:
     return f"no answer from {first_names(dict.fromkeys(_name(state, node) for node in nodes))}"
 
 
-def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Decision:
+def _order_scores(state: HeadState, reported: Worker | None, now: float) -> HeadState:
     """Order all nodes to request a score once the server is ready, then each that reports later."""
     has_server = any(spec.name == REWARD for spec in state.goal.services)
     home = (has_server and state.service_home(REWARD)) or v.HERE
     item = state.services.get((home, REWARD))
     if item is None or item.step is not v.Step.READY:
-        return state, ()
+        return state
     probes, workers = state.probes, state.fleet.workers
     at = workers[home].ip if home in workers else ""
     known = probes.answers.get(v.SCORE, {})
@@ -152,37 +157,38 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Deci
         answers = {**probes.answers, v.SCORE: own}
         state, asked = replace(state, probes=replace(probes, answers=answers)), [*workers.values()]
     able = [one for one in asked if not (one.has_left or one.refused or one.service_only)]
-    return _order(state, v.SCORE, [(v.HERE, at), *((one.key, at) for one in able)], now)
+    pairs = [(v.HERE, at), *((one.key, at) for one in able)]
+    return _order(state, v.SCORE, pairs, now + times.NODE_PROBE)
 
 
-def _order_samples(state: HeadState, now: float) -> Decision:
+def _order_samples(state: HeadState, now: float) -> HeadState:
     agents = state.fleet.present()
     near = agents[:MAX_HEAD_LINKS]
     links = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
     ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
     links += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
-    return _order(state, v.SAMPLE, links, now)
+    return _order(state, v.SAMPLE, links, now + times.BANDWIDTH_SAMPLE)
 
 
-def _order_reach(state: HeadState, now: float) -> Decision:
+def _order_reach(state: HeadState) -> HeadState:
     """Order probes between the head and each worker, and from each worker to the next rank."""
     head, goal = state.ray_head_ip, state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
-        return state, ()
+        return state
     agents = state.fleet.present()
     by_hand = state.fleet.alive.keys() - {worker.ip for worker in agents}  # nodes without an agent
     ring = [*(worker.ip for worker in agents), *sorted(by_hand)]
     pairs = [(v.HERE, ip) for ip in ring]
     for worker, neighbor in zip(agents, [*ring[1:], *ring[:1]], strict=False):
         pairs += [(worker.key, other) for other in (head, neighbor) if other != worker.ip]
-    return _order(state, v.REACH, pairs, now)
+    return _order(state, v.REACH, pairs)
 
 
-def begin_preflight(state: HeadState, now: float) -> Decision:
+def begin_preflight(state: HeadState, now: float) -> HeadState:
     """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
     goal, fleet = state.goal, state.fleet
     if not goal.preflight or state.preflight is not None:
-        return state, ()
+        return state
     by_ray = {} if goal.by_torchrun else state.node_sizes
     own = by_ray.get(state.ray_head_ip or "", goal.size)
     members = [(v.HERE, goal.node or "the head", own.gpus)]
@@ -190,13 +196,10 @@ def begin_preflight(state: HeadState, now: float) -> Decision:
         gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
         members.append((worker.key, worker.name, gpus))
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
+    state = replace(state, preflight=v.Preflight(tuple(members)))
+    state = state.log(f"{PREFLIGHT}: an all-reduce over {len(members)} node(s) before the job")
     until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    state, orders = _order(state, v.ALL_REDUCE, [(key, "") for key, _, _ in members], now)
-    probes = replace(state.probes, due={**state.probes.due, v.ALL_REDUCE: until})
-    state = replace(state, probes=probes, preflight=v.Preflight(tuple(members)))
-    shares = [replace(one, share=ShareOrder(rank, sizes)) for rank, one in enumerate(orders)]
-    nodes = f"{len(members)} node(s)"
-    return state, (v.LogLine(f"{PREFLIGHT}: an all-reduce over {nodes} before the job"), *shares)
+    return _order(state, v.ALL_REDUCE, [(key, "") for key, _, _ in members], until, sizes)
 
 
 def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
@@ -206,12 +209,12 @@ def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
         yield v.Wait(planned.PREFLIGHT, f"an all-reduce over all nodes ({PREFLIGHT})", until)
 
 
-def finish_preflight(state: HeadState, now: float) -> Decision:
+def finish_preflight(state: HeadState, now: float) -> HeadState:
     """Report the result of the all-reduce once known; leave if it failed."""
     known, probes, fleet = state.preflight, state.probes, state.fleet
     until = probes.due.get(v.ALL_REDUCE)
     if known is None or until is None:
-        return state, ()
+        return state
     names = {key: name for key, name, _ in known.shares}
     answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
     own, present = answers[v.HERE], {v.HERE, *(worker.key for worker in fleet.present())}
@@ -224,11 +227,11 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
     due = due if is_over else {**due, v.ALL_REDUCE: until}
     state = replace(state, preflight=known, probes=replace(probes, due=due))
     if not is_over:
-        return state, ()
+        return state
     words = "" if own is None else own.words
     speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
     if not failure:
-        return state, (v.LogLine(speed),)
+        return state.log(speed)
     if known.lost:
         end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(known.lost))
         return leave(state, end, now)
@@ -242,7 +245,7 @@ def finish_preflight(state: HeadState, now: float) -> Decision:
 
 def _apply_answers(
     state: HeadState, node: str, answers: tuple[v.Answer, ...], now: float
-) -> Decision:
+) -> HeadState:
     probes = state.probes
     for one in answers:
         link, known = (node, one.at), probes.answers.get(one.probe, {})
@@ -269,18 +272,18 @@ def _finding(state: HeadState, node: str, answer: v.Answer) -> Finding | None:
     return None
 
 
-def _report_findings(state: HeadState, findings: Iterable[Finding]) -> Decision:
+def _report_findings(state: HeadState, findings: Iterable[Finding]) -> HeadState:
     """Store findings; log the first ones, and once that there are more."""
-    known = state.probes.findings
-    new = [one for one in findings if one not in known][: _MAX_FINDINGS - len(known)]
-    if not new:
-        return state, ()
-    room = max(0, _MAX_LOGGED - len(known))
-    log = [v.LogLine(one.sentence(), "warning") for one in new[:room]]
-    if len(known) <= _MAX_LOGGED < len(known) + len(new):
-        log.append(v.LogLine("more of the kind: `pod-agent doctor --all` here", "warning"))
-    probes = replace(state.probes, findings=(*known, *new))
-    return replace(state, probes=probes), tuple(log)
+    for one in findings:
+        known = state.probes.findings
+        if one in known or len(known) >= _MAX_FINDINGS:
+            continue
+        state = replace(state, probes=replace(state.probes, findings=(*known, one)))
+        if len(known) < _MAX_LOGGED:
+            state = state.log(one.sentence(), "warning")
+        elif len(known) == _MAX_LOGGED:
+            state = state.log("more of the kind: `pod-agent doctor --all` here", "warning")
+    return state
 
 
 def _name(state: HeadState, node: str) -> str:
@@ -295,22 +298,21 @@ def _name_at(state: HeadState, ip: str) -> str:
     return _name(state, v.HERE) if ip in ("", state.ray_head_ip) else ip
 
 
-def compare_nodes(state: HeadState, now: float) -> Decision:
+def compare_nodes(state: HeadState, now: float) -> HeadState:
     """Compare all nodes that count, and leave on a conflict; else order probes between them.
 
     Nodes that were joined by hand have no facts. A difference is not logged twice in a row.
     """
     goal, fleet = state.goal, state.fleet
-    state = replace(state, compared_workers=fleet.alive)
-    log: Actions = ()
     if goal.facts is not None:
         keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
         workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
         nodes = [(goal.node, goal.facts), *workers]
         differing = agreement(nodes, brings_libraries=goal.brings_libraries)
         found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
-        new = [one for one in found if one not in state.differences]
-        log = tuple(v.LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
+        for one in found:
+            if one.level is Level.WARN and one not in state.differences:
+                state = state.log(one.sentence(), "warning")
         failed = [one for one in found if one.level is Level.FAIL]
         state = replace(state, differences=found)
         if failed:
@@ -320,10 +322,9 @@ def compare_nodes(state: HeadState, now: float) -> Decision:
             if {*failed} & {*differing}:
                 reason, culprit = f"the nodes do not agree: {text}", "agreement"
             end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedy)
-            return then(log, leave(state, end, now))
-    state, tried = _order_reach(state, now)
-    state, sampled = _order_samples(state, now)
-    return state, (*log, *tried, *sampled)
+            return leave(state, end, now)
+    state = replace(state, compared_workers=fleet.alive)
+    return _order_samples(_order_reach(state), now)
 
 
 def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:

@@ -13,8 +13,8 @@ from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.attempts import Attempt, JobReport, LostAttempt, is_loss, submission_id_of
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Decision, HeadPhase, HeadState, JobShares, NodeShare, then
-from agent.decisions.values import HERE, LogLine, Step, Wait
+from agent.decisions.head.state import HeadPhase, HeadState, JobShares, NodeShare
+from agent.decisions.values import HERE, Step, Wait
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from agent.work.torchrun import ShareOver
 
 
-def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
+def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:
     """Leave with an outcome, which also ends the running attempt."""
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
     attempt = state.attempt
     if attempt.submitted is not None:
         attempt = replace(attempt, ended=now, end=outcome)
     state = replace(state, verdict=outcome, attempt=attempt)
-    return state.enter(HeadPhase.LEAVING, now), (h.EndRun(outcome),)
+    return state.enter(HeadPhase.LEAVING, now).do(h.EndRun(outcome))
 
 
 def ray_lost_outcome(state: HeadState) -> Outcome:
@@ -212,34 +212,35 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
 
-def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outcome:
-    """Begin the next attempt if this end is a loss and retries are left, or end the run."""
+def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
+    """Begin the next attempt if this end is a loss and retries are left, else leave."""
     if not is_loss(end) or not state.goal.has_job:
-        return end
+        return leave(state, end, now)
     memory = out_of_memory_nodes(state)
     if memory:
-        return ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
+        end = ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
+        return leave(state, end, now)
     ended = replace(state.attempt, ended=now, end=end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
-    if attempts.count_losses(tried) > state.goal.retries:
-        return replace(end, attempts_are_used_up=True)
+    losses = attempts.count_losses(tried)
+    if losses > state.goal.retries:
+        return leave(state, replace(end, attempts_are_used_up=True), now)
     number, announced = ended.number + 1, sum(one.announced for one in tried)
     is_free = ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED
-    pause = 0.0 if is_free else attempts.pause_after(attempts.count_losses(tried))
-    attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
-    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    pause = 0.0 if is_free else attempts.pause_after(losses)
     follows = f"the next begins in {pause:g} s at the earliest"
     if is_free:
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {announced}"
         follows = f"the next begins once the nodes are there ({free} of {attempts.MOST_ANNOUNCED})"
-    log = LogLine(f"{lost}; {follows}", "warning")
-    state = without_loss(record_leftovers(state, now))
+    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    state = without_loss(record_leftovers(state.log(f"{lost}; {follows}", "warning"), now))
+    attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
     state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
-    return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended))
+    return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
 
 
-def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
+def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
     """Continue the run that a worker reports; leave if no attempt is left."""
     if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
         state = replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
@@ -248,10 +249,10 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
     goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
     text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
-    actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
-    state = replace(state, goal=goal, attempt=attempt)
+    state = replace(state, goal=goal, attempt=attempt).log(text)
+    state = state.do(h.AdoptRun(event.run_id, event.attempt, event.epoch))
     over = attempts.retries_exhausted(tried, goal.retries)
-    return then(actions, (state, ()) if over is None else leave(state, over, now))
+    return state if over is None else leave(state, over, now)
 
 
 def attempt_sentence(state: HeadState) -> str:

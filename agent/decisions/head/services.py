@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Actions, Decision, Key, StepOnDisk, Turn
+    from agent.decisions.head.state import Key, StepOnDisk, Turn
     from agent.work.services import PrepareStep
 
 
-def first_actions(state: HeadState) -> Actions:
-    """Return the starts at the beginning, and log lines for what is blocked."""
-    keys = [*state.steps, *(key for key in state.services if key[0] == HERE)]
-    return tuple(_start(state, key) for key in keys if _item(state, key).step is Step.PENDING)
-
-
-def start_items(state: HeadState, keys: Iterable[Key], now: float) -> Decision:
+def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
-    actions: list[HeadAction] = []
     for key in keys:
         item, spec, was_blocked = _item(state, key), _spec(state, key), key in state.blocked
         missing = unmet_dependencies(state, key[0], spec.after)
@@ -49,14 +42,14 @@ def start_items(state: HeadState, keys: Iterable[Key], now: float) -> Decision:
         item = replace(item, evidence=evidence, deadline=until)
         state = replace(state.with_item(key, item), blocked=blocked)
         if not (missing and was_blocked):
-            actions.append(_start(state, key))
-    return state, tuple(actions)
+            state = state.do(_start(state, key))
+    return state
 
 
-def start_unblocked(state: HeadState, turn: Turn) -> Decision:
+def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
-        return state, ()
+        return state
     keys, event = state.blocked, turn.event
     if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
         own = event.worker.key  # checking all is too slow for thousands of workers
@@ -125,28 +118,26 @@ def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
     return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
 
 
-def order_services(state: HeadState, turn: Turn) -> Decision:
+def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(turn.event, h.WorkerReported):
-        return state, ()
+        return state
     worker, specs = turn.event.worker, state.goal.services
     if worker.has_left or worker.refused:
-        return state, ()
-    rank = worker.effective_rank
+        return state
+    rank, known = worker.effective_rank, (state.services, state.abandoned_services)
     own = [(worker.key, one.name) for one in specs if one.where.includes(rank, is_head=False)]
-    known = (state.services, state.abandoned_services)
     new = [key for key in own if not any(key in keys for keys in known)]
     for key in new:
         state = state.with_item(key, Item(was_ready=state.goal.resumed_attempt is not None))
     return start_items(state, new, turn.now)
 
 
-def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, Outcome | None]:
+def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome | None]:
     """Restart services that ended, with a growing pause; return the outcome of a fatal loss.
 
     A worker with only an essential service is such a loss by its reports: Ray does not list it.
     """
-    actions: list[HeadAction] = []
     late = [
         (node, name)
         for name, nodes in state.pending_services.items()
@@ -155,39 +146,39 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, 
         if now >= nodes[node]
     ]
     for key in (*sorted(state.lost_services), *late):
-        item = state.services[key]
+        item, spec = state.services[key], state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
-        if broken is not None and state.goal.service(key[1]).essential:
-            return state, tuple(actions), broken
+        if broken is not None and spec.essential:
+            return state, broken
         if broken is not None:
             given_up = state.abandoned_services | {key}
             state = replace(state.without_service(key), abandoned_services=given_up)
-            actions.append(LogLine(f"{broken.reason}; the run goes on without it", "warning"))
-            continue
-        if item.step is not Step.LOST:
-            continue
-        spec, title = state.goal.service(key[1]), service_title(state, key)
-        before = item.recent_restarts(now)
-        pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
-        again_at = now + pause if item.restart_at is None else item.restart_at
-        again = item.restarting(now)
-        if spec.argv is None:  # nothing to restart: it is only asked again
-            more = f"it is asked for {round(spec.within)} s more"
-            log = LogLine(f"{title} no longer answers ({item.evidence}): {more}", "warning")
-        elif now < again_at:
-            state = state.with_item(key, replace(item, restart_at=again_at))
-            continue
-        else:
-            count = f"restart {again.restarts} of {spec.restarts}"
-            log = LogLine(f"{title} exited ({item.evidence}): {count}", "warning")
-        state, start = start_items(state.with_item(key, again), (key,), now)
-        actions += [log, *start]
+            state = state.log(f"{broken.reason}; the run goes on without it", "warning")
+        elif item.step is Step.LOST:
+            state = _restart(state, key, item, now)
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            broken = ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
-            return state, tuple(actions), broken
-    return state, tuple(actions), None
+            row = ends.SERVICE_NODE_LOST
+            return state, row.outcome(node=worker.label, service=spec.name)
+    return state, None
+
+
+def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
+    """Restart a service that ended, once its pause is over."""
+    spec, title = state.goal.service(key[1]), service_title(state, key)
+    before, again = item.recent_restarts(now), item.restarting(now)
+    pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
+    again_at = now + pause if item.restart_at is None else item.restart_at
+    if spec.argv is None:  # nothing to restart: it is only asked again
+        more = f"it is asked for {round(spec.within)} s more"
+        state = state.log(f"{title} no longer answers ({item.evidence}): {more}", "warning")
+    elif now < again_at:
+        return state.with_item(key, replace(item, restart_at=again_at))
+    else:
+        count = f"restart {again.restarts} of {spec.restarts}"
+        state = state.log(f"{title} exited ({item.evidence}): {count}", "warning")
+    return start_items(state.with_item(key, again), (key,), now)
 
 
 def service_node_deadline(state: HeadState) -> float | None:
@@ -238,24 +229,23 @@ def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
     return dict.fromkeys(disks.items(), HERE)
 
 
-def order_steps(state: HeadState, turn: Turn) -> Decision:
+def order_steps(state: HeadState, turn: Turn) -> HeadState:
     """Order workers to run prepare steps: those on one disk run a step one after another."""
     event, steps = turn.event, ordered_steps(state.goal.steps)
     if not steps:
-        return state, ()
+        return state
     known = state.step_holders
     holders = {one: node for one, node in known.items() if _runs(state, one[0], node, turn.now)}
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
-    state, orders = replace(state, step_holders=holders), list[HeadAction]()
+    state = replace(state, step_holders=holders)
     if may_unblock or isinstance(event, Tick | h.RayNodes):
         workers: Iterable[Worker] = state.fleet.workers.values()
     else:
         workers = [event.worker] if isinstance(event, h.WorkerReported) else []
     for worker in workers:
         if _runs_steps(worker, turn.now):
-            state, more = _order_steps_of(state, worker, steps)
-            orders += more
-    return state, tuple(orders)
+            state = _order_steps_of(state, worker, steps)
+    return state
 
 
 def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
@@ -273,7 +263,7 @@ def _runs_steps(worker: Worker, now: float) -> bool:
     return not (worker.has_left or worker.refused or is_silent)
 
 
-def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> Decision:
+def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> HeadState:
     key, facts = worker.key, state.fleet.facts.get(worker.key)
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders, ordered = {**state.step_holders}, state.steps_ordered.get(key, frozenset())
@@ -289,4 +279,4 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
     new = [name for name in chosen if name not in ordered]
     if new:
         state = replace(state, steps_ordered={**state.steps_ordered, key: ordered.union(new)})
-    return replace(state, step_holders=holders), tuple(h.OrderStep(name, key) for name in new)
+    return replace(state, step_holders=holders).do(*(h.OrderStep(name, key) for name in new))

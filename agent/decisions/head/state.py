@@ -16,7 +16,7 @@ from agent.checks.finding import Finding
 from agent.decisions import attempts, values
 from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
-from agent.decisions.values import HERE, HeadAction, HeadEvent, Item, Step
+from agent.decisions.values import HERE, HeadAction, HeadEvent, Item, LogLine, Step
 from agent.node.facts import Facts
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import PrepareStep, ServiceSpec
@@ -226,6 +226,7 @@ class HeadPhase(str, Enum):
     LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
 
 
+Actions = tuple[HeadAction, ...]
 StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
 
 
@@ -282,6 +283,15 @@ class HeadState(Value):
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
     leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
     released: frozenset[str] = frozenset()  # those of them that were released
+    actions: Actions = ()  # what is to be done after the last event
+
+    def do(self, *actions: HeadAction) -> HeadState:
+        """Add actions."""
+        return replace(self, actions=(*self.actions, *actions))
+
+    def log(self, sentence: str, level: str = "info") -> HeadState:
+        """Add a log line."""
+        return self.do(LogLine(sentence, level))
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
@@ -497,16 +507,6 @@ class OwnShareOver(HeadEvent):
 
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
-
-
-Actions = tuple[HeadAction, ...]
-Decision = tuple[HeadState, Actions]  # a new state, and what is to be done
-
-
-def then(first: Actions, decision: Decision) -> Decision:
-    """Return a decision whose actions follow these."""
-    state, actions = decision
-    return state, (*first, *actions)
 
 
 class Turn(NamedTuple):
