@@ -286,17 +286,13 @@ def diagnostics_interval(limit: float) -> float:
 
 def informative_stack_lines(stacks: str) -> list[str]:
     """Return the lines of stacks without idle threads of Python and Ray."""
-    kept: list[str] = []
-    thread: list[str] = []
-    for line in [*stacks.splitlines(), ""]:
-        if line.startswith(_FRAME) and thread:
-            thread.append(line)
-            continue
-        files = [frame.rpartition("(")[2] for frame in thread[1:]]
-        if thread and (_MAIN in thread[0] or not all(one.startswith(_ORDINARY) for one in files)):
-            kept += thread
-        thread = [line] if line.startswith("Thread ") else []
-        kept += [] if thread or not line.strip() else [line]
+    kept = []
+    for part in re.split(r"^(?=Thread )", stacks, flags=re.MULTILINE):
+        lines = [line for line in part.splitlines() if line.strip()]
+        files = [line.rpartition("(")[2] for line in lines if line.startswith(_FRAME)]
+        is_idle = all(one.startswith(_ORDINARY) for one in files) and _MAIN not in part
+        is_thread = part.startswith("Thread ")
+        kept += [one for one in lines[1:] if one[:4] != _FRAME] if is_thread and is_idle else lines
     return kept
 
 
