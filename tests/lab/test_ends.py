@@ -179,7 +179,10 @@ def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
     stopped = time.monotonic()
     head.wait_for(r"its gcs_server \(pid \d+\) is stopped: ", timeout=10)
     assert time.monotonic() - stopped < 3
-    head.wait_for(r"Ray did not start \(its gcs_server .* is stopped for 30 s.* try 1", timeout=45)
+    head.wait_for(
+        r"Ray did not start: its gcs_server .* is stopped for 30 s.*starting it again: 1",
+        timeout=45,
+    )
     assert head.wait(60) == 0
 
 
