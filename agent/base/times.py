@@ -37,7 +37,7 @@ after all of it, the head may begin the next one.
 FENCE_LATEST_SHARE = 0.95  # Since the last contact, for a worker that notices the silence late.
 FENCE_LEAST = 3.0  # The least time that a head has to answer again before the fence.
 PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
-QUEUE_HOLDER_SILENT = 60.0  # A silent worker loses its place in the queue of a step.
+STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a shared disk.
 RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 
@@ -86,7 +86,6 @@ SAMPLE_QUEUE = 8.0  # A node answers one sample after the other.
 SAMPLE_CONNECT = 3.0  # For the connection of a sample.
 RAYLET_REACHED = 3.0  # A running raylet accepts connections, on a busy machine a little later.
 REACH_TRY = 2.0  # One of several tries to reach a raylet.
-ROUND_TRIP_SLOW = 0.02  # No network within a data center takes this long.
 CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
 ALL_REDUCE = 120.0  # For the all-reduce before the job; NCCL's first contact may take a minute.
 ALL_REDUCE_SPARE = 10.0  # For its result to arrive after its own time limit.

@@ -104,11 +104,14 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
         return diagnose_logs([Log("", output.name, text), *elsewhere.logs])
 
     found = await in_thread(search, times.CAUSE_SEARCH)
-    if found is None or found.weight < Weight.CAUSE or found.after_loss or found.again is Again.YES:
+    row = None if found is None else found.row
+    if found is None or row is None or row.weight < Weight.CAUSE:
+        return None
+    if row.after_loss or row.again is Again.YES:
         return None
     node = elsewhere.nodes.get(found.ip, "") or found.node
     cause = run.redactor.clean(found.cause)
-    return FailureCause(found.key, cause, node, found.again is Again.NO)
+    return FailureCause(row.key, cause, node, row.again is Again.NO)
 
 
 class Elsewhere(NamedTuple):
@@ -121,13 +124,13 @@ class Elsewhere(NamedTuple):
 
 def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
     """Return what to do: a full disk counts before what is written about it."""
-    plan, remedy = run.plan, found.remedy() if found.is_known or kind is Kind.JOB_FAILED else ""
-    if found.is_known and found.key != "disk full":
+    plan, remedy = run.plan, found.remedy() if found.row or kind is Kind.JOB_FAILED else ""
+    if found.row and found.key != "disk full":
         return remedy
     if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
         path, purpose = plan.facts.temp, "where Ray keeps its sessions"
         move = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
-    elif found.is_known and plan.job is not None and plan.job.checkpoints:
+    elif found.row and plan.job is not None and plan.job.checkpoints:
         path, purpose = plan.job.checkpoints, "where the checkpoints go"
         move = "choose another folder (AGENT_CHECKPOINTS)"
     else:

@@ -184,7 +184,7 @@ class HeadAgent:
             start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
         start(self._follow_ray)
         start(head_job.send_newest_checkpoint, self._run, 0, put)
-        for action in head.first_actions(self._state):
+        for action in self._state.actions:
             await self._perform(action)
 
     async def _look_for_later_head(self) -> None:
@@ -539,6 +539,6 @@ async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], 
     with anyio.move_on_after(times.NODES_ASKED):
         async with anyio.create_task_group() as tasks:
             for ip, name in fleet.alive.items():
-                for port in fleet.raylet_ports.get(ip, ()):
+                for port in {node.port for node in fleet.ray_nodes.get(ip, ())}:
                     tasks.start_soon(probe_port, ip, name, port)
     send(h.NodesAsked(job_id, dict(silent)))

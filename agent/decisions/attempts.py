@@ -209,7 +209,7 @@ def is_loss(end: Outcome) -> bool:
     return end.kind is Kind.LOST and not end.is_jobs_verdict and not end.is_superseded
 
 
-def pause_after_losses(losses: int) -> float:
+def pause_after(losses: int) -> float:
     """Return the seconds to wait before the attempt after this many losses."""
     return min(times.LONGEST_RETRY_PAUSE, times.FIRST_RETRY_PAUSE * 2.0 ** min(losses - 1, 10))
 
@@ -218,8 +218,9 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
     """Return the end of a run whose lost attempts, of all its heads, used all retries; or None."""
     if not tried or count_losses(tried) <= retries:
         return None
-    count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
-    return ends.RETRIES_EXHAUSTED.outcome(last=tried[-1].reason, count=count, retries=retries)
+    return ends.RETRIES_EXHAUSTED.outcome(
+        last=tried[-1].reason, count=f"{len(tried)} attempt(s)", retries=retries
+    )
 
 
 def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
@@ -285,17 +286,13 @@ def diagnostics_interval(limit: float) -> float:
 
 def informative_stack_lines(stacks: str) -> list[str]:
     """Return the lines of stacks without idle threads of Python and Ray."""
-    kept: list[str] = []
-    thread: list[str] = []
-    for line in [*stacks.splitlines(), ""]:
-        if line.startswith(_FRAME) and thread:
-            thread.append(line)
-            continue
-        files = [frame.rpartition("(")[2] for frame in thread[1:]]
-        if thread and (_MAIN in thread[0] or not all(one.startswith(_ORDINARY) for one in files)):
-            kept += thread
-        thread = [line] if line.startswith("Thread ") else []
-        kept += [] if thread or not line.strip() else [line]
+    kept = []
+    for part in re.split(r"^(?=Thread )", stacks, flags=re.MULTILINE):
+        lines = [line for line in part.splitlines() if line.strip()]
+        files = [line.rpartition("(")[2] for line in lines if line.startswith(_FRAME)]
+        is_idle = all(one.startswith(_ORDINARY) for one in files) and _MAIN not in part
+        is_thread = part.startswith("Thread ")
+        kept += [one for one in lines[1:] if one[:4] != _FRAME] if is_thread and is_idle else lines
     return kept
 
 

@@ -49,40 +49,33 @@ class PodStop(Value):
 
 def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
     """Return the next request after an answer, and the log line if something changed."""
-    if stop.acts and answer.code in {200, 204}:
+    code, pod, about = answer.code, answer.pod, f": {answer.detail}" if answer.detail else ""
+    if stop.acts and code in {200, 204}:
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
-    if stop.acts and answer.code == 409:
-        # The status changed since it was read: read it again, it decides.
-        return _try_again(stop, f"its status forbids to {stop.action} it: {answer.detail}", answer)
-    if answer.pod is not None:
-        return _after_reading(stop, answer.pod, answer)
-    if answer.code == 404 and stop.accepted:
+    if stop.acts and code == 409:  # the status changed since it was read: read it again
+        return _held(stop, f"its status forbids it{about}", answer)
+    if code == 404 and stop.accepted:
         return _accepted(stop, "RunPod no longer lists this pod")
-    refusal = {
-        401: "RunPod refuses RUNPOD_API_KEY (401)",
-        403: "RUNPOD_API_KEY lacks the right to it (403)",
-        404: "RunPod lists no such pod for RUNPOD_API_KEY (404)",
-    }.get(answer.code)
-    if refusal is not None:
-        return _refused(stop, f"{refusal}: {answer.detail}" if answer.detail else refusal)
-    number = f"{answer.code}: " if answer.code else ""
-    return _try_again(stop, f"no success ({number}{answer.detail})", answer)
-
-
-def _after_reading(
-    stop: PodStop, pod: PodState, answer: PodAnswer
-) -> tuple[PodStop, LogLine | None]:
+    if pod is None:
+        why = _REFUSALS.get(code, f"no success ({code or 'no answer'})")
+        return _held(stop, f"{why}{about}", answer, is_refused=code in _REFUSALS)
     if pod.status in RUNPOD_OVER:
         return _accepted(stop, f"RunPod lists this pod as {pod.status}")
-    if pod.cluster is not None:
-        return _refused(stop, f"it belongs to cluster {pod.cluster.id} and stops only with it")
-    if pod.locked:
-        return _refused(stop, "it is locked")
+    if pod.cluster is not None or pod.locked:
+        cluster = pod.cluster and f"it belongs to cluster {pod.cluster.id} and stops only with it"
+        return _held(stop, cluster or "it is locked", answer, is_refused=True)
     if stop.action not in pod.actions:
         can = ", ".join(pod.actions) or "nothing"
-        return _try_again(stop, f"its status {pod.status} allows {can}", answer)
+        return _held(stop, f"its status {pod.status} allows {can}", answer)
     # A failure before stays counted: where the action itself fails, the pauses grow.
     return replace(stop, acts=True, pause=0.0), None
+
+
+_REFUSALS = {
+    401: "RunPod refuses RUNPOD_API_KEY (401)",
+    403: "RUNPOD_API_KEY lacks the right to it (403)",
+    404: "RunPod lists no such pod for RUNPOD_API_KEY (404)",
+}
 
 
 def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
@@ -91,19 +84,14 @@ def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
     return PodStop(stop.action, pause=times.POD_STOPS, accepted=True), log
 
 
-def _refused(stop: PodStop, why: str) -> tuple[PodStop, LogLine]:
-    """Hold the pod; try again later, since rights and locks can be changed in the console."""
-    log = LogLine(f"holding the pod, which RunPod does not {stop.action}: {why}", "error")
-    return PodStop(stop.action, pause=times.HOLD_REMINDER, obstacle=why), log
-
-
-def _try_again(stop: PodStop, why: str, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
+def _held(
+    stop: PodStop, why: str, answer: PodAnswer, *, is_refused: bool = False
+) -> tuple[PodStop, LogLine | None]:
+    """Hold the pod, and try again: soon, or after a refusal, which is logged each time, later."""
     pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
-    again = PodStop(
-        stop.action,
-        pause=max(pause, min(answer.retry_after, times.HOLD_REMINDER)),
-        failures=min(stop.failures + 1, 30),
-        obstacle=why,
-    )
-    text = f"holding the pod, which could not be asked to {stop.action}: {why}; trying again"
-    return again, None if why == stop.obstacle else LogLine(text, "error")
+    pause = max(pause, min(answer.retry_after, times.HOLD_REMINDER))
+    failures = 0 if is_refused else min(stop.failures + 1, 30)
+    pause = times.HOLD_REMINDER if is_refused else pause
+    text = f"holding the pod, which RunPod does not {stop.action}: {why}; trying again"
+    log = LogLine(text, "error") if is_refused or why != stop.obstacle else None
+    return PodStop(stop.action, pause=pause, failures=failures, obstacle=why), log

@@ -156,8 +156,8 @@ class Item(Value):
         quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
         return 0 if quiet else self.restarts
 
-    def restarting(self, now: float, within: float) -> Item:
-        """Return it as restarted; it must be ready `within` so many seconds."""
+    def restarting(self, now: float) -> Item:
+        """Return it as restarted."""
         return replace(
             self,
             step=Step.PENDING,
@@ -165,7 +165,6 @@ class Item(Value):
             generation=self.generation + 1,
             restarted_at=now,
             restart_at=None,
-            deadline=now + within,
         )
 
 
@@ -250,42 +249,39 @@ class Answered(HeadEvent):
 
 
 class Preflight(Value):
-    """The all-reduce before the job: its members, deadline and results."""
+    """The members of the all-reduce before the job."""
 
-    deadline: float
     shares: tuple[tuple[str, str, int], ...]  # key, name and GPUs of the members, by rank
-    answers: Mapping[str, Answer] = field(default_factory=dict)
     lost: tuple[str, ...] = ()  # members that were lost meanwhile
-    is_over: bool = False
+
+
+Link = tuple[str, str]  # the node that probes, and the address of the probed node
 
 
 class Probes(Value):
-    """Which probes were ordered, and their results."""
+    """The ordered probes, each ordered once, and their results."""
 
-    score_asked: frozenset[str] = frozenset()  # nodes that were asked to request a score
-    open_scores: Mapping[str, float] = field(default_factory=dict)  # not answered yet: the deadline
-    reach_asked: frozenset[tuple[str, str]] = frozenset()  # (node, address)
-    samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
-    """Ordered bandwidth samples: (node, address) to the result, None while it is pending."""
-    samples_due: float | None = None  # when the samples are evaluated; None if none are due
+    answers: Mapping[str, Mapping[Link, Answer | None]] = field(default_factory=dict)
+    """By kind: each probe to its result, None while it is pending."""
+    due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
     findings: tuple[Finding, ...] = ()
 
     def without_node(self, key: str, ip: str) -> Probes:
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
-
-        def stays(pair: tuple[str, str]) -> bool:
-            return pair[0] != key and (not ip or pair[1] != ip)
-
-        return replace(
-            self,
-            score_asked=self.score_asked - {key},
-            open_scores={node: until for node, until in self.open_scores.items() if node != key},
-            reach_asked=frozenset(filter(stays, self.reach_asked)),
-            samples={pair: one for pair, one in self.samples.items() if stays(pair)},
-        )
+        gone = {key, ip} - {""}
+        answers = {
+            kind: {link: one for link, one in known.items() if gone.isdisjoint(link)}
+            for kind, known in self.answers.items()
+        }
+        return replace(self, answers=answers)
 
 
-_SHOWN = 160
+_SHOWN = 240  # characters of a line in a sentence
+
+
+def shortened(line: str) -> str:
+    """Return a line as far as a sentence shows it."""
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def place(node: str, rank: int | None) -> str:
@@ -316,4 +312,4 @@ class Known(Value):
     @property
     def shown(self) -> str:
         """Return the line, shortened."""
-        return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
+        return shortened(self.line)

@@ -39,7 +39,6 @@ PAUSE = "pause"  # between two attempts
 CLEAR = "clear"  # for all reachable nodes to end an attempt before the next
 UNREACHABLE = "away"  # for an unreachable node to end it by itself
 HANG = "hang"  # for a stopped process of Ray to continue
-NEVER_LATE = {PAUSE, PROBE, LINKS}  # waits after which the run continues
 _UPLOAD_RATE = 512 << 10  # bytes a second of the slowest upload for which a submission waits
 
 

@@ -41,7 +41,8 @@ class KnownLines:
     def add_from_node(self, node: str, found: Sequence[Known]) -> None:
         """Add the lines that another node found in its output of the attempt."""
         for known in found:
-            if known.key not in self._found and known.key in table().live_keys:
+            row = table().get(known.key)
+            if known.key not in self._found and row is not None and row.is_live:
                 self._add(node, known)
 
     def logs_of_nodes(self, first: str = "") -> tuple[Log, ...]:

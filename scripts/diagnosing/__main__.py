@@ -40,7 +40,9 @@ def _print(folder: Path, *, show: bool) -> None:
         classes[name][result] += 1
         live[judge(case, live_answer(case))] += 1
         if show and result is not Result.RIGHT:
-            answered = " or ".join(answer.labels) or answer.key or "no known cause"
+            answered = (
+                " or ".join(answer.row.labels if answer.row else ()) or answer.key or "no cause"
+            )
             print(f"{result.value}: {case['id']} is {case['cause']}, answered {answered}")
             print(f"    the case's line: {case['evidence']}\n    the answer's line: {answer.line}")
     total = sum(classes.values(), Counter[Result]())

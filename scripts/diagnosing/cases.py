@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from agent.base.text import parse_toml
 from agent.decisions.causes.find import (
     NEAR,
-    Cause,
     Diagnosis,
     Log,
     Weight,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNKNOWN = "unknown"
-ROWS: Mapping[str, Cause] = {row.key: row for row in table().causes}
 
 
 class Result(Enum):
@@ -54,11 +52,11 @@ def live_answer(case: Mapping[str, Any]) -> Diagnosis:
         before: Sequence[str] = ()
         for line in lines:
             for known in find_known_lines([line.encode()], (), before):
-                row = ROWS.get(known.key)
-                if row is None:
+                row = table()[known.key]
+                if row.kind != "cause":
                     continue
-                if not best.is_known or row.weight > ROWS[best.key].weight > Weight.LAST:
-                    best = Diagnosis(known.line, node=node, key=row.key, labels=row.labels)
+                if best.row is None or row.weight > best.row.weight > Weight.LAST:
+                    best = Diagnosis(known.line, node=node, row=row)
             before = [*before, *plain_lines(line)][-NEAR:]
     return best
 
@@ -66,8 +64,8 @@ def live_answer(case: Mapping[str, Any]) -> Diagnosis:
 def judge(case: Mapping[str, Any], answer: Diagnosis) -> Result:
     """Grade an answer: see tests/causes/README.md."""
     right = {case["cause"], *case["also_acceptable"]}
-    if answer.is_known:
-        is_right = bool(answer.labels) and right.issuperset(answer.labels)
+    if answer.row is not None:
+        is_right = bool(answer.row.labels) and right.issuperset(answer.row.labels)
         return Result.RIGHT if is_right else Result.WRONG
     if case["cause"] == UNKNOWN:
         evidence = case["evidence"].strip()

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.decisions.causes.find import Again, table
+from agent.decisions.causes.find import Again, sign_of, table
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -113,7 +113,7 @@ def _logs() -> Iterator[str]:
     yield ""
     yield "| a line such as | cause | do | again |"
     yield "| --- | --- | --- | --- |"
-    for row in table().causes:
+    for row in _of_kind("cause"):
         live = " *live*" if row.is_live else ""
         again = {Again.YES: "yes", Again.NO: "no", Again.EITHER: "?"}[row.again]
         yield _row(f"`{_example(row)}`{live}", _plain(row.cause), _plain(row.what_to_do), again)
@@ -122,7 +122,9 @@ def _logs() -> Iterator[str]:
     yield ""
     yield "| a line such as | means | do |"
     yield "| --- | --- | --- |"
-    yield from (_row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in table().symptoms)
+    yield from (
+        _row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in _of_kind("symptom")
+    )
     yield ""
     yield _paragraph(
         "These lines are harmless. They are never a cause, and are reported as noise while the "
@@ -131,7 +133,7 @@ def _logs() -> Iterator[str]:
     yield ""
     yield "| line | meaning |"
     yield "| --- | --- |"
-    yield from (_row(f"`{row.words[0].text}`", row.cause) for row in table().noise)
+    yield from (_row(f"`{row.words[0].text}`", row.cause) for row in _of_kind("noise"))
     yield ""
 
 
@@ -184,9 +186,16 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def _of_kind(kind: str) -> Iterator[Cause]:
+    return (row for row in table().values() if row.kind == kind)
+
+
 def _example(row: Cause) -> str:
     """Return the matching part of a row's first example, with some context."""
-    line, sign = row.words[0].example.replace("`", "'"), row.words[0].sign.replace("`", "'")
+    line, sign = (
+        row.words[0].example.replace("`", "'"),
+        sign_of(row.words[0].text).replace("`", "'"),
+    )
     start = max(0, line.find(sign) - _BEFORE)
     text = line[start : start + _LONGEST].strip()
     return ("…" if start else "") + text + ("…" if start + _LONGEST < len(line) else "")

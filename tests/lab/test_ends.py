@@ -162,7 +162,9 @@ def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
     gcs = next(p for p in head.processes() if p.name == "gcs_server")
     assert head.exec(["kill", "-9", str(gcs.pid)]).returncode == 0
     killed = time.monotonic()
-    head.wait_for(r"Ray did not start \(its gcs_server .* is gone.* try 1 of 2", timeout=20)
+    head.wait_for(
+        r"Ray did not start: its gcs_server .* is gone.* starting it again: 1 of 2", timeout=20
+    )
     assert time.monotonic() - killed < 4
     assert ends([head, worker], 150) == [6, 6]
 
@@ -177,7 +179,10 @@ def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
     stopped = time.monotonic()
     head.wait_for(r"its gcs_server \(pid \d+\) is stopped: ", timeout=10)
     assert time.monotonic() - stopped < 3
-    head.wait_for(r"Ray did not start \(its gcs_server .* is stopped for 30 s.* try 1", timeout=45)
+    head.wait_for(
+        r"Ray did not start: its gcs_server .* is stopped for 30 s.*starting it again: 1",
+        timeout=45,
+    )
     assert head.wait(60) == 0
 
 

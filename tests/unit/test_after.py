@@ -73,7 +73,7 @@ def begins(trace: Trace) -> list[str]:
     """Name the steps and services that the head starts at once, or holds back."""
     return [
         action.sentence if isinstance(action, LogLine) else f"{type(action).__name__} {action.name}"
-        for action in head.first_actions(trace.state)
+        for action in trace.state.actions
         if isinstance(action, LogLine | h.StartService | h.OrderStep)
     ]
 
@@ -149,8 +149,8 @@ def test_an_agent_that_resumes_has_the_completed_steps() -> None:
     trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH, PREPARE})), [])
     assert begins(trace) == [f"StartService {REWARD}"]
     shared = replace(EACH, once="/data/.done")
-    done = Trace(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [])
-    assert done.state.step_queues == {}
+    done = Trace(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [(1, TICK)])
+    assert done.state.step_holders == {}
 
 
 def test_a_restart_waits_for_what_is_gone_too() -> None:
@@ -265,7 +265,7 @@ def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
     trace.take(says(3, pending="data", rank=2, at=4), 4)
     assert starts(trace) == ["judge agent2"]
     trace.take(says(2, "judge", pending="data", rank=1, at=8), 8)
-    assert starts(trace)[1:] == ["data agent2", f"data {HERE}", "data agent3"]
+    assert starts(trace)[1:] == [f"data {HERE}", "data agent2", "data agent3"]
 
 
 def test_the_services_of_all_workers_are_waited_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from agent.decisions.attempts import (
     JobReport,
     LostAttempt,
     end_without_progress,
-    pause_after_losses,
+    pause_after,
     retries_exhausted,
 )
 from agent.decisions.head import state as h
@@ -205,7 +207,7 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     assert trace.effects[-1] == h.SubmitJob("run-2")
 
 
-def test_a_lost_node_that_is_back_is_named() -> None:
+def test_a_lost_node_is_named_by_the_next_attempt() -> None:
     """One line gives the next attempt and its reason."""
     trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
     trace.take(h.Submitted("run-1"), 5)
@@ -213,7 +215,7 @@ def test_a_lost_node_that_is_back_is_named() -> None:
     trace.take(job("FAILED", 1), 10)
     trace.take(nodes(2, 3), 12)
     trace.take(TICK, 20)
-    assert "attempt 2 of 3: pod2 was lost and is back; 3 of 3 node(s)" in trace.log
+    assert re.search(r"attempt 2 of 3: .*pod2.*; 3 of 3 node\(s\)", trace.log)
 
 
 def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
@@ -252,9 +254,9 @@ def test_no_progress() -> None:
     ("seconds", "retries", "words"),
     [
         ([], 0, None),
-        ([5], 0, "the only attempt was lost"),
+        ([5], 0, "1 attempt(s) lost"),
         ([5], 1, None),
-        ([5, 5], 1, "all 2 attempts were lost"),
+        ([5, 5], 1, "2 attempt(s) lost"),
     ],
 )
 def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
@@ -266,7 +268,7 @@ def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
 
 def test_pauses_double_up_to_five_minutes() -> None:
     """10 s, doubling, and never more than five minutes."""
-    assert [pause_after_losses(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
+    assert [pause_after(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
 
 
 @pytest.mark.parametrize(

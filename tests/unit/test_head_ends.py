@@ -64,13 +64,6 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
         "ray",
         ["did not start: exit 1"],
     ),
-    "a Ray that ended is named beside the one that is awaited": (
-        goal(),
-        [(1, h.RayGone("no space left")), (2, h.HeadRaySilent("connection refused")), (100, TICK)],
-        69,
-        "Ray on this node",
-        ["not ready in time: connection refused; the last one: no space left"],
-    ),
     "its own checks forbid it": (
         goal(2),
         [(0.5, Refused(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],

@@ -207,7 +207,7 @@ def test_one_sentence_for_all() -> None:
     fast = Trace(PAIR, JOINED)
     answered(fast, 9000, 3.0)
     assert "network" not in fast.log
-    assert fast.state.probes.samples_due is None
+    assert fast.state.probes.due == {}
 
 
 def test_the_models_own_size() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,21 +109,6 @@ def test_turns(
     assert orders(Trace(of(*steps), history)) == expected
 
 
-def test_a_step_without_a_dependency_may_run_anywhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The orders of prepare steps do not depend on their place after the event."""
-    module = importlib.import_module("agent.decisions.head.decide")
-    free = [one for one in module.PASS if one[1].startswith("anywhere")]
-    assert len(free) == 1
-    others = [one for one in module.PASS if one not in free]
-    expected = [Trace(of(*steps), history).state for steps, history, _ in STORIES.values()]
-    for place in range(1, len(others)):
-        monkeypatch.setattr(module, "PASS", (*others[:place], *free, *others[place:]))
-        found = [Trace(of(*steps), history).state for steps, history, _ in STORIES.values()]
-        assert found == expected
-
-
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
 def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
     """For any events, at most one node works on a shared disk, and every node has its turn."""
@@ -145,7 +128,7 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
             trace.take(h.WorkerReplaced(key), float(at))
         working += [node for _, node in orders(trace)[before:]]
         assert len(working) <= 1
-        assert all(queue[0] in working for queue in trace.state.step_queues.values())
+        assert [*trace.state.step_holders.values()] == working
 
 
 def test_what_is_by_order() -> None:
@@ -155,4 +138,4 @@ def test_what_is_by_order() -> None:
     assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
     assert ordered_steps((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
     assert ordered_steps((DATA, replace(last, after=(plain.name,)))) == (DATA,)
-    assert head.first_state(of(DATA)).step_queues == {("data", "nfs"): ("head",)}
+    assert head.first_state(of(DATA)).step_holders == {("data", "nfs"): "head"}

@@ -76,8 +76,7 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     assert wait.evidence == "no answer from pod3"
     trace.take(TICK, wait.deadline)
     assert trace.state.phase is HeadPhase.SUBMITTING
-    assert "pod3 did not report within 10 s" in trace.log
-    assert "pod2 did not tell" not in trace.log
+    assert "no answer to a scoring request within 10 s: pod3 to the head. " in trace.log
 
 
 @pytest.mark.parametrize("last", [reported(3, answers=FINE), reported(3, gone=True)])
@@ -91,7 +90,7 @@ def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
     assert not trace.effects
     trace.take(last, 7.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
-    assert "did not tell" not in trace.log
+    assert "no answer" not in trace.log
 
 
 def test_a_node_that_gets_no_score_is_named() -> None:
@@ -114,7 +113,8 @@ def test_a_reward_server_on_a_worker() -> None:
     trace.take(reported(2, rank=1, items=lives), 3.0)
     assert scores(trace) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
     trace.take(Answered(Answer(SCORE, "10.0.0.2")), 4.0)
-    assert [*trace.state.probes.open_scores] == ["agent3"]
+    results = trace.state.probes.answers[SCORE].items()
+    assert [link for link, answer in results if answer is None] == [("agent3", "10.0.0.2")]
 
 
 def test_a_reward_server_on_the_only_worker() -> None:
@@ -159,8 +159,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(REACH, "10.0.0.3", "", times.ROUND_TRIP_SLOW), ""),
-        (Answer(REACH, "10.0.0.3", "", 0.048), "network: 48 ms from pod2 to pod3 and back: "),
+        (Answer(REACH, "10.0.0.3", "", 0.048), ""),
         (
             Answer(REACH, "10.0.0.1", "no answer from 10.0.0.1:8267 within 2 s"),
             "network: pod2 does not reach the Ray of the head: no answer from 10.0.0.1:8267 ",
@@ -169,7 +168,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
     ],
 )
 def test_what_is_reported_of_the_network(answer: Answer, said: str) -> None:
-    """Unreachable pairs are named, and slow links."""
+    """Unreachable pairs are named."""
     trace = Trace(goal(2), [(1.0, reported(2)), (1.0, reported(3)), (2.0, nodes(2, 3))])
     before = trace.log
     trace.take(reported(2, answers=(answer,)), 3.0)

@@ -78,8 +78,8 @@ def test_a_node_of_its_own_is_awaited() -> None:
         trace.take(event, at)
     assert trace.state.phase == "submitting"
     assert service_address(trace.state, ALONE.name) == "10.0.0.3"
-    assert "1 of 1 joined" in trace.state.fleet.describe_missing(1, None)
-    assert "pod3" not in trace.state.fleet.describe_missing(2, None)
+    assert "1 of 1 joined" in trace.state.fleet.describe_missing(1)
+    assert "pod3" not in trace.state.fleet.describe_missing(2)
 
 
 def test_a_node_that_never_comes() -> None:

@@ -6,14 +6,14 @@ import re
 from enum import Enum, IntEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from agent.base.text import parse_toml, without_controls
 from agent.base.value import Value
-from agent.decisions.values import Known, place
+from agent.decisions.values import Known, place, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,15 +43,11 @@ _PREFIX = (
     r")\s?"
 )
 """What a launcher, Ray or a logger writes before a program's own line."""
-_RANK = (
-    r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)|\[Rank (?P<c>\d+)\]"
-    r"|\((?:\w+) (?:TP|DP)?\w* ?rank=(?P<d>\d+)"
-)
+_RANK = r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)"
 _MILD = (
     r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
     r"|\w{4,}Warning: "
 )
-_NCCL_WARN = r"\.(?:h|cc|cu):\d+ (?:NCCL )?WARN\b"
 _HANDLED = (
     r"(?i)"
     r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
@@ -97,11 +93,6 @@ class Words(Value, forbid_unknown_fields=True):
     unless: str = ""
     mild: bool = False
 
-    @property
-    def sign(self) -> str:
-        """Return the longest part that each matching line contains."""
-        return max(_parts(self.text), key=len)
-
     def match(self, line: str, body: str, before: str) -> bool:
         """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
         at, is_at_start = 0, self.text.startswith("^")
@@ -123,6 +114,7 @@ class Words(Value, forbid_unknown_fields=True):
 class Cause(Value, forbid_unknown_fields=True):
     """A row of rows.toml: a cause, its remedy, and the messages that show it."""
 
+    kind: Literal["noise", "cause", "symptom"]
     key: str
     cause: str  # may name groups of `reads` in braces
     what_to_do: str
@@ -157,40 +149,22 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-Signs = tuple[tuple[Cause, Words, str], ...]
-"""The messages of rows in order, each with its sign: most signs are in no line."""
-
-
-class KnownRows(Value):
-    """All rows; of several that match a line, the first one counts."""
-
-    noise: tuple[Cause, ...]
-    causes: tuple[Cause, ...]
-    symptoms: tuple[Cause, ...]
-    all_rows: Signs
-    symptom_rows: Signs
-    cause_keys: frozenset[str]
-    live_keys: frozenset[str]  # the keys of the rows that are reported while the job runs
+@cache
+def sign_of(text: str) -> str:
+    """Return the longest part that each matching line contains: most signs are in no line."""
+    return max(_parts(text), key=len)
 
 
 @cache
-def table() -> KnownRows:
-    """Return the table, read at its first use: most runs start before they need it."""
+def table() -> Mapping[str, Cause]:
+    """Return the rows by key, read at their first use: most runs start before they need them.
+
+    Of several rows that match a line the first one counts.
+    """
     data = parse_toml(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
-    noise, causes, symptoms = (
-        tuple(_row(row, data["patterns"]) for row in data[kind])
-        for kind in ("noise", "cause", "symptom")
-    )
-    rows = (*noise, *causes, *symptoms)
-    return KnownRows(
-        *(noise, causes, symptoms, _signs(rows), _signs(symptoms)),
-        cause_keys=frozenset(row.key for row in causes),
-        live_keys=frozenset(row.key for row in rows if row.is_live),
-    )
-
-
-def _signs(rows: Iterable[Cause]) -> Signs:
-    return tuple((row, words, words.sign) for row in rows for words in row.words)
+    kinds = ("noise", "cause", "symptom")
+    rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
+    return {row.key: row for row in rows}
 
 
 def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
@@ -236,43 +210,33 @@ def is_mild(line: str) -> bool:
     return _is_low(line) or compiled(_HANDLED).search(line) is not None
 
 
-_LOW = ("INFO", "WARN", "Warning", "DEBUG", "NOTICE", "[W", "W1", "W0")
-
-
 def _is_low(line: str) -> bool:
-    head = line[:160]
-    if ".h:" in head or ".cc:" in head or ".cu:" in head:
-        head = compiled(_NCCL_WARN).sub("", head)
-    return any(word in head for word in _LOW) and (compiled(_MILD).search(head) is not None)
+    return compiled(_MILD).search(line, 0, 160) is not None
 
 
 def last_progress(lines: Sequence[str]) -> int:
     """Return the index of the last line that a training step prints; -1 without one."""
-    for at in reversed(range(len(lines))):
-        is_likely = any(word in lines[at] for word in ("step", "loss", "poch", "iter"))
-        if is_likely and compiled(_PROGRESS).search(lines[at]) is not None:
-            return at
-    return -1
+    found = compiled(_PROGRESS)
+    return next((at for at in reversed(range(len(lines))) if found.search(lines[at])), -1)
 
 
-def matches(lines: Sequence[str], signs: Signs) -> dict[int, Cause]:
+def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
     """Return the first row that matches each line, by the line's index."""
     found: dict[int, Cause] = {}
     bodies: dict[int, str] = {}
-    loud = [at for at, line in enumerate(lines) if not _is_low(line)]
+    every = range(len(lines))
+    loud = [at for at in every if not _is_low(lines[at])]
     text, loud_text = "\n".join(lines), "\n".join([lines[at] for at in loud])
-    places: dict[tuple[str, bool], list[int]] = {}
-    for row, words, sign in signs:
+    messages = [(row, words) for row in rows for words in row.words]
+    for row, words in messages:
+        sign = sign_of(words.text)
         if sign not in (text if words.mild else loud_text):
             continue
-        kind = (sign, words.mild)
-        if kind not in places:
-            chosen = range(len(lines)) if words.mild else loud
-            places[kind] = [at for at in chosen if sign in lines[at]]
-        for at in places[kind]:
+        for at in every if words.mild else loud:
             line, above = lines[at], lines[at - 1] if at else ""
-            is_below_frame = 'File "' in above and body_of(above).lstrip().startswith('File "')
-            if at in found or is_below_frame:
+            if at in found or sign not in line:
+                continue
+            if 'File "' in above and body_of(above).lstrip().startswith('File "'):
                 continue  # below a frame stands its line of code, which may quote a message
             if at not in bodies:
                 bodies[at] = body_of(line)
@@ -300,16 +264,15 @@ def find_known_lines(
 
     `before` are the lines before them, which may show what an error is about.
     """
-    rows = table()
     texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
     found, seen = [], {*reported}
-    for at, row in sorted(matches(texts, rows.all_rows).items(), key=lambda one: one[0]):
-        if at < len(before) or row.key in seen or row.key not in rows.live_keys:
+    for at, row in sorted(matches(texts, table().values()).items(), key=lambda one: one[0]):
+        if at < len(before) or row.key in seen or not row.is_live:
             continue
         seen.add(row.key)
         cause, what_to_do = row.filled(texts[at])
         line, rank = texts[at].strip(), rank_of(texts[at])
-        is_noise, is_symptom = row in rows.noise, row in rows.symptoms
+        is_noise, is_symptom = row.kind == "noise", row.kind == "symptom"
         found.append(Known(row.key, line, cause, what_to_do, is_noise, is_symptom, rank))
     return found
 
@@ -343,13 +306,11 @@ _ERROR_LINE = (
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[^\]]{0,60} E \d+ \d+\]|^\W*E\d{4} |Failed to |[Uu]nhandled"
     r"|panic|(?:^|\W)[Ee]rror: "
 )
-_TRACE = r'^\s*(?:File "|raise |\^+|Traceback)'
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
 _BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
 ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 _AFTER_ERRORS = {"SIGKILL", "crash", "NCCL connect", "InfiniBand", "rendezvous", "node lost"}
 """Rows that an error before them leads to, whether or not a row explains it."""
-_SHOWN = 240  # characters of a line in a sentence
 _FRAMES = 60  # lines before an error that may name the node of its process
 _MOST_TIMES = 400  # lines before an error that are searched for a time
 
@@ -371,26 +332,22 @@ class Diagnosis(Value):
     node: str = ""  # whose log the line is from
     ip: str = ""  # the address of the node that the line is about, if the log names it
     rank: int | None = None
-    key: str = ""  # the row's key; '' if the cause is not known
-    labels: tuple[str, ...] = ()
+    row: Cause | None = None  # the row that explains the failure, if any
     cause: str = ""
     what_to_do: str = ""
-    again: Again = Again.EITHER
-    weight: Weight = Weight.LAST
-    after_loss: bool = False  # whether the loss of a node leads to it
 
     @property
-    def is_known(self) -> bool:
-        """Return whether a row explains the failure."""
-        return bool(self.key)
+    def key(self) -> str:
+        """Return the row's key; '' if the cause is not known."""
+        return "" if self.row is None else self.row.key
 
     def remedy(self) -> str:
         """Return it as the remedy of an outcome: the cause with its place, or the first error."""
         if not self.line:
             return ""
         where = place(self.node, self.rank)
-        shown = self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
-        if self.is_known:
+        shown = shortened(self.line)
+        if self.row is not None:
             return f"{self.log} shows why{where}: {self.cause} ({shown!r}). {self.what_to_do}"
         if self.cause:
             what = f"{self.log} shows{where} {shown!r}: {self.cause}. {self.what_to_do}"
@@ -398,94 +355,71 @@ class Diagnosis(Value):
         return f"no known cause: the first error{where} is {shown!r} in {self.log}"
 
 
-class _Hit(NamedTuple):
-    """A line that a row matches, or that is an error without a row."""
-
-    log: int
-    at: int
-    row: Cause | None = None
+Spot = tuple[int, int]  # a line by the numbers of its log and in the log
 
 
 def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     """Return the cause that explains most: a cause before a symptom, the first before the later."""
-    rows = table()
     texts = [plain_lines(log.text) for log in logs]
     steps = [last_progress(lines) for lines in texts]
-    hits = [
-        _Hit(number, at, row)
+    known = {
+        (number, at): row
         for number, lines in enumerate(texts)
-        for at, row in matches(lines, rows.all_rows).items()
-        if row.key in rows.cause_keys and (logs[number].of_ray or not row.of_ray)
-    ]
-    plain = [_Hit(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
-    current = [hit for hit in hits if hit.at > steps[hit.log]]
-    if not current and not plain:
-        current = hits
-    chosen = _strongest(texts, current, plain)
-    if chosen is not None and chosen.row is not None:
-        row, found = chosen.row, _found_at(logs, texts, chosen)
-        cause, what_to_do = row.filled(texts[chosen.log][chosen.at])
-        found = replace(found, key=row.key, labels=row.labels, cause=cause, what_to_do=what_to_do)
-        return replace(found, again=row.again, weight=row.weight, after_loss=row.after_loss)
-    return _unexplained(logs, texts, steps, plain)
+        for at, row in matches(lines, table().values()).items()
+        if row.kind == "cause" and (logs[number].of_ray or not row.of_ray)
+    }
+    errors = [(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
+    current = {spot: row for spot, row in known.items() if spot[1] > steps[spot[0]]}
+    if not current and not errors:
+        current = known
+    best = _strongest(texts, current, errors)
+    if best is None:
+        return _unexplained(logs, texts, steps, errors)
+    row = current[best]
+    cause, what_to_do = row.filled(texts[best[0]][best[1]])
+    return replace(_found_at(logs, texts, best), row=row, cause=cause, what_to_do=what_to_do)
 
 
 def _strongest(
-    texts: Sequence[Sequence[str]], hits: Sequence[_Hit], plain: Sequence[_Hit]
-) -> _Hit | None:
-    """Return the hit that explains most, if it explains more than the errors without a row."""
-    rows = {hit: hit.row for hit in hits if hit.row is not None}
-    if not rows:
+    texts: Sequence[Sequence[str]], known: Mapping[Spot, Cause], errors: Sequence[Spot]
+) -> Spot | None:
+    """Return the line that explains most, if it explains more than the errors without a row."""
+    if not known:
         return None
-    most = max(row.weight for row in rows.values())
-    best = _first(texts, [hit for hit, row in rows.items() if row.weight == most])
-    others = [hit for hit in plain if all((hit.log, hit.at) != one[:2] for one in rows)]
-    if most is Weight.LAST and (others or _symptoms(texts)):
+    most = max(row.weight for row in known.values())
+    best = _first(texts, [spot for spot, row in known.items() if row.weight == most])
+    others = [spot for spot in errors if spot not in known]
+    if most is Weight.LAST and (others or _loud_lines(texts, _SYMPTOM)):
         return None
-    row = rows[best]
-    ended_only = most is Weight.WEAK and row.key in _AFTER_ERRORS
-    if ended_only and any(hit.log == best.log and hit.at < best.at for hit in others):
+    ended_only = most is Weight.WEAK and known[best].key in _AFTER_ERRORS
+    if ended_only and any(log == best[0] and at < best[1] for log, at in others):
         return None  # an exception that no row explains came first
     return best
 
 
-def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], hit: _Hit) -> Diagnosis:
-    """Return where a hit is: its line and log, and the address and rank that the log names."""
-    log, lines, at = logs[hit.log], texts[hit.log], hit.at
+def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -> Diagnosis:
+    """Return where a line is, and the address and rank that the log names."""
+    log, lines, at = logs[spot[0]], texts[spot[0]], spot[1]
     return Diagnosis(lines[at].strip(), log.name, log.node, _ip(lines, at), _rank(lines, at))
 
 
 def _unexplained(
-    logs: Sequence[Log], texts: Sequence[Sequence[str]], steps: Sequence[int], plain: Sequence[_Hit]
+    logs: Sequence[Log],
+    texts: Sequence[Sequence[str]],
+    steps: Sequence[int],
+    errors: Sequence[Spot],
 ) -> Diagnosis:
-    """Return the innermost error's own line, or the first symptom."""
-    traced = [hit for hit in plain if _has_trace(texts[hit.log], hit.at)]
-    hits: Sequence[_Hit] = traced or plain or _symptoms(texts)
-    if not hits:
-        hits = [
-            _Hit(number, at)
-            for number, lines in enumerate(texts)
-            for at, line in enumerate(lines)
-            if at > steps[number] and not is_mild(line) and compiled(_ERROR_LINE).search(line[:300])
-        ]
-    if not hits:
+    """Return the first error's own line, or the first symptom."""
+    spots = errors or _loud_lines(texts, _SYMPTOM)
+    if not spots:
+        spots = [(log, at) for log, at in _loud_lines(texts, _ERROR_LINE) if at > steps[log]]
+    if not spots:
         return Diagnosis()
-    first = _first(texts, hits)
+    first = _first(texts, spots)
     found = _found_at(logs, texts, first)
-    row = matches([texts[first.log][first.at]], table().symptom_rows).get(0)
+    symptoms = [row for row in table().values() if row.kind == "symptom"]
+    row = matches([texts[first[0]][first[1]]], symptoms).get(0)
     return found if row is None else replace(found, cause=row.cause, what_to_do=row.what_to_do)
-
-
-_ERROR_WORDS = (
-    *("Error", "Exception", "Timeout", "Interrupt", "Exit", "Failed", "Died", "Refused", "Expired"),
-    *("NotFound", "Invalid", "Abort", "Full", "Empty", "Failure", "Disconnected", "Mismatch"),
-    *("Overflow", "what()", "terminate", "panic", "fatal", "FATAL"),
-)
-_SYMPTOM_WORDS = (
-    *("atchdog", "NCCL", "nccl", "DistBackend", "onnection", "roken", "Bytes failed", "recvValue"),
-    *("Timed out", "Timeout", "timeout", "DistNetwork", "DistStore", "store->", "Barrier"),
-    *("EOFError", "remote process", "ignal"),
-)
 
 
 def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
@@ -494,36 +428,29 @@ def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
     Lines that only pass on another error, and symptoms, are none of them.
     """
     for at in range(start, len(lines)):
-        line = lines[at]
-        if ": " not in line and not any(word in line for word in _ERROR_WORDS):
-            continue
-        body = body_of(line)
+        line, body = lines[at], body_of(lines[at])
         is_end = compiled(_EXCEPTION).match(body) or compiled(_NATIVE).match(body)
         is_other = compiled(_WRAPPER).search(body) or compiled(_SYMPTOM).search(line)
         if is_end and not is_other and not is_mild(line):
             yield at
 
 
-def _symptoms(texts: Sequence[Sequence[str]]) -> list[_Hit]:
+def _loud_lines(texts: Sequence[Sequence[str]], pattern: str) -> list[Spot]:
     return [
-        _Hit(number, at)
+        (number, at)
         for number, lines in enumerate(texts)
         for at, line in enumerate(lines)
-        if any(word in line for word in _SYMPTOM_WORDS)
-        and not is_mild(line)
-        and compiled(_SYMPTOM).search(line) is not None
+        if compiled(pattern).search(line) is not None and not is_mild(line)
     ]
 
 
-def _first(texts: Sequence[Sequence[str]], hits: Sequence[_Hit]) -> _Hit:
-    """Return the earliest hit; logs without times count in their order."""
-    firsts: dict[int, _Hit] = {}
-    for hit in sorted(hits, key=lambda one: (one.log, one.at)):
-        firsts.setdefault(hit.log, hit)
-    times = {log: _time(texts[log], hit.at) for log, hit in firsts.items()}
+def _first(texts: Sequence[Sequence[str]], spots: Iterable[Spot]) -> Spot:
+    """Return the earliest line; logs without times count in their order."""
+    firsts = dict(sorted(spots, reverse=True))  # the first line of each log
+    times = {log: _time(texts[log], at) for log, at in firsts.items()}
     if len(firsts) > 1 and all(times.values()):
-        return min(firsts.values(), key=lambda hit: (times[hit.log] or (), hit.log))
-    return firsts[min(firsts)]
+        return min(firsts.items(), key=lambda spot: (times[spot[0]] or (), spot[0]))
+    return min(firsts.items())
 
 
 def _time(lines: Sequence[str], at: int) -> tuple[int, ...] | None:
@@ -536,10 +463,6 @@ def _time(lines: Sequence[str], at: int) -> tuple[int, ...] | None:
             day = found["d"] or found["d2"] or found["d3"] or found["d4"]
             return number, int(day), int(found["h"]), int(found["m"]), int(found["s"])
     return None
-
-
-def _has_trace(lines: Sequence[str], at: int) -> bool:
-    return any(compiled(_TRACE).match(body_of(line)) for line in lines[max(0, at - 4) : at])
 
 
 def _ip(lines: Sequence[str], at: int) -> str:

@@ -12,7 +12,7 @@ from agent.decisions import attempts
 from agent.decisions import values as v
 from agent.decisions.head import phases, probes, retry, services, waits
 from agent.decisions.head import state as h
-from agent.decisions.head.fleet import Fleet, Worker, contradiction
+from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title
 from agent.plan import waits as planned
@@ -20,7 +20,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.decisions.head.state import Decision, Key
+    from agent.decisions.head.state import Key
 
     ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
@@ -29,12 +29,12 @@ _MAX_OUTAGES = 200
 
 
 def first_state(goal: h.HeadGoal) -> HeadState:
-    """Return the state in which the head starts."""
+    """Return the state in which the head starts, with its first actions."""
     number, done = goal.first_attempt, goal.finished_steps
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
     steps = {
-        (v.HERE, name): v.Item().ready() if name in done else v.Item(deadline=within)
-        for name, within in ((one.name, one.within) for one in goal.steps)
+        (v.HERE, step.name): v.Item().ready() if step.name in done else v.Item()
+        for step in goal.steps
     }
     state = HeadState(
         goal=goal,
@@ -42,20 +42,20 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
         steps=steps,
-        step_queues=services.first_step_queues(goal),
+        step_holders=services.first_step_holders(goal),
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = state.with_item((v.HERE, spec.name), services.first_item(goal, spec, 0.0))
+            item = v.Item(was_ready=goal.resumed_attempt is not None)
+            state = state.with_item((v.HERE, spec.name), item)
     own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
-    state = services.hold_back(state, [*own, *state.services], state.attempt.began)
+    state = services.start_items(state, [*own, *state.services], 0.0)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
-    """Return a first state that resumes the attempt of a killed agent."""
     attempt = snapshot.attempt
     if not attempt.id:  # an older agent did not record it
         own = attempts.submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
@@ -74,22 +74,21 @@ def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
     )
 
 
-def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
+def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
-    after, actions = _decide_event(state, event, now)
-    snapshot = h.snapshot_of(after)
-    if snapshot is None or not snapshot.is_worth_saving:
-        return after, actions
-    saved = h.snapshot_of(state) or state.goal.resumed_attempt
+    after = _decide_event(replace(state, actions=()), event, now)
+    snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
+    if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
+        return after, after.actions
     # first, so that an agent that is killed while it acts leaves a record of the decision
-    return after, actions if snapshot == saved else (h.SaveSnapshot(snapshot), *actions)
+    return after, (h.SaveSnapshot(snapshot), *after.actions)
 
 
-def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
+def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
         event = v.Tick()
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
-        return apply_event(before, event, now), ()
+        return apply_event(before, event, now)
     if isinstance(event, v.StopAsked):
         return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):  # two heads must not run one job
@@ -100,7 +99,7 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     # after silent workers: the share of an absent worker is absent
     state = retry.recount_absent(before, state)
     # before anything changes more: it logs what the event alone changed
-    actions = messages(before, state, event)
+    state = state.do(*messages(before, state, event))
     # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
     state = waits.expire_hang(state, now)
     was, are = before.fleet.alive, state.fleet.alive
@@ -108,14 +107,13 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
         left = {ip: name for ip, name in was.items() if ip not in are}
         state = retry.record_losses(state, left, now)
     for step, _ in PASS:
-        state, more = step(state, Turn(before, event, now))
-        actions += more
+        state = step(state, Turn(before, event, now))
         if state.phase is HeadPhase.LEAVING:  # nothing starts any more
             break
-    return state, tuple(actions)
+    return state
 
 
-def _continue_phase(state: HeadState, turn: Turn) -> Decision:
+def _continue_phase(state: HeadState, turn: Turn) -> HeadState:
     return _BY_PHASE[state.phase](state, turn.event, turn.now)
 
 
@@ -128,15 +126,14 @@ _BY_PHASE = {
     HeadPhase.STOPPING: phases.stopping,
 }
 
-PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
+PASS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (services.order_services, "before the phase, which waits for the services of a new worker"),
-    (services.order_steps, "anywhere after the event: no other step reads the queues"),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
     (phases.answer_notices, "after the phase, which may have ended the run by the job's own end"),
     (phases.end_by_hours, "after the phase, for the same reason"),
     (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
-    (services.order_unblocked_steps, "after the phase, as services"),
+    (services.order_steps, "after the phase, as services"),
 )
 """The last steps of a pass, in this order, each with the reason for its place."""
 
@@ -149,7 +146,8 @@ def deadline(state: HeadState) -> float | None:
     times = [wait.deadline for wait in pending_waits(state)]
     if phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
-    others = [state.probes.samples_due, phases.hours_deadline(state), state.fleet.silence_check_at]
+    times += state.probes.due.values()
+    others = [phases.hours_deadline(state), state.fleet.silence_check_at]
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services[key].restart_at for key in state.lost_services]
         others.append(services.service_node_deadline(state))
@@ -179,8 +177,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.HeadRaySilent(evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence, memory):
-            ray = state.ray.lost(evidence)
-            return replace(state, ray=ray, last_ray_exit=evidence, oom_evidence=memory)
+            return replace(state, ray=state.ray.lost(evidence), oom_evidence=memory)
         case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
             lasts = state.hang is not None and state.hang.beside_job == beside_job
             since = state.hang_since if lasts else now
@@ -254,26 +251,20 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
                 state = state.with_item(key, replace(item, generation=report.generation))
             state = _apply_service_state(state, worker.key, report, now)
     stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
-    if worker.has_left and not stays and not (before and before.has_left):
-        return _forget_services(state, worker.key)
-    return state
+    has_just_left = worker.has_left and not (before and before.has_left)
+    return state.without_services_on(worker.key) if has_just_left and not stays else state
 
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
-    """Remove an agent that ended, with its services and probes."""
     worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
     fleet = state.fleet.without_agent(key)
-    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.node_ids
+    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
     given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
+    ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
     state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
-    return _forget_services(state, key)
-
-
-def _forget_services(state: HeadState, key: str) -> HeadState:
-    """Remove the services of a worker that left: no wait covers them any more."""
-    return state.without_services(frozenset((key, spec.name) for spec in state.goal.services))
+    return replace(state, steps_ordered=ordered).without_services_on(key)
 
 
 def _apply_service_state(
@@ -291,7 +282,6 @@ def _apply_service_state(
 
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
-    """Record the start or the end of an outage of a service that was ready."""
     worker, outages = state.fleet.workers.get(key[0]), state.outages
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
@@ -318,10 +308,10 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
             found.append(v.LogLine(f"{service_title(after, key)} answers"))
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
-        doubt, doubted = contradiction(after.fleet, worker), contradiction(before.fleet, former)
-        if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, doubted):
-            why = f"{worker.silent}; {doubt or 'nor does its Ray answer'}"
-            found.append(v.LogLine(f"{worker.label} is silent, {why}", "warning"))
+        if (worker.silent, worker.lost) != (former.silent, former.lost):
+            why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
+            text = f"{worker.label} is silent, {worker.silent}; {why}"
+            found.append(v.LogLine(text, "warning"))
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         ray = "" if after.goal.by_torchrun else " Ray"
@@ -329,28 +319,15 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         found += [v.LogLine(f"{are[ip]} joined{ray}") for ip in joined]
         unused = "is one more than the running attempt needs: unused until another begins"
         found += [v.LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
-        found += [
-            v.LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
-            for ip, name in was.items()
-            if ip not in are
-        ]
+        gone = [name for ip, name in was.items() if ip not in are]
+        found += [v.LogLine(f"{name} left{ray}", "warning") for name in gone]
     return found
 
 
 def _is_spare(state: HeadState, ip: str) -> bool:
-    """Return whether the worker at an address is not part of the running attempt."""
     attempt, alive = state.attempt, state.fleet.alive
     if state.phase not in {HeadPhase.SUBMITTING, HeadPhase.RUNNING} or not state.goal.has_job:
         return False
     if not attempt.workers:
         return len(alive) > state.required
     return ip not in attempt.workers and alive[ip] not in attempt.lost_workers.values()
-
-
-def _contradiction_at(state: HeadState, ip: str) -> str:
-    """Return the contradiction between GCS, which lost a node, and its agent, which reports."""
-    worker = state.fleet.workers.get(state.fleet.agent_at.get(ip, ""))
-    if worker is None or not worker.joined or worker.silent or worker.has_left:
-        return ""
-    doubt = contradiction(state.fleet, worker)
-    return f", though {doubt}" if doubt else ""

@@ -12,7 +12,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import listed
+from agent.base.text import first_names
 from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.values import Answer, ItemReport
@@ -121,7 +121,8 @@ class Fleet(Value):
     workers: Mapping[str, Worker] = field(default_factory=dict)
     facts: Mapping[str, Facts] = field(default_factory=dict)  # of each machine, by agent id
     findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)  # of its checks
-    in_ray: frozenset[str] = frozenset()  # addresses of nodes that GCS lists, without the head
+    ray_nodes: Mapping[str, tuple[RayNode, ...]] = field(default_factory=dict)
+    """The live nodes in GCS's list by address, without the head."""
     agent_at: Mapping[str, str] = field(default_factory=dict)  # by address: who reported last
     alive: Mapping[str, str] = field(default_factory=dict)
     """The workers that count as present, address to name.
@@ -130,8 +131,6 @@ class Fleet(Value):
     """
     left_ips: frozenset[str] = frozenset()
     """Addresses that an agent has left: they do not count, though GCS lists them a while longer."""
-    node_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by address, in GCS
-    raylet_ports: Mapping[str, frozenset[int]] = field(default_factory=dict)  # by address
     dead_node_ids: frozenset[str] = frozenset()  # of silent nodes: a new Ray there has a new id
     by_report: bool = False  # no Ray runs: a worker counts while it reports that it joined
     silence_check_at: float | None = None  # when to look for silent ones, where no Ray runs
@@ -148,9 +147,8 @@ class Fleet(Value):
         if before is not None and _membership(before) == _membership(worker):
             return new
         is_back = worker.joined if before is None else before.lost
-        if is_back and self.dead_node_ids:  # it was cut off, and its Ray with it
-            listed_here = new.node_ids.get(worker.ip, frozenset())
-            new = new.with_listed_nodes(new.node_ids, new.dead_node_ids - listed_here)
+        if is_back:  # it was cut off, and its Ray with it
+            new = replace(new, dead_node_ids=new.dead_node_ids - new.ids_at(worker.ip))
         if before is not None and before.ip != worker.ip:
             new = new.release_address(before)
         if worker.ip:
@@ -163,20 +161,15 @@ class Fleet(Value):
             return self
         reporting = [w for w in self.workers.values() if not w.has_left and not w.lost]
         until = {w.key: w.last_report_at + times.SILENT_WITHOUT_RAY for w in reporting}
-        silent = [key for key, end in until.items() if now >= end]
         next_end = min((end for end in until.values() if now < end), default=None)
-        return replace(self.mark_lost(silent, now), silence_check_at=next_end)
+        new = replace(self, silence_check_at=next_end)
+        return new.mark_lost([key for key, end in until.items() if now >= end], now)
 
     def mark_lost(self, keys: Iterable[str], now: float) -> Fleet:
         """Count these agents as lost until they report again."""
-        changed = {
-            key: replace(self.workers[key], silent=_NO_REPORT, silent_since=now, lost=True)
-            for key in keys
-        }
-        new = replace(self, workers={**self.workers, **changed})
-        for worker in changed.values():
-            new = new.recount(worker.ip)
-        return new
+        for key in keys:
+            self = self.mark_silent(key, _NO_REPORT, now, is_lost=True)  # noqa: PLW0642 - a value
+        return self
 
     def mark_silent(self, key: str, evidence: str, now: float, *, is_lost: bool) -> Fleet:
         """Mark an agent as silent until its next report."""
@@ -187,28 +180,29 @@ class Fleet(Value):
         silent = replace(worker, silent=evidence, silent_since=since, lost=is_lost)
         new = replace(self, workers={**self.workers, key: silent})
         if is_lost and self.agent_at.get(worker.ip) == key:
-            listed_here = new.node_ids.get(worker.ip, frozenset())
-            new = new.with_listed_nodes(new.node_ids, new.dead_node_ids | listed_here)
+            new = replace(new, dead_node_ids=new.dead_node_ids | new.ids_at(worker.ip))
         return new.recount(worker.ip)
 
-    def with_ray_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
+    def with_ray_nodes(self, nodes: tuple[RayNode, ...]) -> Fleet:
         """Apply GCS's list of nodes."""
-        ids: dict[str, frozenset[str]] = {}
-        ports: dict[str, frozenset[int]] = {}
+        by_ip: dict[str, tuple[RayNode, ...]] = {}
         for node in nodes:
             if node.alive and not node.is_head:
-                ids[node.ip] = ids.get(node.ip, frozenset()) | {node.node_id}
-                ports[node.ip] = ports.get(node.ip, frozenset()) | {node.port}
-        listed_now = frozenset[str]().union(*ids.values())
-        new = self.with_listed_nodes(ids, self.dead_node_ids & listed_now)
-        named = ((ip, self._name_at(ip)) for ip in ids if ip in new.in_ray)
-        alive = {ip: name for ip, name in named if name is not None}
-        return replace(new, alive=alive, left_ips=self.left_ips & new.in_ray, raylet_ports=ports)
+                by_ip[node.ip] = (*by_ip.get(node.ip, ()), node)
+        ids = {node.node_id for node in nodes if node.alive}
+        new = replace(self, ray_nodes=by_ip, dead_node_ids=self.dead_node_ids & ids)
+        named = ((ip, new.name_at(ip)) for ip in by_ip)
+        there = {ip: name for ip, name in named if name is not None}
+        left = frozenset(filter(new.is_in_ray, self.left_ips))
+        return replace(new, alive=self.alive if there == self.alive else there, left_ips=left)
 
-    def with_listed_nodes(self, ids: Mapping[str, frozenset[str]], dead: frozenset[str]) -> Fleet:
-        """Set which nodes GCS lists, and which of these are dead."""
-        in_ray = frozenset(ids) if not dead else frozenset(ip for ip in ids if ids[ip] - dead)
-        return replace(self, node_ids=ids, dead_node_ids=dead, in_ray=in_ray)
+    def ids_at(self, ip: str) -> frozenset[str]:
+        """Return the ids of the nodes that GCS lists at an address."""
+        return frozenset(node.node_id for node in self.ray_nodes.get(ip, ()))
+
+    def is_in_ray(self, ip: str) -> bool:
+        """Return whether GCS lists a node at an address that is not known to be dead."""
+        return not self.ids_at(ip) <= self.dead_node_ids
 
     def without_agent(self, key: str) -> Fleet:
         """Remove an agent that ended."""
@@ -226,20 +220,22 @@ class Fleet(Value):
         if self.agent_at.get(worker.ip) != worker.key:
             return self
         by_ip = {ip: key for ip, key in self.agent_at.items() if ip != worker.ip}
-        ghosts = self.left_ips | ({worker.ip} & self.in_ray)
+        ghosts = self.left_ips | ({worker.ip} if self.is_in_ray(worker.ip) else set())
         return replace(self, agent_at=by_ip, left_ips=ghosts).recount(worker.ip)
 
     def recount(self, ip: str) -> Fleet:
         """Recompute whether the node at an address counts."""
-        name = self._name_at(ip) if self.by_report or ip in self.in_ray else None
+        name = self.name_at(ip)
         if self.alive.get(ip) == name:
             return self
         if name is not None:
             return replace(self, alive={**self.alive, ip: name})
         return replace(self, alive={i: n for i, n in self.alive.items() if i != ip})
 
-    def _name_at(self, ip: str) -> str | None:
+    def name_at(self, ip: str) -> str | None:
         """Return the name under which the node at an address counts; None if it does not."""
+        if not self.by_report and not self.is_in_ray(ip):
+            return None
         worker = self.workers.get(self.agent_at.get(ip, ""))
         if worker is None:  # joined by hand, or its agent left
             return None if self.by_report or ip in self.left_ips else ip
@@ -259,24 +255,23 @@ class Fleet(Value):
         """Return how many required workers neither reported nor joined by hand."""
         return max(0, required - len(self.alive) - len(self._absent()))
 
-    def describe_missing(self, required: int, now: float | None) -> str:
+    def describe_missing(self, required: int) -> str:
         """Describe how many workers joined, which did not, and the last report of each."""
-        absent = self._absent()
-        parts = [f"{len(self.alive)} of {required} joined"]
-        known = self.workers.values()
+        absent, known = self._absent(), self.workers.values()
         ranks = {w.rank for w in known if w.rank is not None}
         last = required + sum(w.service_only for w in known)
         never = [str(rank) for rank in range(1, last + 1) if rank not in ranks]
         never_reported = self.never_reported_count(required)
+        parts = [f"{len(self.alive)} of {required} joined"]
         if ranks and never:
-            parts.append(f"no report from rank {listed(_shorten(never))}")
+            parts.append(f"no report from rank {first_names(never, _MOST_NAMED)}")
         elif never_reported:
             parts.append(f"{never_reported} never reported")
-        parts += _shorten([_last_report(worker, now) for worker in absent])
-        return "; ".join(parts)
+        parts += map(_last_report, absent[:_MOST_NAMED])
+        more = len(absent) - _MOST_NAMED
+        return "; ".join([*parts, *([f"{more} more"] if more > 0 else [])])
 
     def _absent(self) -> list[Worker]:
-        """Return the workers that reported but do not count, by rank and name."""
         found = [w for w in self.workers.values() if w.ip not in self.alive and not w.service_only]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 
@@ -284,28 +279,9 @@ class Fleet(Value):
 _membership = attrgetter("ip", "name", "joined", "has_left", "lost")
 
 
-def _shorten(texts: list[str]) -> list[str]:
-    more = len(texts) - _MOST_NAMED
-    return texts if more <= 0 else [*texts[:_MOST_NAMED], f"{more} more"]
-
-
-def _last_report(worker: Worker, now: float | None) -> str:
+def _last_report(worker: Worker) -> str:
     if worker.refused:
         return f"{worker.label} was refused: {worker.refused}"
-    age = "" if now is None else f" {max(0, round(now - worker.last_report_at))} s ago"
     detail = f", {worker.detail}" if worker.detail else ""
     silent = f", and is silent since: {worker.silent}" if worker.silent else ""
-    return f"{worker.label} last reported{age}: {worker.phase}{detail}{silent}"
-
-
-def contradiction(fleet: Fleet, worker: Worker) -> str:
-    """Return how a node's agent, its Ray and GCS contradict each other, or ''.
-
-    No single source decides: GCS lists a node for some time after its end.
-    """
-    is_listed = worker.ip in fleet.node_ids
-    if not worker.silent and not worker.has_left:
-        return "" if is_listed else "its agent answers: Ray does not know it any more"
-    if not worker.lost:
-        return "its Ray answers still"
-    return "nor does its Ray answer, though GCS lists it still" if is_listed else ""
+    return f"{worker.label} last reported: {worker.phase}{detail}{silent}"

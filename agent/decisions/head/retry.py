@@ -13,8 +13,8 @@ from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.attempts import Attempt, JobReport, LostAttempt, is_loss, submission_id_of
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Decision, HeadPhase, HeadState, JobShares, NodeShare, then
-from agent.decisions.values import HERE, LogLine, Step, Wait
+from agent.decisions.head.state import HeadPhase, HeadState, JobShares, NodeShare
+from agent.decisions.values import HERE, Step, Wait
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from agent.work.torchrun import ShareOver
 
 
-def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
+def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:
     """Leave with an outcome, which also ends the running attempt."""
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
     attempt = state.attempt
     if attempt.submitted is not None:
         attempt = replace(attempt, ended=now, end=outcome)
     state = replace(state, verdict=outcome, attempt=attempt)
-    return state.enter(HeadPhase.LEAVING, now), (h.EndRun(outcome),)
+    return state.enter(HeadPhase.LEAVING, now).do(h.EndRun(outcome))
 
 
 def ray_lost_outcome(state: HeadState) -> Outcome:
@@ -212,34 +212,35 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
 
-def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outcome:
-    """Begin the next attempt if this end is a loss and retries are left, or end the run."""
+def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
+    """Begin the next attempt if this end is a loss and retries are left, else leave."""
     if not is_loss(end) or not state.goal.has_job:
-        return end
+        return leave(state, end, now)
     memory = out_of_memory_nodes(state)
     if memory:
-        return ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
+        end = ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
+        return leave(state, end, now)
     ended = replace(state.attempt, ended=now, end=end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
-    if attempts.count_losses(tried) > state.goal.retries:
-        return replace(end, attempts_are_used_up=True)
+    losses = attempts.count_losses(tried)
+    if losses > state.goal.retries:
+        return leave(state, replace(end, attempts_are_used_up=True), now)
     number, announced = ended.number + 1, sum(one.announced for one in tried)
     is_free = ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED
-    pause = 0.0 if is_free else attempts.pause_after_losses(attempts.count_losses(tried))
-    attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
-    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    pause = 0.0 if is_free else attempts.pause_after(losses)
     follows = f"the next begins in {pause:g} s at the earliest"
     if is_free:
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {announced}"
         follows = f"the next begins once the nodes are there ({free} of {attempts.MOST_ANNOUNCED})"
-    log = LogLine(f"{lost}; {follows}", "warning")
-    state = without_loss(record_leftovers(state, now))
+    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    state = without_loss(record_leftovers(state.log(f"{lost}; {follows}", "warning"), now))
+    attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
     state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
-    return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended))
+    return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
 
 
-def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
+def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
     """Continue the run that a worker reports; leave if no attempt is left."""
     if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
         state = replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
@@ -248,25 +249,19 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> Decision:
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
     goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
     text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
-    actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
-    state = replace(state, goal=goal, attempt=attempt)
+    state = replace(state, goal=goal, attempt=attempt).log(text)
+    state = state.do(h.AdoptRun(event.run_id, event.attempt, event.epoch))
     over = attempts.retries_exhausted(tried, goal.retries)
-    return then(actions, (state, ()) if over is None else leave(state, over, now))
+    return state if over is None else leave(state, over, now)
 
 
 def attempt_sentence(state: HeadState) -> str:
     """Describe the attempt that begins: its number, the loss before, its nodes."""
-    alive = set(state.fleet.alive.values())
-    before = state.earlier_attempts[-1] if state.earlier_attempts else None
-    gone = () if before is None else before.lost_nodes
-    parts = [f"{name} was lost and is {'back' if name in alive else 'away'}" for name in gone]
-    if not parts:
-        parts = [one.reason for one in state.goal.lost_attempts[-1:]]
-        parts = parts if before is None or before.end is None else [before.end.reason]
-    nodes = f"{len(alive) + 1} of {state.goal.expected_workers + 1} node(s)"
-    resumes = (f"resumes from {state.resumes_from}",) if state.resumes_from else ()
-    why = "; ".join((*parts, nodes, *resumes))
-    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {why}"
+    before = [one.reason for one in state.lost_attempts[-1:]]
+    nodes = f"{len(state.fleet.alive) + 1} of {state.goal.expected_workers + 1} node(s)"
+    resumes = [f"resumes from {state.resumes_from}"] if state.resumes_from else []
+    what = "; ".join([*before, nodes, *resumes])
+    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {what}"
 
 
 def start_shares(state: HeadState) -> HeadState:
@@ -289,17 +284,16 @@ def apply_share_end(state: HeadState, key: str, over: ShareOver | None, now: flo
         return state
     end = over.end
     by_node = {**shares.by_node, key: replace(share, end=end, failed_at=now - end.ago)}
-    absent = shares.absent | {key} if end.lost else shares.absent - {key}
-    return replace(state, shares=replace(shares, by_node=by_node, absent=absent))
+    return replace(state, shares=replace(shares, by_node=by_node))
 
 
 def recount_absent(before: HeadState, state: HeadState) -> HeadState:
-    """Recompute which running shares are absent, if the counted workers changed."""
+    """Recompute which running shares are absent, if the counted workers or shares changed."""
     then, now = before.fleet, state.fleet
-    if then.alive is now.alive and then.agent_at is now.agent_at:
+    is_same = then.alive is now.alive and then.agent_at is now.agent_at
+    if is_same and before.shares.by_node is state.shares.by_node:
         return state
-    running = (key for key in state.shares.running if key != HERE)
-    absent = frozenset(key for key in running if not _node_has_share(state, key))
+    absent = frozenset(key for key in state.shares.running if not _node_has_share(state, key))
     return replace(state, shares=replace(state.shares, absent=absent))
 
 
@@ -359,4 +353,5 @@ def expire_silent_shares(state: HeadState, now: float) -> HeadState:
 
 def _node_has_share(state: HeadState, key: str) -> bool:
     worker, end = state.fleet.workers.get(key), state.shares.by_node[key].end
-    return worker is not None and state.fleet.counts(worker) and not (end and end.lost)
+    is_there = key == HERE or (worker is not None and state.fleet.counts(worker))
+    return is_there and not (end and end.lost)

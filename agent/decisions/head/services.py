@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from agent.base.text import listed
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
 from agent.decisions.head.waits import service_title
-from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
+from agent.decisions.values import HERE, Item, LogLine, Step, Tick
 from agent.plan import waits as planned
 from agent.work.services import ServiceSpec, ordered_steps
 
@@ -21,61 +20,48 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Actions, Decision, Key, StepOnDisk, Turn
+    from agent.decisions.head.state import Key, StepOnDisk, Turn
     from agent.work.services import PrepareStep
 
 
-def first_actions(state: HeadState) -> Actions:
-    """Return the starts at the beginning, and log lines for what is blocked."""
-    keys = [*state.steps, *(key for key in state.services if key[0] == HERE)]
-    return tuple(_start(state, key) for key in keys if _item(state, key).step is Step.PENDING)
-
-
-def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
-    """Block those of these whose dependencies are not ready."""
+def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
+    """Start those of these items whose dependencies are ready; block the others."""
     for key in keys:
-        missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+        item, spec, was_blocked = _item(state, key), _spec(state, key), key in state.blocked
+        missing = unmet_dependencies(state, key[0], spec.after)
         if missing:
-            until = now + state.goal.max_prepare_seconds
-            evidence = f"waits for {listed(missing)}"
-            item = replace(_item(state, key), evidence=evidence, deadline=until)
-            state = replace(state.with_item(key, item), blocked=state.blocked | {key})
+            evidence, blocked = f"waits for {listed(missing)}", state.blocked | {key}
+            until = item.deadline if was_blocked else now + state.goal.max_prepare_seconds
+            if was_blocked and item.evidence == evidence:
+                continue
+        else:
+            evidence, blocked = "" if was_blocked else item.evidence, state.blocked - {key}
+            until = now + spec.within
+            if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
+                until = now + spec.restarted_within
+        item = replace(item, evidence=evidence, deadline=until)
+        state = replace(state.with_item(key, item), blocked=blocked)
+        if not (missing and was_blocked):
+            state = state.do(_start(state, key))
     return state
 
 
-def start_unblocked(state: HeadState, turn: Turn) -> Decision:
+def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
-        return state, ()
-    keys: Iterable[Key] = state.blocked
-    event = turn.event
-    if isinstance(event, h.WorkerReported) and not unblocks_other_nodes(turn.before, state):
+        return state
+    keys, event = state.blocked, turn.event
+    if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
         own = event.worker.key  # checking all is too slow for thousands of workers
         keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
-    actions: list[HeadAction] = []
-    for key in sorted(keys):
-        item = state.steps.get(key) or state.services.get(key)
-        if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
-            state = replace(state, blocked=state.blocked - {key})
-            continue
-        spec = _spec(state, key)
-        missing = unmet_dependencies(state, key[0], spec.after)
-        if missing:
-            evidence = f"waits for {listed(missing)}"
-            if item.evidence != evidence:
-                state = state.with_item(key, replace(item, evidence=evidence))
-            continue
-        within = spec.within
-        if isinstance(spec, ServiceSpec) and item.restarted_at is not None:
-            within = spec.restarted_within
-        until = turn.now + within
-        item = replace(item, evidence="", deadline=until)
-        state = replace(state.with_item(key, item), blocked=state.blocked - {key})
-        actions.append(_start(state, key))
-    return state, tuple(actions)
+    # without those whose node left, or that already run
+    items = {key: state.steps.get(key) or state.services.get(key) for key in keys}
+    pending = {key for key, item in items.items() if item and item.step is Step.PENDING}
+    state = replace(state, blocked=state.blocked - (keys - pending))
+    return start_items(state, sorted(pending), turn.now)
 
 
-def unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
+def _unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
     """Return whether a change may unblock services or steps on other nodes."""
     if before.steps is not state.steps or before.required != state.required:
         return True
@@ -132,34 +118,26 @@ def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
     return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
 
 
-def first_item(goal: h.HeadGoal, spec: ServiceSpec, now: float) -> Item:
-    """Return a service's first state; with a resumed job it was ready before."""
-    return Item(was_ready=goal.resumed_attempt is not None, deadline=now + spec.within)
-
-
-def order_services(state: HeadState, turn: Turn) -> Decision:
+def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(turn.event, h.WorkerReported):
-        return state, ()
-    worker, now = turn.event.worker, turn.now
+        return state
+    worker, specs = turn.event.worker, state.goal.services
     if worker.has_left or worker.refused:
-        return state, ()
-    rank, specs = worker.effective_rank, state.goal.services
-    own = {(worker.key, one.name): one for one in specs if one.where.includes(rank, is_head=False)}
-    known = (state.services, state.abandoned_services)
+        return state
+    rank, known = worker.effective_rank, (state.services, state.abandoned_services)
+    own = [(worker.key, one.name) for one in specs if one.where.includes(rank, is_head=False)]
     new = [key for key in own if not any(key in keys for keys in known)]
     for key in new:
-        state = state.with_item(key, first_item(state.goal, own[key], now))
-    state = hold_back(state, new, now)
-    return state, tuple(_start(state, key) for key in new)
+        state = state.with_item(key, Item(was_ready=state.goal.resumed_attempt is not None))
+    return start_items(state, new, turn.now)
 
 
-def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, Outcome | None]:
+def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome | None]:
     """Restart services that ended, with a growing pause; return the outcome of a fatal loss.
 
     A worker with only an essential service is such a loss by its reports: Ray does not list it.
     """
-    actions: list[HeadAction] = []
     late = [
         (node, name)
         for name, nodes in state.pending_services.items()
@@ -168,40 +146,39 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, 
         if now >= nodes[node]
     ]
     for key in (*sorted(state.lost_services), *late):
-        item = state.services[key]
+        item, spec = state.services[key], state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
-        if broken is not None and state.goal.service(key[1]).essential:
-            return state, tuple(actions), broken
+        if broken is not None and spec.essential:
+            return state, broken
         if broken is not None:
             given_up = state.abandoned_services | {key}
-            state = replace(state.without_services(frozenset({key})), abandoned_services=given_up)
-            actions.append(LogLine(f"{broken.reason}; the run goes on without it", "warning"))
-            continue
-        if item.step is not Step.LOST:
-            continue
-        spec, title = state.goal.service(key[1]), service_title(state, key)
-        before = item.recent_restarts(now)
-        pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
-        again_at = now + pause if item.restart_at is None else item.restart_at
-        if spec.argv is None:  # nothing to restart: it is only asked again
-            again = item.restarting(now, spec.within)
-            more = f"it is asked for {round(spec.within)} s more"
-            log = LogLine(f"{title} no longer answers ({item.evidence}): {more}", "warning")
-        elif now < again_at:
-            state = state.with_item(key, replace(item, restart_at=again_at))
-            continue
-        else:
-            again = item.restarting(now, spec.restarted_within)
-            count = f"restart {again.restarts} of {spec.restarts}"
-            log = LogLine(f"{title} exited ({item.evidence}): {count}", "warning")
-        state = hold_back(state.with_item(key, again), (key,), now)
-        actions += [log, _start(state, key)]
+            state = replace(state.without_service(key), abandoned_services=given_up)
+            state = state.log(f"{broken.reason}; the run goes on without it", "warning")
+        elif item.step is Step.LOST:
+            state = _restart(state, key, item, now)
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            broken = ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
-            return state, tuple(actions), broken
-    return state, tuple(actions), None
+            row = ends.SERVICE_NODE_LOST
+            return state, row.outcome(node=worker.label, service=spec.name)
+    return state, None
+
+
+def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
+    """Restart a service that ended, once its pause is over."""
+    spec, title = state.goal.service(key[1]), service_title(state, key)
+    before, again = item.recent_restarts(now), item.restarting(now)
+    pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
+    again_at = now + pause if item.restart_at is None else item.restart_at
+    if spec.argv is None:  # nothing to restart: it is only asked again
+        more = f"it is asked for {round(spec.within)} s more"
+        state = state.log(f"{title} no longer answers ({item.evidence}): {more}", "warning")
+    elif now < again_at:
+        return state.with_item(key, replace(item, restart_at=again_at))
+    else:
+        count = f"restart {again.restarts} of {spec.restarts}"
+        state = state.log(f"{title} exited ({item.evidence}): {count}", "warning")
+    return start_items(state.with_item(key, again), (key,), now)
 
 
 def service_node_deadline(state: HeadState) -> float | None:
@@ -245,94 +222,61 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
 _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any other
 
 
-def first_step_queues(goal: h.HeadGoal) -> Mapping[StepOnDisk, tuple[str, ...]]:
-    """Return the first queues: the head's own steps run from the start."""
-    return {
-        (step.name, goal.disks.get(step.once, _UNKNOWN)): (HERE,)
-        for step in ordered_steps(goal.steps)
-        if step.once and step.name not in goal.finished_steps
-    }
+def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
+    """Return the first holders of disks: the head runs its own steps from the start."""
+    steps = ordered_steps(goal.steps)
+    disks = {step.name: goal.disks.get(step.once, _UNKNOWN) for step in steps if step.once}
+    return dict.fromkeys(disks.items(), HERE)
 
 
-def order_steps(state: HeadState, turn: Turn) -> Decision:
-    """Order workers to run the prepare steps whose turn it is."""
-    event, now, steps = turn.event, turn.now, ordered_steps(state.goal.steps)
-    before, orders = state, tuple[HeadAction, ...]()
+def order_steps(state: HeadState, turn: Turn) -> HeadState:
+    """Order workers to run prepare steps: those on one disk run a step one after another."""
+    event, steps = turn.event, ordered_steps(state.goal.steps)
     if not steps:
-        return state, ()
-    if isinstance(event, h.WorkerReported):
-        worker = event.worker
-        if worker.has_left or worker.refused:
-            state = _leave_all_queues(state, worker.key)
-        else:
-            state, orders = _queue_new_steps(state, worker, steps)
-    elif isinstance(event, h.WorkerReplaced):
-        state = _leave_all_queues(state, event.key)
-    elif isinstance(event, StepOver) and event.node == HERE and not event.failure:
-        state = _leave_queues(state, HERE, {event.name})
-    elif isinstance(event, Tick | h.RayNodes):  # a silent node must not hold up the others
-        for queue in state.step_queues.values():
-            holder = state.fleet.workers.get(queue[0])
-            silent_at = holder.last_report_at + times.QUEUE_HOLDER_SILENT if holder else math.inf
-            if len(queue) > 1 and now >= silent_at:
-                state = _leave_all_queues(state, queue[0])
-    return state, (*orders, *_orders_of_new_firsts(before, state))
+        return state
+    known = state.step_holders
+    holders = {one: node for one, node in known.items() if _runs(state, one[0], node, turn.now)}
+    may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
+    state = replace(state, step_holders=holders)
+    if may_unblock or isinstance(event, Tick | h.RayNodes):
+        workers: Iterable[Worker] = state.fleet.workers.values()
+    else:
+        workers = [event.worker] if isinstance(event, h.WorkerReported) else []
+    for worker in workers:
+        if _runs_steps(worker, turn.now):
+            state = _order_steps_of(state, worker, steps)
+    return state
 
 
-def order_unblocked_steps(state: HeadState, turn: Turn) -> Decision:
-    """Order steps that were blocked by something on another node that is ready now."""
-    before, orders = state, list[HeadAction]()
-    steps = ordered_steps(state.goal.steps) if state.goal.steps else ()
-    if any(step.after for step in steps) and unblocks_other_nodes(turn.before, state):
-        for worker in state.fleet.workers.values():
-            if worker.key in state.steps_ordered:  # else it has left
-                state, more = _queue_new_steps(state, worker, steps)
-                orders += more
-    return state, (*orders, *_orders_of_new_firsts(before, state))
+def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
+    if node == HERE:
+        return state.steps[HERE, name].step is Step.PENDING
+    worker = state.fleet.workers.get(node)
+    if worker is None or not _runs_steps(worker, now):
+        return False
+    return not any(item.name == name and item.step is Step.READY for item in worker.items)
 
 
-def _queue_new_steps(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> Decision:
-    """Queue a worker for steps that it can run now; order those that need no queue."""
+def _runs_steps(worker: Worker, now: float) -> bool:
+    """Return whether a worker runs steps: not one that has been silent for long."""
+    is_silent = now >= worker.last_report_at + times.STEP_HOLDER_SILENT
+    return not (worker.has_left or worker.refused or is_silent)
+
+
+def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> HeadState:
     key, facts = worker.key, state.fleet.facts.get(worker.key)
     done = {item.name for item in worker.items if item.step is Step.READY}
-    state = _leave_queues(state, key, done)
-    known = state.steps_ordered.get(key, frozenset()) | done
-    new = [
-        step
-        for step in steps
-        if step.name not in known and not unmet_dependencies(state, key, step.after)
-    ]
-    queues = {**state.step_queues}
-    for step in new:
+    holders, ordered = {**state.step_holders}, state.steps_ordered.get(key, frozenset())
+    chosen = []
+    for step in steps:
+        if step.name in done or unmet_dependencies(state, key, step.after):
+            continue
         if step.once is not None:
             disk = _UNKNOWN if facts is None else facts.disks.get(step.once, _UNKNOWN)
-            queues[step.name, disk] = (*queues.get((step.name, disk), ()), key)
-    ordered = {**state.steps_ordered, key: known.union(step.name for step in new)}
-    state = replace(state, step_queues=queues, steps_ordered=ordered)
-    return state, tuple(h.OrderStep(step.name, key) for step in new if step.once is None)
-
-
-def _leave_queues(state: HeadState, node: str, names: set[str]) -> HeadState:
-    """Remove a node from the queues of these steps."""
-    queues = {**state.step_queues}
-    for group, queue in state.step_queues.items():
-        if group[0] in names and node in queue:
-            queues[group] = tuple(one for one in queue if one != node)
-            if not queues[group]:
-                del queues[group]
-    return replace(state, step_queues=queues)
-
-
-def _leave_all_queues(state: HeadState, key: str) -> HeadState:
-    if key not in state.steps_ordered:
-        return state
-    ordered = {worker: names for worker, names in state.steps_ordered.items() if worker != key}
-    names = {step.name for step in state.goal.steps}
-    return _leave_queues(replace(state, steps_ordered=ordered), key, names)
-
-
-def _orders_of_new_firsts(before: HeadState, state: HeadState) -> Iterator[HeadAction]:
-    """Yield the order to each worker that has become the first of its queue."""
-    for group, queue in state.step_queues.items():
-        if queue[0] != HERE and queue[:1] != before.step_queues.get(group, ())[:1]:
-            yield h.OrderStep(group[0], queue[0])
+            if holders.setdefault((step.name, disk), key) != key:
+                continue
+        chosen.append(step.name)
+    new = [name for name in chosen if name not in ordered]
+    if new:
+        state = replace(state, steps_ordered={**state.steps_ordered, key: ordered.union(new)})
+    return replace(state, step_holders=holders).do(*(h.OrderStep(name, key) for name in new))

@@ -16,7 +16,7 @@ from agent.checks.finding import Finding
 from agent.decisions import attempts, values
 from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
-from agent.decisions.values import HERE, HeadAction, HeadEvent, Item, Step
+from agent.decisions.values import HERE, HeadAction, HeadEvent, Item, LogLine, Step
 from agent.node.facts import Facts
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import PrepareStep, ServiceSpec
@@ -226,6 +226,7 @@ class HeadPhase(str, Enum):
     LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
 
 
+Actions = tuple[HeadAction, ...]
 StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
 
 
@@ -245,7 +246,6 @@ class HeadState(Value):
     phase_since: float = 0.0  # when this phase started
     ray: Item = field(default_factory=Item)
     oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
-    last_ray_exit: str = ""  # how the previous Ray on this node exited
     hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
     hang_since: float = 0.0
     gcs_answers: bool = False  # true once GCS accepts connections: workers can join
@@ -260,13 +260,11 @@ class HeadState(Value):
     outages: tuple[values.Outage, ...] = ()  # when services did not answer, the newest last
     steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
     steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By agent id: the prepare steps that are ordered, queued or done there."""
-    step_queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
-    """The nodes that run a step on a shared disk, one at a time: the first one now."""
+    """By agent id: the prepare steps that are ordered there."""
+    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0  # how many workers the running job needs
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
-    hours_over: bool = False  # true once AGENT_MAX_HOURS has ended the run
     below_required_since: float | None = None  # since when fewer workers than required count
     last_loss: str = ""  # the last loss of a node while the job ran, as text
     last_loss_at: float | None = None  # when that was
@@ -285,6 +283,15 @@ class HeadState(Value):
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
     leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
     released: frozenset[str] = frozenset()  # those of them that were released
+    actions: Actions = ()  # what is to be done after the last event
+
+    def do(self, *actions: HeadAction) -> HeadState:
+        """Add actions."""
+        return replace(self, actions=(*self.actions, *actions))
+
+    def log(self, sentence: str, level: str = "info") -> HeadState:
+        """Add a log line."""
+        return self.do(LogLine(sentence, level))
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
@@ -324,17 +331,19 @@ class HeadState(Value):
         services = {**self.services, key: item}
         return replace(self, services=services, pending_services=pending, lost_services=lost)
 
-    def without_services(self, keys: frozenset[Key]) -> HeadState:
-        """Remove services that no wait covers any more."""
-        if self.services.keys().isdisjoint(keys):
+    def without_service(self, key: Key) -> HeadState:
+        """Remove a service that no wait covers any more."""
+        if key not in self.services:
             return self
-        services = {key: item for key, item in self.services.items() if key not in keys}
-        pending = {
-            name: {node: until for node, until in nodes.items() if (node, name) not in keys}
-            for name, nodes in self.pending_services.items()
-        }
-        lost = self.lost_services - keys
-        return replace(self, services=services, pending_services=pending, lost_services=lost)
+        state = self.with_item(key, Item(Step.READY))
+        return replace(state, services={k: item for k, item in state.services.items() if k != key})
+
+    def without_services_on(self, node: str) -> HeadState:
+        """Remove the services of a node that left."""
+        state = self
+        for spec in self.goal.services:
+            state = state.without_service((node, spec.name))
+        return state
 
     def service_home(self, name: str) -> str | None:
         """Return the node of a service that runs once, the latest one; None if none has it."""
@@ -500,16 +509,6 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
-Actions = tuple[HeadAction, ...]
-Decision = tuple[HeadState, Actions]  # a new state, and what is to be done
-
-
-def then(first: Actions, decision: Decision) -> Decision:
-    """Return a decision whose actions follow these."""
-    state, actions = decision
-    return state, (*first, *actions)
-
-
 class Turn(NamedTuple):
     """The input of one pass: the state before it, the event and the time."""
 
@@ -525,10 +524,9 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
         return None
     is_stopping = state.phase is HeadPhase.STOPPING
     # the next agent gets the rest from its boot and from Ray
-    saved = replace(attempt, began=0.0, not_before=0.0, last_status_at=0.0, report=None)
-    saved = replace(saved, unreachable_nodes="")
+    left_out = {"began": 0.0, "not_before": 0.0, "last_status_at": 0.0, "unreachable_nodes": ""}
     return AttemptSnapshot(
-        attempt=saved,
+        attempt=replace(attempt, report=None, **left_out),
         required=state.required,
         dead_node_ids=state.fleet.dead_node_ids,
         last_loss=state.last_loss,

@@ -12,7 +12,7 @@ from agent.base.text import listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import retry
 from agent.decisions.head import state as h
-from agent.decisions.head.probes import link_waits, preflight_waits, score_waits
+from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.head.state import HeadPhase, HeadState
 from agent.decisions.values import LogLine, Step, Wait
 from agent.plan import waits as planned
@@ -29,7 +29,7 @@ def expire_hang(state: HeadState, now: float) -> HeadState:
     if state.hang is None or not _ray_is_needed(state, state.hang) or now < until:
         return state
     evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
-    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None)
+    return replace(state, ray=state.ray.lost(evidence), hang=None)
 
 
 def hang_waits(state: HeadState) -> Iterator[Wait]:
@@ -49,8 +49,6 @@ def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iter
     follows = "left alone, since a job runs that does not need it"
     if _ray_is_needed(after, after.hang):
         follows = f"Ray is started again unless it continues within {round(times.RAY_HANGS)} s"
-    elif after.phase is HeadPhase.SUBMITTING and not after.hang.beside_job:
-        follows = "the submission of the job waits for it"
     yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
 
 
@@ -81,8 +79,7 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     yield from preflight_waits(state)
     if needed:
         return
-    yield from score_waits(state)
-    yield from link_waits(state)
+    yield from probe_waits(state)
     if attempt.not_before > attempt.began:
         what = f"attempt {attempt.number} to begin"
         yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
@@ -91,9 +88,7 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
 def _required_waits(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
     if state.ray.step is Step.PENDING:
-        before = f"the last one: {state.last_ray_exit}" if state.last_ray_exit else ""
-        evidence = "; ".join(filter(None, (state.ray.evidence, before)))
-        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), evidence)
+        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence)
     yield from hang_waits(state)
     yield from _service_waits(state)
     yield from _rank_waits(state)
@@ -104,7 +99,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         longest = state.attempt.began + state.goal.max_prepare_seconds
         prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
         until = max(state.deadline_of(planned.WORKERS), prepares_until)
-        missing = partial(state.fleet.describe_missing, state.required, None)
+        missing = partial(state.fleet.describe_missing, state.required)
         yield Wait(planned.WORKERS, "workers", until, missing)
 
 

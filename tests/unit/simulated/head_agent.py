@@ -165,7 +165,7 @@ class HeadAgent(Agent):
 
     def _bring_up(self) -> None:
         self.go(self._look_after(0))
-        for action in head.first_actions(self.state):
+        for action in self.state.actions:
             self._begin(action)
 
     def _begin(self, action: h.HeadAction) -> None:

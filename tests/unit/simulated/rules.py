@@ -243,14 +243,13 @@ class Rules:
 
     def _bounded(self, state: h.HeadState) -> None:
         """Check that stored agents are bounded by the number of names."""
-        probes = state.probes
         kept = {
             "workers": {*state.fleet.workers},
             "facts": {*state.fleet.facts},
             "services": {node for node, _ in state.services} - {HERE},
             "turns": {*state.steps_ordered},
-            "asked": {*probes.score_asked} - {HERE},
-            "samples": {node for node, _ in probes.samples} - {HERE},
+            "probes": {node for links in state.probes.answers.values() for node, _ in links}
+            - {HERE},
         }
         for what, keys in kept.items():
             of_name = Counter(key.partition("-")[0] for key in keys)
