@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
-from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
+from agent.base.text import first_names, is_ip, mib
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
@@ -98,7 +99,7 @@ def temp_root(settings: Settings) -> tuple[str, list[Problem]]:
         expected = "a folder that is there: mount its disk, or make it"
         got = f"{given}, which is no folder here"
         return _DEFAULT_TEMP, [Problem("AGENT_RAY_ARGS", got, expected)]
-    if needs_shell_quoting(asked):
+    if shlex.quote(asked) != asked:
         expected = "a path of letters, digits, dots, dashes and underscores (a shell reads it)"
         return asked, [Problem("AGENT_RAY_ARGS", given, expected)]
     return asked, []

@@ -145,8 +145,7 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
     return tuple(found.values())
 
 
-_MIN_KEY_LENGTH = 40
-_KEY_CHARACTERS = re.compile(r"[\w-]+", re.ASCII)
+_KEY = re.compile(r"(?:[^-]*-)?[\w-]{40,}", re.ASCII)  # W&B's own server puts its name before it
 
 
 def wandb_key(node: CheckedNode) -> Result:
@@ -155,13 +154,8 @@ def wandb_key(node: CheckedNode) -> Result:
     if secret is None:
         login = node.facts.wandb_login
         return ok("W&B has this machine's login" if login else "none: W&B stays offline")
-    before, _, after = secret.reveal().partition("-")
-    key = after or before
-    if not _KEY_CHARACTERS.fullmatch(key):
-        what = "it has characters other than letters, digits, dashes and underscores"
-    elif len(key) < _MIN_KEY_LENGTH:
-        what = f"it has {len(key)} characters; W&B's have {_MIN_KEY_LENGTH} or more"
-    else:
+    if _KEY.fullmatch(secret.reveal()):
         return ok("well-formed")
+    what = "W&B's keys have 40 or more letters, digits, dashes and underscores; this one has not"
     remedy = "Copy WANDB_API_KEY again from W&B's settings, or unset it: W&B then stays offline"
     return warn(what, remedy)

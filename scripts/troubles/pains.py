@@ -274,7 +274,7 @@ PAINS: tuple[Pain, ...] = (
         "proxy variables break gRPC and the dashboard",
         (
             avoided(f"{ENVIRONMENT}::test_a_proxy_stays_out_of_the_nodes_traffic"),
-            checked("proxies", f"{MORE}[a proxy beside KubeRay's Ray]"),
+            checked("proxies", f"{MORE}[a proxy]"),
             explained("proxy"),
         ),
     ),

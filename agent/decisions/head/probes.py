@@ -69,7 +69,7 @@ def _report_slow_links(state: HeadState, now: float) -> Decision:
         for link, one in probes.samples.items()
         if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
     ]
-    slow = slow_links(rates, 0 if goal.facts is None else goal.facts.model_bytes, goal.platform)
+    slow = slow_links(rates, 0 if goal.facts is None else goal.facts.model_bytes)
     found = () if slow is None else (slow,)
     late = [" to ".join(names[link]) for link in filter(is_awaited, probes.samples)]
     if late:
