@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
-from agent.base.ports import inner_ports, port_conflicts
 from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import (
     BY_NAME,
@@ -18,13 +17,11 @@ from agent.settings.jobs import (
     recipe_info,
     reward_model,
 )
-from agent.settings.model import FIELD_OF, secret_texts
+from agent.settings.model import FIELD_OF, Settings, secret_texts
 from agent.settings.values import LATER, reserved_placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from agent.settings.model import Settings
 
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
@@ -44,7 +41,6 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_recipe(settings, command),
         *_check_reward(settings, command),
         *_check_secrets(settings),
-        *_check_ports(settings, command),
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
@@ -186,17 +182,6 @@ def port_problems(lines: Iterable[str]) -> tuple[Problem, ...]:
     return tuple(Problem(names, line, expected) for line in lines)
 
 
-def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Check the ports that the user set; the defaults depend on the platform."""
-    ports = {"gcs": settings.ray_port, "dashboard": settings.dashboard_port, "agent": settings.port}
-    set_ports = {name: port for name, port in ports.items() if port is not None}
-    if launcher(settings, None) == "torchrun":
-        set_ports.pop("dashboard", None)
-    elif settings.port is not None:
-        set_ports |= {n.replace("_", " "): port for n, port in inner_ports(settings.port).items()}
-    yield from port_problems(port_conflicts({**set_ports, **reward_port(settings, command)}))
-
-
 def _check_workers(settings: Settings) -> Iterator[Problem]:
     expected, least, head = settings.expected_workers, settings.min_workers, settings.head or ""
     if settings.partial == "proceed" and least is None:
@@ -219,16 +204,24 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
     if settings.job == NO_JOB:
         given = f"'{NO_JOB}', though without Ray there is no cluster to keep"
         yield Problem("AGENT_JOB", given, "a recipe, or a command after --; or AGENT_LAUNCHER=ray")
-    only_ray = (
-        ("DEBUG_RAY", settings.debug_ray != "0", "unset; `breakpoint()` works on one node alone"),
-        ("AGENT_RUNTIME_ENV", settings.runtime_env, "unset; set variables in the environment"),
-        ("AGENT_WORKING_DIR", settings.working_dir, "unset; start the agent where the code is"),
-        ("AGENT_RESOURCES", settings.resources, "unset; every node runs its processes"),
-        ("AGENT_RAY_ARGS", settings.ray_args, "unset"),
-    )
-    for name, is_set, expected in only_ray:
-        if is_set:
-            yield Problem(name, "a value, though torchrun starts the job and no Ray runs", expected)
+    names = " + ".join(changed(settings, _FOR_RAY))
+    if names:
+        expected = "unset: every node runs its processes in its own environment and folder"
+        yield Problem(names, "a value, though torchrun starts the job and no Ray runs", expected)
+
+
+_FOR_RAY = (
+    *("DEBUG_RAY", "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR", "AGENT_RESOURCES", "AGENT_RAY_ARGS"),
+)
+
+
+def changed(settings: Settings, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of these variables that are set to another value than their default."""
+    default = Settings()
+    for name in names:
+        value = getattr(settings, FIELD_OF[name])
+        if value not in ("", getattr(default, FIELD_OF[name])):
+            yield name
 
 
 TEMP_DIR = "--temp-dir"

@@ -46,9 +46,7 @@ class PlatformInfo(Value):
     name: str
     is_head: bool
     evidence: tuple[str, ...]
-    role_variable: str = "RAY_WORKER"  # what to name where the user's settings contradict it
-    role_is_proven: bool = False  # whether the environment determines it, so it is no default
-    has_ranks: bool = False
+    role_variable: str = ""  # the variable that determines the role; '' if it is a default
     head_host: str | None = None
     must_own_head_host: bool = False
     node_name: str | None = None
@@ -118,9 +116,7 @@ def info_by_rank(
         name=names.name,
         is_head=is_head,
         evidence=tuple(evidence),
-        role_variable=f"RAY_WORKER + {names.rank}",
-        role_is_proven=True,
-        has_ranks=True,
+        role_variable=names.rank,
         head_host=head,
         own_names=(head,) if is_head and head is not None else (),
         rank=rank,
@@ -423,8 +419,7 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
         name=RUNPOD,
         is_head=own == head if own and head else settings.ray_worker is not True,
         evidence=evidence,
-        role_variable="RAY_WORKER + HEAD_POD_ID",
-        role_is_proven=own is not None and head is not None,
+        role_variable="HEAD_POD_ID" if own is not None and head is not None else "",
         head_host=f"{head_pod}.{DOMAIN}" if head_pod is not None else None,
         must_own_head_host=own is None,
         node_name=own,

@@ -37,9 +37,9 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         ["HEAD_POD_ID=ic3d4e5f", "RUNPOD_POD_ID=ic3d4e5f", "NODE_RANK=1"],
     ),
     "a pod where there is none": (
-        "slurm-worker",
+        "slurm-head",
         {"HEAD_POD_ID": "abc123"},
-        ["HEAD_POD_ID=abc123", "no RUNPOD_POD_ID", "SLURM_NODEID=2"],
+        ["HEAD_POD_ID=abc123", "no RUNPOD_POD_ID", "SLURM_NODEID=0"],
     ),
     "no nodes": ("lws-worker", {"LWS_GROUP_SIZE": WITHOUT}, ["LWS_GROUP_SIZE", "nothing"]),
     "no rank": ("lws-worker", {"LWS_WORKER_INDEX": WITHOUT}, ["LWS_WORKER_INDEX", "nothing"]),
@@ -146,7 +146,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "a debugger for a Ray that is KubeRay's": (
         "kuberay-head",
         {"DEBUG_RAY": "1"},
-        ["DEBUG_RAY", "RAY_DEBUG=legacy", "KubeRay"],
+        ["DEBUG_RAY", "environment", "KubeRay"],
     ),
     "steps on KubeRay's nodes": (
         "kuberay-head",
@@ -156,7 +156,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "an all-reduce without agents on the nodes": (
         "kuberay-head",
         {"AGENT_PREFLIGHT": "nccl"},
-        ["AGENT_PREFLIGHT", "no agent on KubeRay's nodes"],
+        ["AGENT_PREFLIGHT", "no agent on its nodes"],
     ),
     "KubeRay's token left out": (
         "kuberay-submitter-head",
