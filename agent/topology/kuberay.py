@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from agent.topology.platforms import (
     parse_host,
     platform_error,
     read_host,
+    read_number,
     require,
 )
 
@@ -47,7 +47,8 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     """
     if settings.head is not None:
         return None
-    start = _flags(environ.get(START_COMMAND, ""))
+    words = (word.partition("=") for word in environ.get(START_COMMAND, "").split())
+    start = {name: value for name, _, value in words}
     found = [name for name in OPERATOR_VARIABLES if name in environ]
     cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
@@ -99,12 +100,12 @@ def _of_submitter(
 
 def _of_head(settings: Settings, start: Mapping[str, str]) -> GivenRay:
     """Return the Ray that the operator starts in this container."""
-    port = settings.dashboard_port or _port(start, "--dashboard-port", DASHBOARD_PORT)
+    port = settings.dashboard_port or read_number(start, "--dashboard-port", 1) or DASHBOARD_PORT
     listens = start.get("--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
     return GivenRay(
         owner=OWNER,
         gcs_host="127.0.0.1",
-        gcs_port=settings.ray_port or _port(start, "--port", GCS_PORT),
+        gcs_port=settings.ray_port or read_number(start, "--port", 1) or GCS_PORT,
         dashboard=f"http://{in_url(reached_at(listens))}:{port}",
         session=start.get("--temp-dir") or "/tmp/ray",
     )
@@ -127,19 +128,3 @@ def _worker(environ: Mapping[str, str], cluster: tuple[str, ...]) -> PlatformInf
         head_host=head,
         given_ray=GivenRay(OWNER, head, GCS_PORT, f"http://{head}:{DASHBOARD_PORT}"),
     )
-
-
-def _flags(command: str) -> dict[str, str]:
-    """Split the generated command as a shell does; by spaces if its quotes do not match."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _port(flags: Mapping[str, str], name: str, default: int) -> int:
-    text = flags.get(name, str(default))
-    if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
-        return int(text)
-    raise platform_error(START_COMMAND, f"{name}={text}", "a port's number")

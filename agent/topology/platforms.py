@@ -82,12 +82,11 @@ class RankVariables(Value):
     numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
     owns_machine: bool = True  # in a container of the agent: any running Ray is left over from it
     restarts_groups: bool = False
-    head_suffices: bool = False  # True if the head's address alone proves the platform
 
     def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-        """Detect the platform by rank or node count, or by the head's address if that suffices."""
-        by = {self.rank, self.nodes, *((self.head,) if self.head_suffices else ())}
-        return info_by_rank(environ, self) if by & environ.keys() else None
+        """Detect the platform by rank or node count."""
+        found = {self.rank, self.nodes} & environ.keys()
+        return info_by_rank(environ, self) if found else None
 
 
 def info_by_rank(
@@ -157,8 +156,9 @@ def read_number(
 
 
 def read_host(environ: Mapping[str, str], name: str) -> str | None:
-    """Read a host from a platform's variable; None if it is unset or empty."""
-    return parse_host(text, name) if (text := environ.get(name, "").strip()) else None
+    """Read a host, the first of several, from a platform's variable; None without one."""
+    hosts = environ.get(name, "").split()
+    return parse_host(hosts[0], name) if hosts else None
 
 
 def parse_host(text: str, name: str) -> str:
@@ -193,24 +193,14 @@ SKYPILOT = RankVariables(
 SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
 
 
-def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+def detect_skypilot(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a task of SkyPilot."""
-    if not {SKYPILOT.rank, SKYPILOT.head} & environ.keys():
-        return None
-    lines = environ.get(SKYPILOT.head, "").split()
-    addresses = [parse_host(line, SKYPILOT.head) for line in lines]
-    info = info_by_rank(environ, SKYPILOT, head=addresses[0] if addresses else None)
-    if addresses and len(addresses) != info.nodes:
-        counted = f"{len(addresses)} addresses beside {SKYPILOT.nodes}={info.nodes}"
-        raise platform_error(SKYPILOT.head, counted, "one address a line for each node")
-    evidence = info.evidence[:2]
-    if info.head_host is not None:
-        evidence = (*evidence, f"{SKYPILOT.head} begins with {info.head_host}")
+    info = SKYPILOT.detect(environ, settings)
     note = (
         f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and "
         "8266 (AGENT_PORT, the same on every node, changes them)"
     )
-    return replace(info, evidence=evidence, ports=SKYPILOT_PORTS, notes=(note,))
+    return None if info is None else replace(info, ports=SKYPILOT_PORTS, notes=(note,))
 
 
 LWS = RankVariables(
@@ -218,7 +208,6 @@ LWS = RankVariables(
     rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
-    head_suffices=True,
     restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
 
@@ -240,9 +229,7 @@ def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> 
 
     PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
     """
-    only_rank = KUBEFLOW_TRAINER.rank in environ and "MASTER_ADDR" not in environ
-    found = KUBEFLOW_TRAINER.head in environ or only_rank
-    return info_by_rank(environ, KUBEFLOW_TRAINER) if found else None
+    return info_by_rank(environ, KUBEFLOW_TRAINER) if KUBEFLOW_TRAINER.head in environ else None
 
 
 PYTORCHJOB = RankVariables(name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR")
@@ -310,11 +297,16 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     """Detect a host of a SageMaker training job."""
     if not {HOSTS, CURRENT} & environ.keys():
         return None
-    hosts = _sagemaker_hosts(environ.get(HOSTS, ""))
-    current = environ.get(CURRENT, "").strip()
+    text, current = environ.get(HOSTS, ""), environ.get(CURRENT, "").strip()
+    try:
+        hosts = sorted(
+            {parse_host(name, HOSTS) for name in msgspec.json.decode(text, type=list[str])}
+        )
+    except msgspec.DecodeError:
+        hosts = []
     if current not in hosts:
-        expected = f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
-        raise platform_error(CURRENT, repr(current), expected)
+        expected = f'one of the hosts of {HOSTS}, a JSON list such as ["algo-1", "algo-2"]'
+        raise platform_error(CURRENT, f"{current!r} beside {HOSTS}={text}", expected)
     counted = {**environ, CURRENT: str(hosts.index(current)), HOSTS: str(len(hosts))}
     return replace(
         info_by_rank(counted, SAGEMAKER, head=hosts[0]),
@@ -323,18 +315,6 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
         own_names=(current,) if len(hosts) > 1 else (),
         interface=environ.get("SM_NETWORK_INTERFACE_NAME") or None,
     )
-
-
-def _sagemaker_hosts(text: str) -> list[str]:
-    try:
-        found = msgspec.json.decode(text, type=list[str])
-    except ValueError:
-        found = []
-    hosts = sorted(parse_host(name, HOSTS) for name in found)
-    if not hosts or len(set(hosts)) < len(hosts):
-        expected = 'a JSON list of hosts such as ["algo-1", "algo-2"], every host once'
-        raise platform_error(HOSTS, repr(text), expected)
-    return hosts
 
 
 TORCHRUN = RankVariables(
@@ -407,14 +387,9 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
     # A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. If it is
     # a head that waits for workers, it must still listen on the network between the pods.
     waits = bool(settings.expected_workers) and settings.head is None
-    waits_as_head = waits and settings.ray_worker is not True
-    head_pod = head or (own if waits_as_head else None)
-    evidence: tuple[str, ...] = (f"RUNPOD_POD_ID={own}", f"HEAD_POD_ID={head}")
-    if own is None:
-        evidence = (f"HEAD_POD_ID={head} without RUNPOD_POD_ID",)
-    elif head is None:
-        more = f", EXPECTED_WORKERS={settings.expected_workers}" if waits_as_head else ""
-        evidence = (f"RUNPOD_POD_ID={own} without HEAD_POD_ID{more}",)
+    head_pod = head or (own if waits and settings.ray_worker is not True else None)
+    ids = {"RUNPOD_POD_ID": own, "HEAD_POD_ID": head}
+    evidence = tuple(f"{name}={one}" for name, one in ids.items() if one is not None)
     return PlatformInfo(
         name=RUNPOD,
         is_head=own == head if own and head else settings.ray_worker is not True,
