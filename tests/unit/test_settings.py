@@ -115,7 +115,7 @@ def test_the_contracts_names_and_no_others() -> None:
         ("AGENT_PRICE_PER_HOUR", " 2.79 ", 2.79),
         ("AGENT_RERUN", "1", True),
         ("AGENT_MAX_HOURS", "1.5", 1.5),
-        ("AGENT_RUNPOD_API", "https://api.example:8443/", "https://api.example:8443"),
+        ("AGENT_RUNPOD_API", "https://api.example:8443", "https://api.example:8443"),
         ("AGENT_RUNPOD_API", "http://127.0.0.1:9999", "http://127.0.0.1:9999"),
         ("RUNPOD_API_KEY", "", None),
     ],
