@@ -33,7 +33,7 @@ class Problem(Value):
 class AgentError(Exception):
     """An error that a user can cause; it is shown without a traceback."""
 
-    end: ClassVar[ends.End]
+    end: ClassVar[Outcome]
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", culprit: str = "") -> None:
         super().__init__(what)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.ports import DEFAULTS, PortBase
+from agent.base.ports import DEFAULTS, Ports
 from agent.base.text import in_url, is_loopback
 from agent.base.value import Value
 from agent.settings import values
@@ -60,7 +60,7 @@ class PlatformInfo(Value):
     job_id: str | None = None  # an id of this job that is unique on its host
     interface: str | None = None
     reported_address: str | None = None  # by the platform; no interface may have it
-    ports: PortBase = DEFAULTS
+    ports: Ports = DEFAULTS
     owns_machine: bool = False
     restarts_containers: bool = False  # when a container's first process has ended
     restarts_groups: bool = False
@@ -190,7 +190,7 @@ SKYPILOT = RankVariables(
 )
 # SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
 # for the rest, such as 10001 for the client.
-SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
+SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
 
 
 def detect_skypilot(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:

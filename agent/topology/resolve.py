@@ -16,7 +16,7 @@ from agent.topology.platforms import DSTACK, LWS, PlatformInfo, own_pod
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from agent.base.ports import PortBase
+    from agent.base.ports import Ports
     from agent.node.facts import Facts
     from agent.settings.model import Settings
     from agent.topology.platforms import GivenRay
@@ -54,7 +54,7 @@ def detect_platform(environ: Mapping[str, str], settings: Settings) -> PlatformI
     return next(filter(None, (detect(environ, settings) for _, detect in PLATFORMS)))
 
 
-def port_base(environ: Mapping[str, str], settings: Settings) -> PortBase:
+def port_base(environ: Mapping[str, str], settings: Settings) -> Ports:
     """Return the default ports of this platform; the usual ones if its variables are invalid."""
     try:
         return detect_platform(environ, settings).ports

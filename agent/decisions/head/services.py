@@ -199,7 +199,8 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Actions, 
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            broken = ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
+            loss = f"lost a needed node ({worker.label}, which runs {spec.name})"
+            broken = ends.NODE_LOST.outcome(loss=loss)
             return state, tuple(actions), broken
     return state, tuple(actions), None
 
