@@ -44,8 +44,8 @@ class PlatformInfo(Value):
     """A node as its platform describes it, before the user's settings are applied."""
 
     name: str
-    is_head: bool
-    evidence: tuple[str, ...]
+    is_head: bool = True
+    evidence: tuple[str, ...] = ()
     role_variable: str = ""  # the variable that determines the role; '' if it is a default
     head_host: str | None = None
     must_own_head_host: bool = False
@@ -73,20 +73,20 @@ class PlatformInfo(Value):
 class RankVariables(Value):
     """A platform that sets a rank, a node count and the head's address: one row of a table."""
 
-    name: str
+    platform: PlatformInfo  # what is the same on each of its nodes
     rank: str
     nodes: str
     head: str
     gpus: str | None = None
     run_id: tuple[str, ...] = ()  # the first of these that is set is the run id
     numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
-    owns_machine: bool = True  # in a container of the agent: any running Ray is left over from it
-    restarts_groups: bool = False
+    needs_head: bool = False  # True if other platforms set rank and node count, too
 
     def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
         """Detect the platform by rank or node count."""
-        found = {self.rank, self.nodes} & environ.keys()
-        return info_by_rank(environ, self) if found else None
+        is_it = bool({self.rank, self.nodes} & environ.keys())
+        is_it = is_it and (self.head in environ or not self.needs_head)
+        return info_by_rank(environ, self) if is_it else None
 
 
 def info_by_rank(
@@ -111,8 +111,8 @@ def info_by_rank(
         head = require(head, names.head, "the head's address")
     if head is not None:
         evidence.append(f"{names.head}={head}")
-    return PlatformInfo(
-        name=names.name,
+    return replace(
+        names.platform,
         is_head=is_head,
         evidence=tuple(evidence),
         role_variable=names.rank,
@@ -124,8 +124,6 @@ def info_by_rank(
         run_id=next((environ[name] for name in names.run_id if environ.get(name)), None),
         single_node=nodes == 1,
         node_name=f"node{rank}" if names.numbered_nodes else None,
-        owns_machine=names.owns_machine,
-        restarts_groups=names.restarts_groups,
     )
 
 
@@ -170,7 +168,7 @@ def parse_host(text: str, name: str) -> str:
 
 
 DSTACK = RankVariables(
-    name="dstack",
+    PlatformInfo("dstack", owns_machine=True),
     rank="DSTACK_NODE_RANK",
     nodes="DSTACK_NODES_NUM",
     head="DSTACK_MASTER_NODE_IP",
@@ -178,61 +176,52 @@ DSTACK = RankVariables(
     run_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
     numbered_nodes=True,
 )
+# SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
+# for the rest, such as 10001 for the client.
+SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
+_SKYPILOT_NOTE = (
+    f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and 8266 "
+    "(AGENT_PORT, the same on every node, changes them)"
+)
 SKYPILOT = RankVariables(
-    name="skypilot",
+    PlatformInfo("skypilot", ports=SKYPILOT_PORTS, notes=(_SKYPILOT_NOTE,)),
     rank="SKYPILOT_NODE_RANK",
     nodes="SKYPILOT_NUM_NODES",
     head="SKYPILOT_NODE_IPS",
     gpus="SKYPILOT_NUM_GPUS_PER_NODE",
     run_id=("SKYPILOT_TASK_ID",),
     numbered_nodes=True,
-    owns_machine=False,  # SkyPilot's own Ray runs on this machine
 )
-# SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
-# for the rest, such as 10001 for the client.
-SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
-
-
-def detect_skypilot(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
-    """Detect a task of SkyPilot."""
-    info = SKYPILOT.detect(environ, settings)
-    note = (
-        f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and "
-        "8266 (AGENT_PORT, the same on every node, changes them)"
-    )
-    return None if info is None else replace(info, ports=SKYPILOT_PORTS, notes=(note,))
-
-
 LWS = RankVariables(
-    name="lws",
+    # made for servers: a container that ends, with 0 too, is started again
+    PlatformInfo("lws", owns_machine=True, restarts_groups=True),
     rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
-    restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
 
 
 def group_member(environ: Mapping[str, str]) -> str | None:
     """Return a name of this pod where its platform starts all pods of a group anew, else None."""
     rank = environ.get(LWS.rank, "")
-    return f"{LWS.name}-{rank}" if rank.isdigit() else None
+    return f"{LWS.platform.name}-{rank}" if rank.isdigit() else None
 
 
 # PET_NPROC_PER_NODE counts processes: GPUs on a GPU pod, CPUs on another, `auto` by default.
+# PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
 KUBEFLOW_TRAINER = RankVariables(
-    name="kubeflow-trainer", rank="PET_NODE_RANK", nodes="PET_NNODES", head="PET_MASTER_ADDR"
+    PlatformInfo("kubeflow-trainer", owns_machine=True),
+    rank="PET_NODE_RANK",
+    nodes="PET_NNODES",
+    head="PET_MASTER_ADDR",
+    needs_head=True,
 )
-
-
-def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a pod of Kubeflow Trainer: it sets rank and head address as PET_*.
-
-    PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
-    """
-    return info_by_rank(environ, KUBEFLOW_TRAINER) if KUBEFLOW_TRAINER.head in environ else None
-
-
-PYTORCHJOB = RankVariables(name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR")
+PYTORCHJOB = RankVariables(
+    PlatformInfo("pytorchjob", owns_machine=True),
+    rank="RANK",
+    nodes="WORLD_SIZE",
+    head="MASTER_ADDR",
+)
 """Operators before 1.7, where WORLD_SIZE counts pods."""
 PYTORCHJOB_BY_PET = replace(PYTORCHJOB, rank="PET_NODE_RANK", nodes="PET_NNODES")
 """Operators from 1.7 on, where WORLD_SIZE counts processes and PET_NNODES pods."""
@@ -256,7 +245,7 @@ def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> Platfor
 
 
 AWS_BATCH = RankVariables(
-    name="aws-batch",
+    PlatformInfo("aws-batch", owns_machine=True),
     rank="AWS_BATCH_JOB_NODE_INDEX",
     nodes="AWS_BATCH_JOB_NUM_NODES",
     head="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",  # not set on the main node itself
@@ -283,7 +272,7 @@ def detect_aws_batch(environ: Mapping[str, str], _settings: Settings) -> Platfor
 
 HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
 SAGEMAKER = RankVariables(
-    name="sagemaker",
+    PlatformInfo("sagemaker", owns_machine=True),
     rank=CURRENT,
     nodes=HOSTS,
     head=HOSTS,
@@ -318,7 +307,11 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
 
 
 TORCHRUN = RankVariables(
-    name="torchrun", rank="NODE_RANK", nodes="NNODES", head="MASTER_ADDR", numbered_nodes=True
+    PlatformInfo("torchrun"),
+    rank="NODE_RANK",
+    nodes="NNODES",
+    head="MASTER_ADDR",
+    numbered_nodes=True,
 )
 
 
@@ -408,26 +401,13 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
 
 
 # WORLD_SIZE counts GPUs here; it is not read. MASTER_ADDR repeats PRIMARY_ADDR until a job or an
-# image sets its own.
-CLUSTER_NAMES = RankVariables(
-    name="runpod-cluster",
+# image sets its own. Of the interfaces ens1 to ens8 the first is taken; eth0 leads to the internet.
+RUNPOD_CLUSTER = RankVariables(
+    PlatformInfo("runpod-cluster", interface="ens1", owns_machine=True, restarts_containers=True),
     rank="NODE_RANK",
     nodes="NUM_NODES",
     head="PRIMARY_ADDR",
     gpus="NUM_TRAINERS",
+    numbered_nodes=True,
+    needs_head=True,
 )
-
-
-def detect_runpod_cluster(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a node of an Instant Cluster."""
-    counts = {CLUSTER_NAMES.rank, CLUSTER_NAMES.nodes} & environ.keys()
-    if CLUSTER_NAMES.head not in environ or not counts:
-        return None
-    info = info_by_rank(environ, CLUSTER_NAMES)
-    return replace(
-        info,
-        node_name=own_pod(environ) or f"node{info.rank}",
-        interface="ens1",  # the first of ens1 to ens8; eth0 leads to the internet only
-        owns_machine=True,
-        restarts_containers=True,
-    )

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 PLATFORMS: tuple[tuple[str, Detector], ...] = (
     # Platforms that run on other platforms come first: the variables of both are set.
     ("dstack", DSTACK.detect),  # also on RunPod's pods, which have no ranks
-    ("skypilot", platforms.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
+    ("skypilot", platforms.SKYPILOT.detect),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
-    ("runpod-cluster", platforms.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
+    ("runpod-cluster", platforms.RUNPOD_CLUSTER.detect),  # before "runpod": its nodes are pods, too
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
     ("lws", LWS.detect),
-    ("kubeflow-trainer", platforms.detect_kubeflow_trainer),
+    ("kubeflow-trainer", platforms.KUBEFLOW_TRAINER.detect),
     ("pytorchjob", platforms.detect_pytorchjob),  # after Trainer, which also sets PET_NODE_RANK
     ("aws-batch", platforms.detect_aws_batch),
     ("sagemaker", platforms.detect_sagemaker),

@@ -111,7 +111,9 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
 def _info_with_rank(
     environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
 ) -> PlatformInfo:
-    names = RankVariables(name="slurm", rank="SLURM_NODEID", nodes=JOB_COUNT, head=JOB_NODES)
+    names = RankVariables(
+        PlatformInfo("slurm"), rank="SLURM_NODEID", nodes=JOB_COUNT, head=JOB_NODES
+    )
     if in_step != hosts:  # node ids count within the step
         hosts, names = in_step, replace(names, nodes=STEP_COUNT, head=STEP_NODES)
     counted = read_number(environ, names.nodes, 1)
