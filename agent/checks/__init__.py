@@ -38,7 +38,6 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("cores", machine.cores, (_OWN,)),
     ("processes", machine.processes, (_OWN, _TORCHRUN)),
     ("GPUs", machine.gpus, (_OWN, _TORCHRUN)),
-    ("GPU driver", machine.driver_access, (_OWN, _TORCHRUN)),
     ("visible GPUs", machine.visible_devices, (_OWN, _TORCHRUN)),
     ("GPU health", machine.gpu_health, (_OWN, _TORCHRUN)),
     ("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),

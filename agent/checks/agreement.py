@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
     Nodes = Sequence[tuple[str, Facts]]  # name and facts of each node, the head's first
 
-_ABSENT, _UNSET = "not installed", "not set"
+_UNSET = "not set"
 _LIBRARIES = (
     *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
     *("transformers", "flash-attn"),
 )
-_FOR_GPUS = {CUDA, NCCL, "vllm", "sglang", "deepspeed", "flash-attn"}
-"""Nodes without GPUs are left out here, where other nodes have GPUs."""
 _MAY_DIFFER = {"transformers", "flash-attn"}
 
 
@@ -56,13 +54,10 @@ def _compared(
     """
     one_image = "Use one image on all nodes"
     yield "pod-agent", [one.node_versions.agent for one in machines], Level.FAIL, one_image
-    have_gpus = any(one.gpus for one in machines)
-    for library in _LIBRARIES:
-        is_for_gpus = library in _FOR_GPUS and have_gpus
-        values = ["" if is_for_gpus and not m.gpus else _version(m, library) for m in machines]
-        certain = len({*values} - {"", _ABSENT}) > 1  # a node without it may not need it
-        is_failure = certain and not brings_libraries and library not in _MAY_DIFFER
-        yield library, values, Level.FAIL if is_failure else Level.WARN, one_image
+    for library in _LIBRARIES:  # a node without it may not need it
+        is_failure = not brings_libraries and library not in _MAY_DIFFER
+        level = Level.FAIL if is_failure else Level.WARN
+        yield library, [_version(one, library) for one in machines], level, one_image
     values = [one.variables.get(DEBUGGER) or "0" for one in machines]
     yield DEBUGGER, values, Level.FAIL, f"Set the same {DEBUGGER} on all nodes"
     names = {name for one in machines for name in one.variables}
@@ -80,9 +75,9 @@ def _compared(
 
 def _version(facts: Facts, name: str) -> str:
     """Return a library's version; torch's without its build tag, which is compared by itself."""
-    found = facts.ray.libraries.get(name, _ABSENT)
+    found = facts.ray.libraries.get(name, "")
     if name == TORCH and facts.torch is not None:  # torchrun's Python may be another one
-        found = facts.torch.version or _ABSENT
+        found = facts.torch.version or ""
     return found.partition("+")[0] if name == TORCH else found
 
 

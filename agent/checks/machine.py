@@ -122,15 +122,6 @@ def gpus(node: CheckedNode) -> Result:
     return warn(f"{count} found, {promised} promised by {platform.name}", remedy)
 
 
-def driver_access(node: CheckedNode) -> Result:
-    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
-    count, fault = node.facts.gpus, node.facts.gpu_fault
-    if not fault:
-        return ok("accessible" if count else "no GPUs here")
-    what = f"{count} GPUs are present, but their driver refuses access ({fault})"
-    return ok(what) if node.settings.num_gpus == 0 else fail(what, _RESTART)
-
-
 def visible_devices(node: CheckedNode) -> Result:
     """Ray, verl and vLLM exit on two different selections of AMD GPUs."""
     if not node.facts.gpu_contradiction:
@@ -140,20 +131,22 @@ def visible_devices(node: CheckedNode) -> Result:
 
 
 def gpu_health(node: CheckedNode) -> Result:
-    """The driver may report fewer GPUs than have device files, or memory errors."""
-    driver, count = node.facts.driver, node.facts.gpus
+    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
+    driver, count, fault = node.facts.driver, node.facts.gpus, node.facts.gpu_fault
+    if driver is not None and driver.fault:
+        fault = f"{driver.tool}: {driver.fault}"
+    if fault:
+        is_needed = count and node.settings.num_gpus != 0
+        level = fail if is_needed else warn
+        return level(f"the driver of {count} GPUs refuses access ({fault})", _RESTART)
     if driver is None:
-        return ok("not queried here; `doctor` queries it" if count else "no GPUs here")
-    if driver.fault:
-        level = fail if count else warn
-        return level(f"{driver.tool}: {driver.fault}", _RESTART)
+        return ok("not queried here; `doctor` queries the driver" if count else "no GPUs here")
     found = driver.gpus
-    if len(found) != count:
-        what = f"{driver.tool} reports {len(found)} of the {count} GPUs with device files"
-        return warn(what, _RESTART)
     broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
+    if len(found) != count:
+        broken.append(f"{driver.tool} reports {len(found)} of the {count} GPUs with device files")
     if broken:
-        return warn("; ".join(broken), "Change the machine")
+        return warn("; ".join(broken), _RESTART)
     models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)
     return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
 

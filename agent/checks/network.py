@@ -41,22 +41,20 @@ def ephemeral_ports(node: CheckedNode) -> Result:
     facts, settings = node.facts, node.settings
     base = node.topology.platform.ports
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    single = sorted({*single_ports(ports).values(), settings.reward_port})
     first, last = facts.ephemeral_ports
+    used = {*single_ports(ports).values(), ports.first_worker, ports.last_worker}
     risky = [
-        str(low) if low == high else f"{low}-{high}"
-        for low, high in [*((one, one) for one in single), (ports.first_worker, ports.last_worker)]
-        if (high >= first and low <= last)
-        and not any(a <= low and high <= b for a, b in facts.reserved_ports)
+        str(port)
+        for port in sorted({*used, settings.reward_port})
+        if first <= port <= last and not any(a <= port <= b for a, b in facts.reserved_ports)
     ]
     if not risky:
         return ok(f"all ports of the run are outside {first}-{last}")
-    named = ",".join(risky)
     return warn(
         f"this machine uses {first}-{last} for outgoing connections, which include ports of the "
-        f"run ({named}): one may be in use when Ray needs it",
-        f"Reserve them: `sysctl -w net.ipv4.ip_local_reserved_ports={named}` (on the host, or as "
-        "the container's sysctl)",
+        f"run ({first_names(risky)}): one may be in use when Ray needs it",
+        "Reserve those that `pod-agent plan -v` lists: `sysctl -w "
+        "net.ipv4.ip_local_reserved_ports=…` (on the host, or as the container's sysctl)",
     )
 
 

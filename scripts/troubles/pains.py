@@ -300,7 +300,7 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         33,
         "`Failed to initialize NVML: Unknown Error`",
-        (checked("GPU driver", f"{MORE}[lost GPUs]"), explained("NVML")),
+        (checked("GPU health", f"{MORE}[lost GPUs]"), explained("NVML")),
     ),
     Pain(
         34,
