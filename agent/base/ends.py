@@ -136,8 +136,7 @@ MAX_HOURS = _row(
 
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 
-SETTINGS_INVALID = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
-MACHINE_UNFIT = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # a preflight check failed
+REFUSED = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # settings, or a preflight check
 REFUSED_BY_HEAD = _refused("refused by the head: {refusal}", "this node")
 NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")  # in versions, variables or GPUs
 ALL_REDUCE_FAILED = _refused(
@@ -165,9 +164,8 @@ CHECKPOINTS_REFUSED = _refused(
     _SUBMITTING,
 )
 """They belong to another job, do not fit the nodes that joined, or cannot be written."""
-JOB_REFUSED_BY_RAY = _refused("Ray refused the job: {evidence}", "AGENT_RUNTIME_ENV")
-RUNTIME_ENV_FAILED = _refused(
-    "the job's runtime_env could not be set up: {evidence}",
+JOB_REFUSED_BY_RAY = _refused(
+    "Ray refused the job: {evidence}",
     "AGENT_RUNTIME_ENV",
     "Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
 )

@@ -183,8 +183,8 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     if driver is not None and driver.gpus:
         sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)
         kinds = Counter(f"{name} {size} GiB" if size else name for name, size in sized)
-    counted = (f"{count} x {kind}" if kind else str(count) for kind, count in kinds.items())
-    yield "GPUs", ", ".join(counted) if any(kinds.values()) else "none"
+    counted = (f"{count} x {kind or 'GPU'}" for kind, count in kinds.items() if count)
+    yield "GPUs", ", ".join(counted) or "none"
     if driver is not None and driver.version:
         yield "driver", driver.version
     if facts.rdma:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _PREFIX = "AGENT_"
-_LEAST_RATIO = 0.78  # of a name to one that shares most of its words; AGENT_ID has 0.777
 
 
 class Loaded(Value):
@@ -140,7 +139,7 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
         elif is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:
-            related = get_close_matches(name, model.VARIABLES, 1, _LEAST_RATIO)
+            related = get_close_matches(name, model.VARIABLES, 1, 0.78)  # AGENT_ID has less
             hint = f" (did you mean {related[0]}?)" if related else ""
             foreign.append(f"{escaped(name)}{hint}")
         elif meant is not None and meant not in environ:

@@ -1,22 +1,9 @@
 """Finds secrets in environment variables and masks them in text.
 
-A variable holds a secret if its name matches a pattern below, in any case, with `-` and `.` read
-as `_`: a known name (`HF_TOKEN`), a word such as PASSWORD, SECRET, TOKEN or CREDENTIALS, a kind of
-key (`API_KEY`, `OPENAI_KEY`), or PASS, PAT, PWD or AUTH at its end.
-
-Not secret: names that end with PATH, FILE, DIR, NAME, MODE, URL and the like
-(`RAY_AUTH_TOKEN_PATH`, `RAY_AUTH_MODE`), token counts and model tokens (`MAX_TOKENS`,
-`EOS_TOKEN_ID`), and any other KEY (`INPUT_KEY`, `LABEL_KEY`, `PUBLIC_KEY`).
-
-Every value is also searched, whatever its name: the password of a URL
-(`scheme://user:password@host`), `password=…` and similar in a connection string, JSON members
-with a name as above, options (`--hf_token=…`, `--api-key …`), and a value that is a well-known
-service's token (`hf_…`, `sk-…`). Tokens of well-known services are masked in every text, whether or
-not a variable holds them; their patterns match whole tokens only.
-
-A value shorter than 6 characters, an ordinary word (`disabled`) or a path (`/usr/bin/askpass`) is
-not masked, since it also occurs in ordinary text. A secret is also masked where it is escaped as in
-JSON, quoted for a shell, encoded for a URL or in base64, and each line of it by itself.
+A variable holds a secret if its name matches a pattern below. Every value is also searched,
+whatever its name: passwords in URLs and connection strings, JSON members, options and headers, and
+tokens of well-known services, which are masked in every text. A value shorter than 6 characters, an
+ordinary word (`disabled`) or a path (`/usr/bin/askpass`) also occurs in ordinary text: it stays.
 """
 
 from __future__ import annotations
