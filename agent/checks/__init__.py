@@ -43,7 +43,6 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
     ("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
     ("proxies", network.proxies, (_OWN, _TORCHRUN)),
-    ("leftovers", network.leftovers, (_OWN,)),
     ("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),

@@ -82,15 +82,15 @@ def _version(facts: Facts, name: str) -> str:
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
-    differences = []
+    differing = []
     for name, facts in nodes:
         ahead = facts.node_versions.clock_ahead or 0.0
         if abs(ahead) > times.CLOCKS_DIFFER:
-            side = "ahead of" if ahead > 0 else "behind"
-            differences.append(f"{abs(round(ahead))} s {side} the head's on {name}")
-    if differences:
+            differing.append(f"{name} ({ahead:+.0f} s)")
+    if differing:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
-        yield Finding("clock", Level.WARN, first_names(differences), remedy)
+        what = f"differs from the head's on {first_names(differing)}"
+        yield Finding("clock", Level.WARN, what, remedy)
 
 
 def _differences(groups: dict[str, list[str]]) -> str:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from agent.base.text import duration_text, first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
-from agent.node.facts import INTERFACES, PROXIES, STALE_ADDRESSES
+from agent.node.facts import INTERFACES, PROXIES
 from agent.topology.platforms import RUNPOD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.node.facts import Facts
 
 
 def expected_nodes(node: CheckedNode) -> Result | None:
@@ -38,11 +37,14 @@ def expected_nodes(node: CheckedNode) -> Result | None:
 def named_interfaces(node: CheckedNode) -> Result:
     """NCCL and Gloo fail late if the interface that the user set does not exist."""
     facts = node.facts
+    present = [one for one, addresses in facts.interfaces.items() if addresses]
     given = {name: facts.variables[name] for name in INTERFACES if facts.variables.get(name)}
     for name, value in given.items():
-        found = selected_interfaces(name, value, facts)
+        found = [one for one in present if one in value.split(",")]
+        if name == INTERFACES[0]:
+            found = _nccl_selection(present, value)
         if not found:
-            own = ", ".join(one for one, has in facts.interfaces.items() if has) or "none"
+            own = ", ".join(present) or "none"
             what = f"{name}={value} names no interface of this node (it has: {own})"
         elif not node.is_alone and all(one == "lo" for one in found):
             what = f"{name}={value} is loopback, which does not reach other nodes"
@@ -52,14 +54,6 @@ def named_interfaces(node: CheckedNode) -> Result:
         remedy = f"Unset {name} (the interface of this node's address is then used), or name one"
         return level(what, remedy)
     return ok(f"as set by {' and '.join(given)}" if given else "that of this node's address")
-
-
-def selected_interfaces(name: str, value: str, facts: Facts) -> list[str]:
-    """Return the interfaces with an address that a variable selects."""
-    present = [one for one, addresses in facts.interfaces.items() if addresses]
-    if name == INTERFACES[0]:
-        return _nccl_selection(present, value)
-    return [one for one in present if one in value.split(",")]
 
 
 def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
@@ -78,17 +72,6 @@ def proxies(node: CheckedNode) -> Result:
     """A proxy between the nodes breaks gRPC and the dashboard."""
     named = [name for name in node.facts.variables if name in PROXIES]
     return ok(f"{', '.join(named)} set; head and node are added to no_proxy" if named else "none")
-
-
-def leftovers(node: CheckedNode) -> Result:
-    """An address of another Ray makes processes connect to it."""
-    variables = node.facts.variables
-    named = [name for name in STALE_ADDRESSES if variables.get(name)]
-    if not named:
-        return ok("no address of another Ray")
-    addresses = ", ".join(f"{name}={variables[name]}" for name in named)
-    what = f"{addresses}: not passed on to Ray and the job, which use this run's addresses"
-    return warn(what, f"Unset {' and '.join(named)}")
 
 
 CHECK = "network"

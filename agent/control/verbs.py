@@ -27,7 +27,7 @@ from agent.base.text import (
     in_url,
     map_texts,
 )
-from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
+from agent.checks.finding import ORDER, Finding, Level, passed_lines, toned_line
 from agent.control.log_filter import ALL_LINES
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
 from agent.control.status import lines_by_content, one_line, toned_lines, without_clocks
@@ -355,7 +355,7 @@ def _finding_lines(
     found = [
         (
             Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
-            node_list(row["nodes"], count) if "nodes" in row else "between nodes",
+            _where(row, count),
         )
         for row in rows
     ]
@@ -364,8 +364,13 @@ def _finding_lines(
     return [
         *(toned_line(one, f" [{of}]") for one, of in found if verbose or one.level is not Level.OK),
         *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
-        *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
+        *([] if verbose else passed_lines(one for one, _ in found)),
     ]
+
+
+def _where(row: Mapping[str, Any], count: int) -> str:
+    nodes = row.get("nodes", ["between nodes"])
+    return "all nodes" if len(nodes) == count > 1 else first_names(nodes)
 
 
 def show_logs(

@@ -17,7 +17,7 @@ from agent.settings.rules import contradictions
 from agent.settings.values import LATER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.base.text import Tone
 
@@ -36,20 +36,10 @@ class Loaded(Value):
     misspelled: tuple[str, ...] = ()  # one for each misspelled name, and one for unknown names
 
 
-def read_secret_file(path: str) -> str:
-    """Read a file that holds one secret."""
-    with Path(path).open(encoding="utf-8-sig") as file:  # editors begin a file with a mark
-        return file.read(65_536)
-
-
-def load(
-    environ: Mapping[str, str],
-    command: Sequence[str] | None = None,
-    read_file: Callable[[str], str] = read_secret_file,
-) -> Loaded:
+def load(environ: Mapping[str, str], command: Sequence[str] | None = None) -> Loaded:
     """Return validated settings; raise one SettingsError with every problem."""
     problems: list[Problem] = []
-    raw, origins = _collect(environ, read_file, problems)
+    raw, origins = _collect(environ, problems)
     misspelled = _unknown_names(environ, problems)
     ignored = []
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
@@ -96,7 +86,7 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
 
 
 def _collect(
-    environ: Mapping[str, str], read_file: Callable[[str], str], problems: list[Problem]
+    environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[dict[str, str], dict[str, str]]:
     raw = {name: environ[name] for name in model.FIELD_OF if name in environ}
     origins = dict.fromkeys(raw, "environment")
@@ -115,7 +105,8 @@ def _collect(
             path = environ[forms[0]]
             origins[secret] = f"file named by {forms[0]}"
             try:
-                raw[secret] = read_file(path).strip()
+                with Path(path).open(encoding="utf-8-sig") as file:  # editors begin it with a mark
+                    raw[secret] = file.read(65_536).strip()
             except (OSError, UnicodeDecodeError) as error:
                 got = f"{path} ({getattr(error, 'strerror', None) or 'not text'})"
                 problems.append(Problem(forms[0], got, f"a readable file that holds {secret}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -75,11 +74,6 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
         own = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
         names = ", ".join((*BY_NAME, NO_JOB))
         yield Problem("AGENT_JOB", repr(settings.job), f"{hint}{names} {own}")
-    if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
-        try:
-            json.loads(settings.runtime_env)
-        except (ValueError, RecursionError) as error:
-            yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
 
 
 def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:

@@ -338,10 +338,8 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
     if LABEL not in environ and not any(name.startswith(PORT) for name in environ):
         return None
     evidence = f"{LABEL}={label}" if label else f"{PORT}*"
-    if settings.head is not None:
-        both = (f"AGENT_HEAD={settings.head}", evidence)
-        return PlatformInfo("vast", is_head=False, evidence=both, owns_machine=True)
-    if settings.ray_worker is True or settings.expected_workers:
+    is_alone = settings.head is None
+    if is_alone and (settings.ray_worker is True or settings.expected_workers):
         raise platform_error(
             "AGENT_HEAD",
             f"nothing, on an instance of Vast.ai ({evidence}), which has no ranks",
@@ -349,7 +347,7 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
             "ports are not remapped (instances of one cluster or overlay)",
         )
     return PlatformInfo(
-        "vast", is_head=True, evidence=(evidence,), owns_machine=True, single_node=True
+        "vast", is_alone, evidence=(evidence,), owns_machine=True, single_node=is_alone
     )
 
 

@@ -15,7 +15,6 @@ from agent.topology.platforms import (
     info_by_rank,
     platform_error,
     read_number,
-    require,
 )
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-LARGEST = 65_536  # the most hosts of a list; a larger range is a mistake
-
-_NUMBERS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
+_NUMBERS = r"[0-9]{1,6}(?:-[0-9]{1,6})?"
 _ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
 _PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
@@ -39,23 +36,17 @@ def expand(text: str) -> tuple[str, ...]:
     for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
         if not _ENTRY.fullmatch(entry):
             raise ValueError(f"{entry!r}, which is no host name with ranges")
-        parts = [_numbers(m[1], entry) if m[1] else [m[0]] for m in _PART.finditer(entry)]
+        parts = [_numbers(m[1]) if m[1] else [m[0]] for m in _PART.finditer(entry)]
         hosts += map("".join, product(*parts))
+    if not hosts:
+        raise ValueError(f"{text!r}, in which ranges run backwards")
     return tuple(hosts)
 
 
-def _numbers(ranges: str, entry: str) -> list[str]:
+def _numbers(ranges: str) -> list[str]:
     """Return the numbers of a bracket such as `01-03,07`, with their padding."""
-    numbers: list[str] = []
-    for word in ranges.split(","):
-        low, _, high = word.partition("-")
-        span = range(int(low), int(high or low) + 1)
-        if not span:
-            raise ValueError(f"{entry!r}, in which a range runs backwards")
-        if len(numbers) + len(span) > LARGEST:
-            raise ValueError(f"{entry!r}, which is more than {LARGEST} hosts")
-        numbers += [f"{number:0{len(low)}d}" for number in span]
-    return numbers
+    pairs = [(low, high or low) for low, _, high in (w.partition("-") for w in ranges.split(","))]
+    return [f"{n:0{len(low)}d}" for low, high in pairs for n in range(int(low), int(high) + 1)]
 
 
 JOB = "SLURM_JOB_ID"
@@ -155,9 +146,8 @@ def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:
 
 
 def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    text = require(environ.get(variable, "").strip() or None, variable, "the job's nodes")
     try:
-        return expand(text)
+        return expand(environ.get(variable, "").strip())
     except ValueError as error:
         raise platform_error(variable, str(error), "hosts such as gpu-[01-03],b2") from None
 

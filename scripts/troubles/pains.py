@@ -282,7 +282,6 @@ PAINS: tuple[Pain, ...] = (
         "a leftover RAY_ADDRESS: `Module: http does not have ClientBuilder`",
         (
             avoided(f"{ENVIRONMENT}::test_a_leftover_address_is_dropped"),
-            checked("leftovers", f"{MORE}[an address left over]"),
             explained("leftover address"),
         ),
     ),

@@ -109,7 +109,7 @@ ROWS: dict[str, tuple[list[Facts], list[tuple[str, Level, str]]]] = {
             (
                 "clock",
                 Level.WARN,
-                "63 s behind the head's on n2 and 7 s ahead of the head's on n3",
+                "differs from the head's on n2 (-63 s) and n3 (+7 s)",
             )
         ],
     ),

@@ -85,7 +85,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "no nodelist": (
         "slurm-one-node-head",
         {"SLURM_JOB_NODELIST": WITHOUT, "SLURM_NODELIST": WITHOUT},
-        ["SLURM_JOB_NODELIST", "nothing"],
+        ["SLURM_JOB_NODELIST", "''"],
     ),
     "a shell of salloc's": ("slurm-one-node-head", {"SLURM_NODEID": WITHOUT}, ["SLURM_NODEID"]),
     "tasks by their count": (
