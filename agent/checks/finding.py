@@ -103,15 +103,10 @@ def passed_lines(findings: Iterable[Finding]) -> list[Line]:
 def group_findings(
     found: Iterable[tuple[str, Sequence[Finding]]],
 ) -> list[tuple[Finding, list[str]]]:
-    """Return each finding with its nodes: the worst first, then in the order of the checks.
-
-    Findings at level OK are one row per check, whatever their text.
-    """
-    rows: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
-    places: dict[str, int] = {}
+    """Return each finding with its nodes, the worst first; checks that passed are equal."""
+    rows: dict[object, tuple[Finding, list[str]]] = {}
     for node, findings in found:
         for one in findings:
-            places.setdefault(one.check, len(places))
-            texts = () if one.level is Level.OK else (one.what, one.remedy)
-            rows.setdefault((one.check, one.level.value, *texts), (one, []))[1].append(node)
-    return sorted(rows.values(), key=lambda row: (ORDER.index(row[0].level), places[row[0].check]))
+            key = one.check if one.level is Level.OK else one
+            rows.setdefault(key, (one, []))[1].append(node)
+    return sorted(rows.values(), key=lambda row: ORDER.index(row[0].level))

@@ -128,7 +128,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
             *placeholder_slips(_texts_with_placeholders(loaded, all_steps, services)),
             *for_recipe,
         ),
-        notes=(*loaded.ignored, *platform.notes, *_notes(effective, environ, job)),
+        notes=(*loaded.ignored, *_notes(effective, environ, job)),
         on_done=settings.on_done or ("hold" if is_restarted else "exit"),
     )
 

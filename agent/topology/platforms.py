@@ -67,7 +67,6 @@ class PlatformInfo(Value):
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
     single_node: bool = False  # True if nothing indicates a second node
     given_ray: GivenRay | None = None
-    notes: tuple[str, ...] = ()
 
 
 class RankVariables(Value):
@@ -79,6 +78,7 @@ class RankVariables(Value):
     head: str
     gpus: str | None = None
     run_id: tuple[str, ...] = ()  # the first of these that is set is the run id
+    main_rank: str = ""  # holds the head's rank, where it may be another than 0
     numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
     needs_head: bool = False  # True if other platforms set rank and node count, too
 
@@ -90,12 +90,12 @@ class RankVariables(Value):
 
 
 def info_by_rank(
-    environ: Mapping[str, str], names: RankVariables, head: str | None = None, main_rank: int = 0
+    environ: Mapping[str, str], names: RankVariables, head: str | None = None
 ) -> PlatformInfo:
     """Describe a node by its rank; `head` is the head's host, if no single variable holds it."""
     nodes = require(read_number(environ, names.nodes, 1), names.nodes, "the number of nodes")
     rank = require(read_number(environ, names.rank, 0, nodes - 1), names.rank, "this node's rank")
-    is_head = rank == main_rank
+    is_head = rank == (read_number(environ, names.main_rank, 0, nodes - 1) or 0)
     evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
     if nodes == 1:
         head = None
@@ -111,6 +111,8 @@ def info_by_rank(
         head = require(head, names.head, "the head's address")
     if head is not None:
         evidence.append(f"{names.head}={head}")
+    # AWS Batch adds #RANK to the id of the job
+    ids = (environ.get(name, "").partition("#")[0] for name in names.run_id)
     return replace(
         names.platform,
         is_head=is_head,
@@ -121,7 +123,7 @@ def info_by_rank(
         rank=rank,
         nodes=nodes,
         gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
-        run_id=next((environ[name] for name in names.run_id if environ.get(name)), None),
+        run_id=next(filter(None, ids), None),
         single_node=nodes == 1,
         node_name=f"node{rank}" if names.numbered_nodes else None,
     )
@@ -179,12 +181,8 @@ DSTACK = RankVariables(
 # SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
 # for the rest, such as 10001 for the client.
 SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
-_SKYPILOT_NOTE = (
-    f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and 8266 "
-    "(AGENT_PORT, the same on every node, changes them)"
-)
 SKYPILOT = RankVariables(
-    PlatformInfo("skypilot", ports=SKYPILOT_PORTS, notes=(_SKYPILOT_NOTE,)),
+    PlatformInfo("skypilot", ports=SKYPILOT_PORTS),
     rank="SKYPILOT_NODE_RANK",
     nodes="SKYPILOT_NUM_NODES",
     head="SKYPILOT_NODE_IPS",
@@ -249,25 +247,19 @@ AWS_BATCH = RankVariables(
     rank="AWS_BATCH_JOB_NODE_INDEX",
     nodes="AWS_BATCH_JOB_NUM_NODES",
     head="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",  # not set on the main node itself
+    main_rank="AWS_BATCH_JOB_MAIN_NODE_INDEX",
+    run_id=("AWS_BATCH_JOB_ID",),
     numbered_nodes=True,
 )
-AWS_BATCH_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 
 
-def detect_aws_batch(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a multi-node job of AWS Batch; its other jobs set no node index."""
-    if AWS_BATCH.rank not in environ:
-        return None
-    last = (read_number(environ, AWS_BATCH.nodes, 1) or 1) - 1
-    main = read_number(environ, AWS_BATCH_MAIN, 0, last) or 0
-    info = info_by_rank(environ, AWS_BATCH, main_rank=main)
-    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # without the node index
+def detect_aws_batch(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a node of a multi-node job of AWS Batch; each retry of the job is another run."""
+    info = AWS_BATCH.detect(environ, settings)
     retries = (read_number(environ, "AWS_BATCH_JOB_ATTEMPT", 1) or 1) - 1
-    return replace(
-        info,
-        evidence=(*info.evidence, f"{AWS_BATCH_MAIN}={main}"),
-        run_id=f"{job}-r{retries}" if job and retries else job or None,
-    )
+    if info is None or info.run_id is None or not retries:
+        return info
+    return replace(info, run_id=f"{info.run_id}-r{retries}")
 
 
 HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"

@@ -50,9 +50,7 @@ def _numbers(ranges: str) -> list[str]:
 
 
 JOB = "SLURM_JOB_ID"
-JOB_NODES, JOB_COUNT = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
-STEP_NODES, STEP_COUNT = "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"
-PORT_VARIABLES = "AGENT_RAY_PORT, AGENT_DASHBOARD_PORT and AGENT_PORT override them"
+JOB_NODES, STEP_NODES = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"
 START_EXAMPLE = "`srun --ntasks-per-node=1 pod-agent`"
 _ONE_STEP = (
     f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
@@ -71,13 +69,14 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     in_step = _hosts(environ, STEP_NODES if environ.get(STEP_NODES, "").strip() else JOB_NODES)
     # a batch script has no SLURM_STEP* variables
     is_step = any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
-    not_one_step = _why_not_one_step(environ, len(hosts), len(in_step), is_step=is_step)
-    if not_one_step is None:
+    is_all = len(hosts) == 1 or (is_step and len(in_step) > 1)
+    if "SLURM_NODEID" in environ and is_all:
         if is_step:
             _refuse_several_tasks(environ, len(in_step))
         info = _info_with_rank(environ, hosts, in_step)
     elif settings.head is None and settings.expected_workers != 0:
-        raise platform_error(*not_one_step, _ONE_STEP)
+        got = f"one node of {len(hosts)}: a shell of salloc, the batch script or a step on one node"
+        raise platform_error(STEP_NODES, got, _ONE_STEP)
     else:  # without a usable rank, the user's settings decide the role
         evidence = (f"{JOB}={job}", "not started as one step over the job's nodes")
         info = PlatformInfo("slurm", is_head=True, evidence=evidence, nodes=len(hosts))
@@ -95,7 +94,6 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         job_id=job,
         ports=ports_for_job(int(job)),
         owns_machine=False,  # other jobs may share the host: stop only our own Ray
-        notes=(f"ports are shifted by {JOB}={job}, as jobs may share a host: {PORT_VARIABLES}",),
     )
 
 
@@ -103,14 +101,11 @@ def _info_with_rank(
     environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
 ) -> PlatformInfo:
     names = RankVariables(
-        PlatformInfo("slurm"), rank="SLURM_NODEID", nodes=JOB_COUNT, head=JOB_NODES
+        PlatformInfo("slurm"), rank="SLURM_NODEID", nodes="SLURM_JOB_NUM_NODES", head=JOB_NODES
     )
     if in_step != hosts:  # node ids count within the step
-        hosts, names = in_step, replace(names, nodes=STEP_COUNT, head=STEP_NODES)
-    counted = read_number(environ, names.nodes, 1)
-    if counted is not None and counted != len(hosts):
-        both = f"{len(hosts)} hosts ({environ[names.head]}) beside {names.nodes}={counted}"
-        raise platform_error(names.head, both, "as many hosts as nodes")
+        hosts = in_step
+        names = replace(names, nodes="SLURM_STEP_NUM_NODES", head=STEP_NODES)
     info = info_by_rank({**environ, names.nodes: str(len(hosts))}, names, head=hosts[0])
     own = hosts[info.rank or 0]
     return replace(
@@ -121,19 +116,6 @@ def _info_with_rank(
         # srun's address as slurmd reports it: the head's if the batch script ran srun
         reported_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "").strip() or None,
     )
-
-
-def _why_not_one_step(
-    environ: Mapping[str, str], nodes: int, in_step: int, *, is_step: bool
-) -> tuple[str, str] | None:
-    """Return the variable, and why the agents were not started as one step over all nodes."""
-    if "SLURM_NODEID" not in environ:
-        why = f"nothing beside {JOB}: a shell of salloc, or variables were not passed on"
-        return "SLURM_NODEID", why
-    job = f"one of the job's {nodes} nodes"
-    if nodes > 1 and not is_step:
-        return "SLURM_STEP_ID", f"nothing: this is the batch script itself, on {job}"
-    return (STEP_COUNT, f"1: a step on {job}") if nodes > 1 and in_step == 1 else None
 
 
 def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:

@@ -77,17 +77,12 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"SLURM_JOB_NODELIST": "gpu-[0,2-"},
         ["SLURM_JOB_NODELIST", "no host name with ranges"],
     ),
-    "a nodelist of another length": (
-        "slurm-worker",
-        {"SLURM_JOB_NUM_NODES": "4"},
-        ["SLURM_JOB_NODELIST", "3 hosts", "SLURM_JOB_NUM_NODES=4"],
-    ),
     "no nodelist": (
         "slurm-one-node-head",
         {"SLURM_JOB_NODELIST": WITHOUT, "SLURM_NODELIST": WITHOUT},
         ["SLURM_JOB_NODELIST", "''"],
     ),
-    "a shell of salloc's": ("slurm-one-node-head", {"SLURM_NODEID": WITHOUT}, ["SLURM_NODEID"]),
+    "a shell of salloc's": ("slurm-one-node-head", {"SLURM_NODEID": WITHOUT}, ["shell of salloc"]),
     "tasks by their count": (
         "slurm-worker",
         {"SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": WITHOUT},
