@@ -93,26 +93,24 @@ def _collect(
     for name in [n for n, text in raw.items() if not text.strip() and n in _MAY_BE_EMPTY]:
         raw.pop(name)
         origins[name] = "default (empty in the environment)"
-    files = [(name, of) for name, of in model.SECRET_FILE_VARIABLES.items() if name in environ]
-    for secret in model.SECRETS:
-        forms = [name for name, of in files if of == secret]
-        if forms and secret in model.SET_BY_PLATFORM:
-            raw.pop(secret, None)
-        given = [secret] * (secret in raw) + forms
-        if len(given) > 1:
-            problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))
-        elif forms:
-            path = environ[forms[0]]
-            origins[secret] = f"file named by {forms[0]}"
-            try:
-                with Path(path).open(encoding="utf-8-sig") as file:  # editors begin it with a mark
-                    raw[secret] = file.read(65_536).strip()
-            except (OSError, UnicodeDecodeError) as error:
-                got = f"{path} ({getattr(error, 'strerror', None) or 'not text'})"
-                problems.append(Problem(forms[0], got, f"a readable file that holds {secret}"))
-        if secret in raw and not raw[secret].strip():
-            problems.append(Problem(given[0], "nothing", "a secret; unset it to go without"))
-            raw.pop(secret)
+    for form, secret in model.SECRET_FILE_VARIABLES.items():
+        if form not in environ:
+            continue
+        if secret in raw and not (secret in model.SET_BY_PLATFORM and secret in environ):
+            both = f"{secret} + {form}"
+            problems.append(Problem(both, "several forms of one secret", "only one"))
+            continue
+        origins[secret] = f"file named by {form}"
+        try:
+            with Path(environ[form]).open(encoding="utf-8-sig") as file:  # editors leave a mark
+                raw[secret] = file.read(65_536).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            got = f"{environ[form]} ({getattr(error, 'strerror', None) or 'not text'})"
+            problems.append(Problem(form, got, f"a readable file that holds {secret}"))
+    for secret in [name for name in model.SECRETS if not raw.get(name, "x").strip()]:
+        name = secret if secret in environ else origins[secret].removeprefix("file named by ")
+        problems.append(Problem(name, "nothing", "a secret; unset it to go without"))
+        raw.pop(secret)
     return raw, origins
 
 

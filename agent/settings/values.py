@@ -19,7 +19,8 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _Resources = dict[
-    Annotated[str, msgspec.Meta(pattern=r"\S")], Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    Annotated[str, msgspec.Meta(pattern=r"^(?!(?:CPU|GPU|memory)$)[!-~]+$")],
+    Annotated[float, msgspec.Meta(ge=0, le=1e12)],
 ]
 
 LATER = "not in this version"
@@ -201,15 +202,12 @@ url_path = matching(r"/[\w./~%+-]*", "a path that begins with /, such as /get_re
 def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
-        found = msgspec.json.decode(text, type=_Resources)
+        return msgspec.json.decode(text, type=_Resources)
     except (msgspec.DecodeError, RecursionError):
-        found = {"": 0.0}
-    if not all(map(str.isprintable, found)) or {"", "CPU", "GPU", "memory"} & found.keys():
         raise ValueError(
             'JSON of names and amounts such as {"h100": 8} (CPU and GPU have AGENT_NUM_CPUS and '
             "AGENT_NUM_GPUS)"
-        )
-    return found
+        ) from None
 
 
 _RESERVED_PLACEHOLDER = re.compile(r"(?<!\$)\{address:[^{}]*\}")

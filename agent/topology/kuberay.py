@@ -52,7 +52,8 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     found = [name for name in OPERATOR_VARIABLES if name in environ]
     cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
-        ray, evidence = _of_submitter(environ, settings)
+        ray = _of_submitter(environ, settings)
+        evidence = tuple(f"{name}={environ[name]}" for name in (DASHBOARD, SUBMISSION))
     elif not found or (len(found) == 1 and found[0] in CLUSTER_VARIABLES):
         return None
     elif "--head" in start or (not start and WORKER_HEAD not in environ):
@@ -80,10 +81,8 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     )
 
 
-def _of_submitter(
-    environ: Mapping[str, str], settings: Settings
-) -> tuple[GivenRay, tuple[str, ...]]:
-    """Return the Ray of a RayJob's submitter pod, with the evidence."""
+def _of_submitter(environ: Mapping[str, str], settings: Settings) -> GivenRay:
+    """Return the Ray of a RayJob's submitter pod."""
     address, submission = environ[DASHBOARD].strip(), environ[SUBMISSION].strip()
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
@@ -94,8 +93,7 @@ def _of_submitter(
     port = settings.dashboard_port or port or DASHBOARD_PORT
     dashboard = f"{parts.scheme}://{in_url(head)}:{port}"
     gcs_port = settings.ray_port or GCS_PORT
-    ray = GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
-    return ray, (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}")
+    return GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
 
 
 def _of_head(settings: Settings, start: Mapping[str, str]) -> GivenRay:
