@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
-
 from agent.base.text import in_url, reached_at
 from agent.settings.model import TOKEN_MODE
 from agent.topology.platforms import (
@@ -70,14 +68,16 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
         raise platform_error("EXPECTED_WORKERS", seen, wanted)
     kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
     asks_token = environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
+    if asks_token and settings.ray_auth_token is None:
+        wanted = f"the token of {OWNER}'s Ray (key auth_token of the cluster's secret)"
+        raise platform_error("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", wanted)
     return PlatformInfo(
         name=NAME,
         is_head=True,
         evidence=evidence,
         role_variable=START_COMMAND,
         run_id=ray.submission_id,
-        single_node=settings.expected_workers == 0,
-        given_ray=replace(ray, asks_token=asks_token),
+        given_ray=ray,
     )
 
 

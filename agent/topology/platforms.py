@@ -32,7 +32,6 @@ class GivenRay(Value):
     dashboard: str  # the URL of its dashboard, to which jobs are submitted
     session: str | None = None  # the folder of Ray's sessions; None if its head is another machine
     submission_id: str | None = None  # as the owner expects it; None if the agent may choose
-    asks_token: bool = False
 
     @property
     def gcs(self) -> str:
@@ -65,7 +64,6 @@ class PlatformInfo(Value):
     restarts_containers: bool = False  # when a container's first process has ended
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
-    single_node: bool = False  # True if nothing indicates a second node
     given_ray: GivenRay | None = None
 
 
@@ -124,7 +122,6 @@ def info_by_rank(
         nodes=nodes,
         gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
         run_id=next(filter(None, ids), None),
-        single_node=nodes == 1,
         node_name=f"node{rank}" if names.numbered_nodes else None,
     )
 
@@ -338,9 +335,7 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
             "the head's address in AGENT_HEAD, the same on every instance, in a network where "
             "ports are not remapped (instances of one cluster or overlay)",
         )
-    return PlatformInfo(
-        "vast", is_alone, evidence=(evidence,), owns_machine=True, single_node=is_alone
-    )
+    return PlatformInfo("vast", is_alone, evidence=(evidence,), owns_machine=True)
 
 
 def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
@@ -350,7 +345,7 @@ def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInf
     name, evidence = "plain", "no platform"
     if settings.ray_worker is None and not settings.expected_workers:
         name, evidence = "single", "no platform, no AGENT_HEAD: one machine"
-    return PlatformInfo(name, is_head=True, evidence=(evidence,), single_node=True)
+    return PlatformInfo(name, is_head=True, evidence=(evidence,))
 
 
 RUNPOD = "runpod"
@@ -386,7 +381,6 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
         gpus_per_node=read_number(environ, "RUNPOD_GPU_COUNT"),
         interface="podnet1",
         owns_machine=own is not None,
-        single_node=head is None and settings.head is None,
     )
 
 

@@ -8,7 +8,6 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS
 from agent.base.value import Value
 from agent.settings.jobs import launcher
-from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import POD_ACTIONS, changed
 from agent.topology import kuberay, platforms, slurm
 from agent.topology.platforms import DSTACK, LWS, PlatformInfo, own_pod
@@ -122,7 +121,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     if expected is None and platform.nodes is not None:
         expected = platform.nodes - 1
     elif expected is None:
-        expected = 0 if head_host is None or platform.single_node else 1
+        expected = 0 if head_host is None else 1
     problems = []
     if len({role for role, _ in claims.values()}) > 1:
         roles = (f"{why} ({'head' if role else 'worker'})" for role, why in claims.values())
@@ -192,9 +191,6 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
         got = f"a value, though {given.owner} starts Ray, with no agent on its nodes"
         pods = "rayStartParams, environment and init containers"
         yield Problem(" + ".join(names), got, f"unset; {given.owner}'s pods have {pods} for it")
-    if given.asks_token and settings.ray_auth_token is None:
-        expected = f"the token of {given.owner}'s Ray (key auth_token of the cluster's secret)"
-        yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)
 
 
 _FOR_OWN_RAY = (

@@ -93,7 +93,6 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         run_id=job,  # a requeued job continues the same run
         job_id=job,
         ports=ports_for_job(int(job)),
-        owns_machine=False,  # other jobs may share the host: stop only our own Ray
     )
 
 

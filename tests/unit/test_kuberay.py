@@ -72,7 +72,6 @@ def changed_plan(name: str, changes: dict[str, str]) -> Plan:
                 "https://[fd00::7]:443",
                 None,
                 "rl-8h2pd",
-                asks_token=True,
             ),
         ),
     ],
