@@ -125,6 +125,7 @@ def shorten_facts(facts: Facts) -> Facts:
         facts,
         interfaces=first(facts.interfaces),
         known_names=first(facts.known_names),
+        reserved_ports=facts.reserved_ports[:most],
         ray_temp=folder and replace(folder, strangers=folder.strangers[:most]),
     )
 

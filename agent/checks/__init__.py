@@ -44,6 +44,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
     ("proxies", network.proxies, (_OWN, _TORCHRUN)),
     ("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
+    ("port range", network.ephemeral_ports, (_OWN,)),
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),
 )

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from agent.base.ports import port_map, single_ports
 from agent.base.text import duration_text, first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import INTERFACES, PROXIES
@@ -31,6 +32,28 @@ def expected_nodes(node: CheckedNode) -> Result | None:
         "such pods would be three runs",
         f"Set HEAD_POD_ID to the id of the head pod, the same on every pod, and {number}; "
         "EXPECTED_WORKERS=0 if one pod is all",
+    )
+
+
+def ephemeral_ports(node: CheckedNode) -> Result:
+    """The kernel may use a port of the run for an outgoing connection before Ray binds it."""
+    facts, settings = node.facts, node.settings
+    base = node.topology.platform.ports
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
+    first, last = facts.ephemeral_ports
+    used = {*single_ports(ports).values(), ports.first_worker, ports.last_worker}
+    risky = [
+        str(port)
+        for port in sorted({*used, settings.reward_port})
+        if first <= port <= last and not any(a <= port <= b for a, b in facts.reserved_ports)
+    ]
+    if not risky:
+        return ok(f"all ports of the run are outside {first}-{last}")
+    return warn(
+        f"this machine uses {first}-{last} for outgoing connections, which include ports of the "
+        f"run ({first_names(risky)}): one may be in use when Ray needs it",
+        "Reserve those that `pod-agent plan -v` lists: `sysctl -w "
+        "net.ipv4.ip_local_reserved_ports=…` (on the host, or as the container's sysctl)",
     )
 
 

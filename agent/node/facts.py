@@ -184,6 +184,9 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     nofile_soft: Limit = 0
     nofile_hard: Limit = 0
     room: Room | None = None  # for processes and threads; None without a limit
+    ephemeral_ports: tuple[Port, Port] = (32_768, 60_999)
+    """The first and last port that the kernel uses for outgoing connections."""
+    reserved_ports: Items[tuple[Port, Port]] = ()  # ranges of these that the kernel does not use
     clock: Timestamp | None = None
     variables: Variables = field(default_factory=dict)
     """Environment variables that checks read and nodes compare, without secrets."""

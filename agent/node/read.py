@@ -106,6 +106,23 @@ def has_login(environ: Mapping[str, str]) -> bool:
     return entry is not None and bool(entry[2])
 
 
+_SYS = Path("/proc/sys/net/ipv4")
+
+
+def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
+    """Return the first and last port of outgoing connections; Linux's default without /proc."""
+    words = text_of(sys / "ip_local_port_range").split()
+    is_valid = len(words) == 2 and all(word.isdigit() for word in words)
+    return (int(words[0]), int(words[1])) if is_valid else (32_768, 60_999)
+
+
+def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
+    """Return the port ranges that the kernel does not use for outgoing connections."""
+    with suppress(ValueError):
+        return limits.ranges(text_of(sys / "ip_local_reserved_ports"))
+    return ()
+
+
 def gather(  # noqa: PLR0913 - all inputs of the facts
     known_names: Mapping[str, tuple[str, ...]],
     ray: RayPython,
@@ -136,6 +153,8 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         nofile_soft=soft,
         nofile_hard=hard,
         room=limits.process_room(os.getuid()),
+        ephemeral_ports=ephemeral_range(),
+        reserved_ports=reserved_ranges(),
         clock=time.time(),
         variables=compared_variables(environ),
         gpus=len(gpus),

@@ -35,6 +35,7 @@ FACTS = Facts(
     nofile_soft=1024,
     nofile_hard=4096,
     room=Room(500, "pids.max is 2048, 1548 in use"),
+    ephemeral_ports=(1024, 65_535),
     variables={
         "NCCL_SOCKET_IFNAME": "ens1",
         "RAY_ADDRESS": "10.0.0.7:6380",

@@ -152,6 +152,7 @@ PAINS: tuple[Pain, ...] = (
         "`Ray component worker_ports is trying to use a port number …`",
         (
             avoided("tests/unit/test_ports.py::test_the_defaults_lie_below_the_kernels_own_range"),
+            checked("port range", f"{MORE}[workers' ports inside]"),
             checked("ports", f"{CHECK}[port taken]"),
             explained("ports collide"),
         ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node import limits
+from agent.node import limits, read
 from agent.node.facts import compared_variables
 from agent.node.read import gpu_fault
 from agent.runtime.driver import MemoryWatch
@@ -115,6 +115,36 @@ def test_the_real_machine_is_read() -> None:
     """Limits read on this machine are at most its resources."""
     assert 1 <= limits.cpus() <= ALL
     assert 0 < limits.memory(1 << 50) <= 1 << 50
+    first, last = read.ephemeral_range()
+    assert 0 < first < last <= 65_535
+    assert all(a <= b for a, b in read.reserved_ranges())
+
+
+PORTS: dict[str, tuple[str, str, tuple[int, int], tuple[tuple[int, int], ...]]] = {
+    "usual": ("32768\t60999\n", "\n", (32_768, 60_999), ()),
+    "wide": ("1024 65535\n", "6379,8265-8272\n", (1024, 65_535), ((6379, 6379), (8265, 8272))),
+    "nonsense": ("all\n", "some\n", (32_768, 60_999), ()),
+}
+
+
+@pytest.mark.parametrize(("range_", "kept", "first", "second"), PORTS.values(), ids=PORTS.keys())
+def test_the_kernels_ports(
+    tmp_path: Path,
+    range_: str,
+    kept: str,
+    first: tuple[int, int],
+    second: tuple[tuple[int, int], ...],
+) -> None:
+    """Range and exceptions are read as the kernel writes them."""
+    (tmp_path / "ip_local_port_range").write_text(range_)
+    (tmp_path / "ip_local_reserved_ports").write_text(kept)
+    assert (read.ephemeral_range(tmp_path), read.reserved_ranges(tmp_path)) == (first, second)
+
+
+def test_a_machine_without_these_files(tmp_path: Path) -> None:
+    """Without /proc/sys the kernel's own defaults are taken."""
+    assert read.ephemeral_range(tmp_path) == (32_768, 60_999)
+    assert read.reserved_ranges(tmp_path) == ()
 
 
 def test_a_driver_that_lets_nobody_in(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_a_machine_with_much_of_everything() -> None:
     facts = replace(
         MACHINE,
         interfaces={"eth0": ("10.0.0.5",), **{f"veth{n:08x}": many for n in range(3_000)}},
+        reserved_ports=tuple((n, n) for n in range(10_000, 15_000)),
         known_names={"head": many},
         ray_temp=Folder("/tmp/ray", True, 0, 0o700, many),  # noqa: FBT003 - is_folder
     )
