@@ -10,7 +10,7 @@ import signal
 from enum import Enum
 from functools import partial
 
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from agent.base.value import ExitCode, Value
 
@@ -31,17 +31,26 @@ class Kind(str, Enum):
 
 
 class Outcome(Value):
-    """The outcome of a run, as the user reads it and as the head sends it to the workers."""
+    """The outcome of a run, as the user reads it and as the head sends it to the workers.
+
+    In a row of this file its texts are templates for `str.format`.
+    """
 
     kind: Kind
     exit_code: ExitCode
     reason: str
-    phase: str = ""
+    phase: str = ""  # in a row '' for the phase in which the node is
     culprit: str = ""
     remedy: str = ""
     is_jobs_verdict: bool = False  # the job itself ended
     attempts_are_used_up: bool = False  # no attempt may follow, or AGENT_MAX_HOURS is over
     is_superseded: bool = False  # a later head continues the run: this is of this node alone
+
+    def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
+        """Return the outcome of a row; `words` fill the templates, `code` is the job's own."""
+        texts = {name: getattr(self, name) for name in ("reason", "culprit", "remedy")}
+        filled = {name: text.format(**words) for name, text in texts.items()}
+        return replace(self, exit_code=self.exit_code if code is None else code, **filled)
 
     @property
     def holds_pod(self) -> bool:
@@ -71,50 +80,41 @@ def name_of_code(code: int) -> str:
     return str(code) if name is None else f"{code} ({name})"
 
 
-class End(Value):
-    """One way in which a run can end; the texts are templates for `str.format`."""
+def _row(  # noqa: PLR0913 - the columns of the table
+    kind: Kind,
+    exit_code: ExitCode,
+    reason: str,
+    culprit: str = "",
+    remedy: str = "",
+    phase: str = "",
+    **flags: bool,
+) -> Outcome:
+    return Outcome(kind, exit_code, reason, phase, culprit, remedy, **flags)
 
-    exit_code: int | None  # None where the job or a signal decides: then `outcome` gets it
-    kind: Kind
-    reason: str
-    culprit: str = ""
-    remedy: str = ""
-    phase: str = ""  # the phase of the outcome; '' for the phase in which the node is
-    is_jobs_verdict: bool = False
-    attempts_are_used_up: bool = False
-    is_superseded: bool = False
 
-    def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
-        """Return the outcome; `words` fill the templates."""
-        fields = asdict(self)
-        for name in ("reason", "culprit", "remedy"):
-            fields[name] = fields[name].format(**words)
-        if code is not None:
-            fields["exit_code"] = code
-        return Outcome(**fields)
-
+BY_CALLER = 255  # the exit code of a row whose outcomes get theirs from the job or a signal
 
 _SUBMITTING = "submitting"
-_refused = partial(End, 78, Kind.REFUSED)
-_unavailable = partial(End, 69, Kind.UNAVAILABLE)
-_lost = partial(End, 75, Kind.LOST)
+_refused = partial(_row, Kind.REFUSED, 78)
+_unavailable = partial(_row, Kind.UNAVAILABLE, 69)
+_lost = partial(_row, Kind.LOST, 75)
 
 # --- the job's own end: its exit code on every node ---------------------------------------------
 
 _OUTPUT = "Its output is in job.log"
 
-JOB_SUCCEEDED = End(0, Kind.DONE, "the job succeeded{before}", is_jobs_verdict=True)
-_job_failed = partial(End, None, Kind.JOB_FAILED, is_jobs_verdict=True)
+JOB_SUCCEEDED = _row(Kind.DONE, 0, "the job succeeded{before}", is_jobs_verdict=True)
+_job_failed = partial(_row, Kind.JOB_FAILED, BY_CALLER, is_jobs_verdict=True)
 JOB_FAILED = _job_failed(
     "the job failed with exit code {code_name}{details}{before}", "job", _OUTPUT
 )
 JOB_OUT_OF_MEMORY = _job_failed("the job ran out of memory{details}{before}", "job", _OUTPUT)
-JOB_STOPPED = End(
-    143, Kind.STOPPED, "the job was stopped from outside{before}", "job", is_jobs_verdict=True
+JOB_STOPPED = _row(
+    Kind.STOPPED, 143, "the job was stopped from outside{before}", "job", is_jobs_verdict=True
 )
-IDLE_WORKER = End(
-    0,
+IDLE_WORKER = _row(
     Kind.DONE,
+    0,
     "nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere",
     phase=STARTING,
 )
@@ -122,12 +122,12 @@ IDLE_WORKER = End(
 
 # --- 143, 130, and 0 with AGENT_JOB=none: asked to stop -----------------------------------------
 
-STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", "{signal}")
-STOPPED_BY_HEAD = End(None, Kind.STOPPED, "stopped by the head {head}", "head")
+STOPPED_BY_SIGNAL = _row(Kind.STOPPED, BY_CALLER, "asked to stop by {signal}", "{signal}")
+STOPPED_BY_HEAD = _row(Kind.STOPPED, BY_CALLER, "stopped by the head {head}", "head")
 
-MAX_HOURS = End(
-    78,
+MAX_HOURS = _row(
     Kind.STOPPED,
+    78,
     "the run has used its {hours:g} h (AGENT_MAX_HOURS)",
     "AGENT_MAX_HOURS",
     "Raise AGENT_MAX_HOURS to continue this run, its attempts and checkpoints count on",
@@ -136,8 +136,7 @@ MAX_HOURS = End(
 
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 
-SETTINGS_INVALID = _refused("{reason}", "{culprit}", "{remedy}", STARTING)
-MACHINE_UNFIT = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # a preflight check failed
+REFUSED = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # settings, or a preflight check
 REFUSED_BY_HEAD = _refused("refused by the head: {refusal}", "this node")
 NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")  # in versions, variables or GPUs
 ALL_REDUCE_FAILED = _refused(
@@ -164,16 +163,9 @@ CHECKPOINTS_REFUSED = _refused(
     "Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the beginning",
     _SUBMITTING,
 )
-"""They belong to another job, or do not fit the nodes that joined."""
-CHECKPOINTS_NOT_WRITABLE = _refused(
-    "no place for checkpoints: {folder}: {error}",
-    "AGENT_CHECKPOINTS",
-    "Name a folder that can be written",
-    _SUBMITTING,
-)
-JOB_REFUSED_BY_RAY = _refused("Ray refused the job: {evidence}", "AGENT_RUNTIME_ENV")
-RUNTIME_ENV_FAILED = _refused(
-    "the job's runtime_env could not be set up: {evidence}",
+"""They belong to another job, do not fit the nodes that joined, or cannot be written."""
+JOB_REFUSED_BY_RAY = _refused(
+    "Ray refused the job: {evidence}",
     "AGENT_RUNTIME_ENV",
     "Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
 )
@@ -206,9 +198,6 @@ JOB_NOT_FOUND = _lost("timed out after the agent was killed, waiting for {what}{
 NODE_LOST = _lost("{loss}, longer than AGENT_NODE_GRACE", "node")
 NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
-SERVICE_NODE_LOST = _lost(
-    "lost a needed node ({node}, which runs {service}), longer than AGENT_NODE_GRACE", "node"
-)
 SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")
 """With torchrun: a node did not report the end of its share."""
 STALLED_SINCE_LOSS = _lost(
@@ -218,9 +207,9 @@ FAILED_AFTER_LOSS = _lost("{loss}, and {failure}", "node")  # just after it; ret
 FAILED_WITHOUT_CODE = _lost(
     "the job failed without an exit code of its own: {evidence}{before}", "job"
 )
-OUT_OF_MEMORY = End(
-    75,
+OUT_OF_MEMORY = _row(
     Kind.JOB_FAILED,
+    75,
     "the job ran out of memory and is not tried again: {evidence}",
     "job",
     "Give the pods more memory, or the job less to hold: fewer workers, smaller batches",
@@ -265,11 +254,11 @@ OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "he
 
 # --- 70: a bug in the agent ---------------------------------------------------------------------
 
-BUG = End(70, Kind.BUG, "a bug in the agent: {error}", remedy="Please report it with agent.log")
-AGENT_KILLED = End(70, Kind.BUG, "the agent was killed by {signal} {count} times: giving up")
+BUG = _row(Kind.BUG, 70, "a bug in the agent: {error}", remedy="Please report it with agent.log")
+AGENT_KILLED = _row(Kind.BUG, 70, "the agent was killed by {signal} {count} times: giving up")
 """Printed by the parent, as `NO_PROCESS`."""
 
-ENDS = {name: row for name, row in globals().items() if isinstance(row, End)}  # by name
+ENDS = {name: row for name, row in globals().items() if isinstance(row, Outcome)}  # by name
 
 
 def stopped(signum: int, *, expected: bool) -> Outcome:

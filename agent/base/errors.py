@@ -33,7 +33,7 @@ class Problem(Value):
 class AgentError(Exception):
     """An error that a user can cause; it is shown without a traceback."""
 
-    end: ClassVar[ends.End]
+    end: ClassVar[Outcome]
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", culprit: str = "") -> None:
         super().__init__(what)
@@ -61,7 +61,7 @@ class AgentError(Exception):
 class SettingsError(AgentError):
     """The settings are invalid; holds all problems at once."""
 
-    end = ends.SETTINGS_INVALID
+    end = ends.REFUSED
 
     def __init__(self, problems: tuple[Problem, ...], hints: tuple[str, ...] = ()) -> None:
         names = ", ".join(dict.fromkeys(problem.variable for problem in problems))
@@ -78,7 +78,7 @@ class SettingsError(AgentError):
 class PreflightError(AgentError):
     """This machine does not meet the requirements of the run."""
 
-    end = ends.MACHINE_UNFIT
+    end = ends.REFUSED
 
 
 class UnavailableError(AgentError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from agent.base.value import Value
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class PortBase(Value):
-    """The default ports of a node; a platform may have others."""
+class Ports(Value):
+    """Every port that a node listens on, including Ray's internal ones."""
 
     gcs: int = 6379
     dashboard: int = 8265
@@ -21,38 +21,31 @@ class PortBase(Value):
     client: int = 10_001
     first_worker: int = 10_002
     last_worker: int = 19_999
+    # Ray's internal ports, which follow the agent's: one number moves them all
+    node_manager: int = 8267
+    object_manager: int = 8268
+    dashboard_agent: int = 8269
+    dashboard_agent_grpc: int = 8270
+    runtime_env_agent: int = 8271
+    metrics: int = 8272
 
 
-DEFAULTS = PortBase()
-
-
-class Ports(PortBase, kw_only=True):
-    """Every port that a node listens on, including Ray's internal ones."""
-
-    node_manager: int
-    object_manager: int
-    dashboard_agent: int
-    dashboard_agent_grpc: int
-    runtime_env_agent: int
-    metrics: int
-
-
-def inner_ports(agent: int) -> dict[str, int]:
-    """Return Ray's internal ports, which follow the agent's: one number moves them all."""
-    names = Ports.__struct_fields__[len(PortBase.__struct_fields__) :]
-    return {name: agent + step for step, name in enumerate(names, start=1)}
+DEFAULTS = Ports()
+_INTERNAL = Ports.__struct_fields__[6:]
 
 
 def port_map(
-    gcs: int | None, dashboard: int | None, agent: int | None, base: PortBase = DEFAULTS
+    gcs: int | None, dashboard: int | None, agent: int | None, base: Ports = DEFAULTS
 ) -> Ports:
-    """Return the ports of a node, with those that are set."""
+    """Return the ports of a node: those that are set, else those of its platform."""
     own = agent or base.agent
-    chosen = {"gcs": gcs or base.gcs, "dashboard": dashboard or base.dashboard, "agent": own}
-    return Ports(**{**asdict(base), **chosen, **inner_ports(own)})
+    internal = {name: own + step for step, name in enumerate(_INTERNAL, start=1)}
+    return replace(
+        base, gcs=gcs or base.gcs, dashboard=dashboard or base.dashboard, agent=own, **internal
+    )
 
 
-def ports_for_job(job_id: int) -> PortBase:
+def ports_for_job(job_id: int) -> Ports:
     """Return a block of ports for a job, so that jobs on one host do not conflict.
 
     Ids that agree in the last digit share the range of Ray's workers, where Ray skips ports in
@@ -60,7 +53,7 @@ def ports_for_job(job_id: int) -> PortBase:
     """
     block = 20_000 + job_id % 1000 * 10
     workers = 10_000 + job_id % 10 * 1000
-    return PortBase(
+    return Ports(
         gcs=block,
         dashboard=block + 1,
         client=block + 2,
@@ -72,15 +65,11 @@ def ports_for_job(job_id: int) -> PortBase:
 
 def single_ports(ports: Ports) -> dict[str, int]:
     """Return the port of every listener, without the range of Ray's workers."""
-    others = asdict(ports)
-    client = others.pop("client")  # last: messages name the later of two listeners last
-    found = {**others, "client": client}.items()
+    found = asdict(ports).items()
     return {name.replace("_", " "): port for name, port in found if not name.endswith("_worker")}
 
 
-def port_conflicts(
-    ports: Mapping[str, int], workers: tuple[int, int] | None = None
-) -> Iterator[str]:
+def port_conflicts(ports: Mapping[str, int], workers: tuple[int, int] | None) -> Iterator[str]:
     """Describe conflicts between ports, by listener, and with the range of Ray's workers."""
     others: dict[str, int] = {}
     for name, number in ports.items():

@@ -134,10 +134,6 @@ def reached_at(listens_on: str) -> str:
     return "127.0.0.1" if listens_on in everywhere else listens_on
 
 
-_SHELL_SPECIAL = re.compile(r"""[\s|&;()<>$`\\"'*?]|\{[^}]*(?:,|\.\.)[^}]*\}""")
-"""What a shell does not keep as part of an unquoted word (bash 5.2)."""
-
-
 def own_command(python: str, *arguments: str) -> list[str]:
     """Return an argv that runs this agent by its file, since `-m` searches the cwd first.
 
@@ -154,11 +150,6 @@ def shell_line(argv: Iterable[str]) -> str:
         f'"{word}"' if "'" in word and not set(word) & set('"$`\\!\n') else shlex.quote(word)
         for word in argv
     )
-
-
-def needs_shell_quoting(path: str) -> bool:
-    """Return whether a shell changes this path unless it is quoted."""
-    return _SHELL_SPECIAL.search(path) is not None
 
 
 Tone = Literal["", "title", "good", "busy", "bad", "dim"]

@@ -301,7 +301,9 @@ class SubmissionMaker:
             fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
         if held is None or fault != "":
             error = fault or "it does not answer"
-            return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=error)
+            return ends.CHECKPOINTS_REFUSED.outcome(
+                folder=folder, why=f"no place for them: {error}"
+            )
         overlooked = checkpoints.why_untracked(held, ours.framework)
         if overlooked:
             return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]

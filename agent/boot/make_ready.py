@@ -86,7 +86,7 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
     remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
+    return ends.REFUSED.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
 def secure_folder(temp: str, uid: int) -> Folder | None:

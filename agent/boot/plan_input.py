@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import Problem, SettingsError
-from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
+from agent.base.text import first_names, is_ip, mib
 from agent.checks import NAMES, run_checks
 from agent.checks.recipe import RECIPE_CHECKS
 from agent.node import gpus, read
@@ -73,7 +74,7 @@ def temp_root(settings: Settings, problems: list[Problem]) -> str:
     """Return the folder for Ray's sessions; add what is wrong with it to `problems`."""
     folder = dict(flags_of(settings.ray_args)).get(TEMP_DIR) or "/tmp"
     is_there = Path(folder).is_dir()
-    if not is_there or needs_shell_quoting(folder):
+    if not is_there or shlex.quote(folder) != folder:
         expected = "an existing folder, whose path a shell reads without quotes"
         problems.append(Problem("AGENT_RAY_ARGS", f"{TEMP_DIR}={folder}", expected))
     return folder if is_there else "/tmp"

@@ -84,7 +84,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,
         preflight=settings.preflight is not None,
-        platform=plan.topology.platform.name,
         boot_limit=waits + preparing + before + probes,  # for what repeats them without an end
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,

@@ -349,7 +349,8 @@ def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         rows = [{"what": what, "is": value} for what, value in found]
         _print_json({"ok": not failed, "findings": to_builtins(findings), "found": rows}, clean)
     else:
-        lines = [*problem_lines(findings), *passed_lines(findings, verbose=verbose)]
+        lines = problem_lines(findings, verbose=verbose)
+        lines += [] if verbose else passed_lines(findings)
         lines.append(Line("found: ", "; ".join(f"{what} {value}" for what, value in found)))
         print(terminal.render(lines, clean))
     return 78 if failed else 0

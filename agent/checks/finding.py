@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.text import Line, first_names
+from agent.base.text import Line
 from agent.base.value import Required, Value
 from agent.node.facts import Facts
 from agent.settings.model import Settings
@@ -88,41 +88,25 @@ def toned_line(finding: Finding, nodes: str = "") -> Line:
     return Line(f"{sign} ", f"{finding.sentence()}{nodes}", tone)
 
 
-def problem_lines(findings: Iterable[Finding]) -> list[Line]:
-    """Return the failures, then the warnings."""
-    found = [one for one in findings if one.level is not Level.OK]
+def problem_lines(findings: Iterable[Finding], *, verbose: bool = False) -> list[Line]:
+    """Return the failures, then the warnings; with `verbose` also the checks that passed."""
+    found = [one for one in findings if verbose or one.level is not Level.OK]
     return [toned_line(one) for one in sorted(found, key=lambda one: ORDER.index(one.level))]
 
 
-def passed_lines(findings: Sequence[Finding], *, verbose: bool) -> list[Line]:
-    """Return the checks that passed: each one, or their number."""
-    passed = [one for one in findings if one.level is Level.OK]
-    if verbose:
-        return [toned_line(one) for one in passed]
-    if not passed:
-        return []
-    return [Line("ok   ", f"{len(passed)} check{'s' * (len(passed) > 1)} passed", "good")]
+def passed_lines(findings: Iterable[Finding]) -> list[Line]:
+    """Return how many checks passed."""
+    passed = sum(one.level is Level.OK for one in findings)
+    return [Line("ok   ", f"{passed} check{'s' * (passed > 1)} passed", "good")] if passed else []
 
 
 def group_findings(
     found: Iterable[tuple[str, Sequence[Finding]]],
 ) -> list[tuple[Finding, list[str]]]:
-    """Return each finding with its nodes: the worst first, then in the order of the checks.
-
-    Findings at level OK are one row per check, whatever their text.
-    """
-    rows: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
-    places: dict[str, int] = {}
+    """Return each finding with its nodes, the worst first; checks that passed are equal."""
+    rows: dict[object, tuple[Finding, list[str]]] = {}
     for node, findings in found:
         for one in findings:
-            places.setdefault(one.check, len(places))
-            texts = () if one.level is Level.OK else (one.what, one.remedy)
-            rows.setdefault((one.check, one.level.value, *texts), (one, []))[1].append(node)
-    return sorted(rows.values(), key=lambda row: (ORDER.index(row[0].level), places[row[0].check]))
-
-
-def node_list(nodes: Sequence[str], count: int) -> str:
-    """List the nodes of a row; `count` is the number of all nodes."""
-    if len(nodes) == count:
-        return "all nodes" if count > 1 else nodes[0]
-    return first_names(nodes)
+            key = one.check if one.level is Level.OK else one
+            rows.setdefault(key, (one, []))[1].append(node)
+    return sorted(rows.values(), key=lambda row: ORDER.index(row[0].level))

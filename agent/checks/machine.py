@@ -38,19 +38,17 @@ def shared_memory(node: CheckedNode) -> Result:
         return ok(f"{free} MiB free")
     return warn(
         f"{size} MiB, {free} MiB free: the object store shrinks to it and NCCL may run out",
-        "Give the container more (`--shm-size`, shm_size, or an emptyDir of medium Memory)"
-        + (", or remove what fills it: `ls /dev/shm`" if size >= 1024 else ""),
+        "Give the container more (`--shm-size`, shm_size, or an emptyDir of medium Memory), or "
+        "remove what fills it: `ls /dev/shm`",
     )
 
 
 def disk(node: CheckedNode) -> Result:
     """Ray logs, spills and unpacks under /tmp, or where --temp-dir points."""
-    free = node.facts.temp_free
-    is_full = free < (1 - _MAX_USED) * node.facts.temp_total
-    if free >= 2048 * MIB and not is_full:
+    free, total = node.facts.temp_free, node.facts.temp_total
+    if free >= max(2048 * MIB, (1 - _MAX_USED) * total):
         return ok(f"{free // MIB} MiB free")
-    full = f"more than {_MAX_USED:.0%} full, so Ray spills no objects: " if is_full else ""
-    what = f"{full}{free // MIB} MiB free, where Ray keeps logs and spilled objects"
+    what = f"{free // MIB} MiB free, where Ray keeps logs and spills objects up to {_MAX_USED:.0%}"
     return warn(what, "Free some space there or mount a larger disk")
 
 
@@ -98,13 +96,12 @@ def processes(node: CheckedNode) -> Result:
 def free_ports(node: CheckedNode) -> Result:
     """A process that already listens on a port of the run would answer instead of Ray."""
     taken = node.facts.taken_ports
+    if taken is None:
+        return ok("not checked here; `doctor` and `run` check them")
     if not taken:
-        unchecked = "not checked here; `doctor` and `run` check them"
-        return ok(unchecked if taken is None else "all free")
-    named = ", ".join(f"{port} by {who}" for port, who in taken.items())
-    stale = "; a stale Ray is removed at the start" if node.topology.owns_machine else ""
+        return ok("all free")
     return fail(
-        f"taken: {named}{stale}",
+        f"taken: {', '.join(f'{port} by {who}' for port, who in taken.items())}",
         "End that process, or choose other ports: AGENT_RAY_PORT, AGENT_DASHBOARD_PORT, "
         "AGENT_PORT, AGENT_REWARD_PORT, or in the file of AGENT_SERVICES",
     )
@@ -125,15 +122,6 @@ def gpus(node: CheckedNode) -> Result:
     return warn(f"{count} found, {promised} promised by {platform.name}", remedy)
 
 
-def driver_access(node: CheckedNode) -> Result:
-    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
-    count, fault = node.facts.gpus, node.facts.gpu_fault
-    if not fault:
-        return ok("accessible" if count else "no GPUs here")
-    what = f"{count} GPUs are present, but their driver refuses access ({fault})"
-    return ok(what) if node.settings.num_gpus == 0 else fail(what, _RESTART)
-
-
 def visible_devices(node: CheckedNode) -> Result:
     """Ray, verl and vLLM exit on two different selections of AMD GPUs."""
     if not node.facts.gpu_contradiction:
@@ -142,37 +130,23 @@ def visible_devices(node: CheckedNode) -> Result:
     return fail(node.facts.gpu_contradiction, remedy)
 
 
-def chosen_gpus(node: CheckedNode) -> Result:
-    """CUDA hides every GPU after the first number that it does not find."""
-    facts, value = node.facts, node.facts.variables.get(CUDA)
-    if value is None or facts.gpu_maker != "nvidia":
-        return ok("all of them")
-    numbers = [word.strip() for word in value.split(",")]
-    missing = [word for word in numbers if word.isdigit() and int(word) >= facts.gpus]
-    if value.strip() in {"", "-1", "none", "NoDevFiles", "void"}:
-        what = f"{CUDA}={value!r} hides all {facts.gpus} GPUs"
-    elif missing:
-        what = f"{CUDA}={value} names GPU {', '.join(missing)}, of {facts.gpus} from 0 on"
-    else:
-        return ok(f"{CUDA}={value}")
-    return warn(what, f"Unset {CUDA}, or correct it")
-
-
 def gpu_health(node: CheckedNode) -> Result:
-    """The driver may report fewer GPUs than have device files, or memory errors."""
-    driver, count = node.facts.driver, node.facts.gpus
+    """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
+    driver, count, fault = node.facts.driver, node.facts.gpus, node.facts.gpu_fault
+    if driver is not None and driver.fault:
+        fault = f"{driver.tool}: {driver.fault}"
+    if fault:
+        is_needed = count and node.settings.num_gpus != 0
+        level = fail if is_needed else warn
+        return level(f"the driver of {count} GPUs refuses access ({fault})", _RESTART)
     if driver is None:
-        return ok("not queried here; `doctor` queries it" if count else "no GPUs here")
-    if driver.fault:
-        level = fail if count else warn
-        return level(f"{driver.tool}: {driver.fault}", _RESTART)
+        return ok("not queried here; `doctor` queries the driver" if count else "no GPUs here")
     found = driver.gpus
-    if len(found) != count:
-        what = f"{driver.tool} reports {len(found)} of the {count} GPUs with device files"
-        return warn(what, _RESTART)
     broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
+    if len(found) != count:
+        broken.append(f"{driver.tool} reports {len(found)} of the {count} GPUs with device files")
     if broken:
-        return warn("; ".join(broken), "Change the machine")
+        return warn("; ".join(broken), _RESTART)
     models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)
     return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
 
@@ -191,12 +165,15 @@ def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding,
         "Run `pod-agent doctor` there, which queries the driver; or set AGENT_NUM_GPUS to the "
         "number of GPUs for Ray on each node (0: none)"
     )
-    found = []
-    for (by_ray, present), names in sorted(groups.items()):
-        what = f"Ray counts {by_ray or 'none'} of the {present} on {first_names(names)}"
-        level = Level.WARN if by_ray else Level.FAIL
-        found.append(Finding("Ray's GPUs", level, what, remedy))
-    return tuple(found)
+    return tuple(
+        Finding(
+            "Ray's GPUs",
+            Level.WARN if by_ray else Level.FAIL,
+            f"Ray counts {by_ray or 'none'} of the {present} on {first_names(names)}",
+            remedy,
+        )
+        for (by_ray, present), names in sorted(groups.items())
+    )
 
 
 def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -206,8 +183,8 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     if driver is not None and driver.gpus:
         sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)
         kinds = Counter(f"{name} {size} GiB" if size else name for name, size in sized)
-    counted = (f"{count} x {kind}" if kind else str(count) for kind, count in kinds.items())
-    yield "GPUs", ", ".join(counted) if any(kinds.values()) else "none"
+    counted = (f"{count} x {kind or 'GPU'}" for kind, count in kinds.items() if count)
+    yield "GPUs", ", ".join(counted) or "none"
     if driver is not None and driver.version:
         yield "driver", driver.version
     if facts.rdma:

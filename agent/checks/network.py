@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
-from agent.base.text import first_names, listed
+from agent.base.text import duration_text, first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
-from agent.node.facts import INTERFACES, PROXIES, STALE_ADDRESSES
+from agent.node.facts import INTERFACES, PROXIES
 from agent.topology.platforms import RUNPOD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from agent.checks.finding import CheckedNode, Result
-    from agent.node.facts import Facts
 
 
 def expected_nodes(node: CheckedNode) -> Result | None:
@@ -40,33 +40,34 @@ def ephemeral_ports(node: CheckedNode) -> Result:
     facts, settings = node.facts, node.settings
     base = node.topology.platform.ports
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    single = sorted({*single_ports(ports).values(), settings.reward_port})
     first, last = facts.ephemeral_ports
+    used = {*single_ports(ports).values(), ports.first_worker, ports.last_worker}
     risky = [
-        str(low) if low == high else f"{low}-{high}"
-        for low, high in [*((one, one) for one in single), (ports.first_worker, ports.last_worker)]
-        if (high >= first and low <= last)
-        and not any(a <= low and high <= b for a, b in facts.reserved_ports)
+        str(port)
+        for port in sorted({*used, settings.reward_port})
+        if first <= port <= last and not any(a <= port <= b for a, b in facts.reserved_ports)
     ]
     if not risky:
         return ok(f"all ports of the run are outside {first}-{last}")
-    named = ",".join(risky)
     return warn(
         f"this machine uses {first}-{last} for outgoing connections, which include ports of the "
-        f"run ({named}): one may be in use when Ray needs it",
-        f"Reserve them: `sysctl -w net.ipv4.ip_local_reserved_ports={named}` (on the host, or as "
-        "the container's sysctl)",
+        f"run ({first_names(risky)}): one may be in use when Ray needs it",
+        "Reserve those that `pod-agent plan -v` lists: `sysctl -w "
+        "net.ipv4.ip_local_reserved_ports=…` (on the host, or as the container's sysctl)",
     )
 
 
 def named_interfaces(node: CheckedNode) -> Result:
     """NCCL and Gloo fail late if the interface that the user set does not exist."""
     facts = node.facts
+    present = [one for one, addresses in facts.interfaces.items() if addresses]
     given = {name: facts.variables[name] for name in INTERFACES if facts.variables.get(name)}
     for name, value in given.items():
-        found = selected_interfaces(name, value, facts)
+        found = [one for one in present if one in value.split(",")]
+        if name == INTERFACES[0]:
+            found = _nccl_selection(present, value)
         if not found:
-            own = ", ".join(one for one, has in facts.interfaces.items() if has) or "none"
+            own = ", ".join(present) or "none"
             what = f"{name}={value} names no interface of this node (it has: {own})"
         elif not node.is_alone and all(one == "lo" for one in found):
             what = f"{name}={value} is loopback, which does not reach other nodes"
@@ -76,14 +77,6 @@ def named_interfaces(node: CheckedNode) -> Result:
         remedy = f"Unset {name} (the interface of this node's address is then used), or name one"
         return level(what, remedy)
     return ok(f"as set by {' and '.join(given)}" if given else "that of this node's address")
-
-
-def selected_interfaces(name: str, value: str, facts: Facts) -> list[str]:
-    """Return the interfaces with an address that a variable selects."""
-    present = [one for one, addresses in facts.interfaces.items() if addresses]
-    if name == INTERFACES[0]:
-        return _nccl_selection(present, value)
-    return [one for one in present if one in value.split(",")]
 
 
 def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
@@ -101,24 +94,7 @@ def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
 def proxies(node: CheckedNode) -> Result:
     """A proxy between the nodes breaks gRPC and the dashboard."""
     named = [name for name in node.facts.variables if name in PROXIES]
-    if not named:
-        return ok("none")
-    which, given = f"{', '.join(named)} set", node.topology.given_ray
-    if given is None:
-        return ok(f"{which}; head and node are added to no_proxy")
-    what = f"{which} here, and perhaps in {given.owner}'s pods: it breaks Ray there"
-    return warn(what, "Name the nodes' network in no_proxy of those pods")
-
-
-def leftovers(node: CheckedNode) -> Result:
-    """An address of another Ray makes processes connect to it."""
-    variables = node.facts.variables
-    named = [name for name in STALE_ADDRESSES if variables.get(name)]
-    if not named or node.topology.given_ray is not None:
-        return ok("no address of another Ray")
-    addresses = ", ".join(f"{name}={variables[name]}" for name in named)
-    what = f"{addresses}: not passed on to Ray and the job, which use this run's addresses"
-    return warn(what, f"Unset {' and '.join(named)}")
+    return ok(f"{', '.join(named)} set; head and node are added to no_proxy" if named else "none")
 
 
 CHECK = "network"
@@ -126,54 +102,28 @@ SLOW = 300e6  # bits per second below which syncing a model's weights takes minu
 EXAMPLE = 15_000_000_000  # bytes of a model of 7B parameters, used if the job's is not known
 
 
-def slow_links(
-    links: Iterable[tuple[str, str, float]], weights: int = 0, platform: str = ""
-) -> Finding | None:
+def slow_links(links: Iterable[tuple[str, str, float]], weights: int = 0) -> Finding | None:
     """Describe slow links and how long syncing `weights` bytes takes (0: not known).
 
     A link has its two nodes and its rate in bits per second, the best of several samples.
     """
-    rates: dict[frozenset[str], float] = {}
-    for one, other, rate in links:
-        pair = frozenset((one, other))
-        rates[pair] = min(rate, rates.get(pair, rate))  # the slower direction counts
-    slow = {pair: rate for pair, rate in rates.items() if rate < SLOW}
+    slow = [link for link in links if link[2] < SLOW]
     if not slow:
         return None
-    low, high = min(slow.values()), max(slow.values())
-    mbps = _mbps(low) if high < 1.5 * low else f"{_mbps(low)} to {_mbps(high)}"
+    rate = min(link[2] for link in slow)
+    counts = Counter(name for one, other, _ in slow for name in (one, other))
+    names = sorted(counts, key=lambda name: (-counts[name], name))  # the likely cause first
     size = weights or EXAMPLE
-    gb = f"{size / 1e9:.2g} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
-    synced = (
-        f"the model's {gb} of weights" if weights else f"{gb} of weights (a model of 7B, for one)"
+    model = "" if weights else " (a model of 7B, for one)"
+    what = (
+        f"{rate / 1e6:.3g} Mbps between {first_names(names)}: syncing "
+        f"{round(size / 1e9, 1):g} GB of weights{model} takes {duration_text(size * 8 / rate)}"
     )
-    seconds = size * 8 / low
-    if seconds < 90:
-        duration = f"{round(seconds)} s"
-    else:
-        duration = f"{round(seconds / 60)} min" if seconds < 7200 else f"{round(seconds / 3600)} h"
-    what = f"{mbps} Mbps between {_between(slow, len(rates))}: syncing {synced} takes {duration}"
-    if platform == RUNPOD:
-        what += "; Instant Clusters have faster links"
-    remedy = "Use nodes with a faster network between them, or fewer and larger ones"
+    remedy = (
+        "Use nodes with a faster network between them (on RunPod an Instant Cluster), or fewer "
+        "and larger ones"
+    )
     return Finding(CHECK, Level.WARN, what, remedy)
-
-
-def _mbps(rate: float) -> str:
-    """Format megabits per second with two significant digits."""
-    return f"{float(f'{rate / 1e6:.2g}'):g}"
-
-
-def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
-    """Name the nodes of slow links; a node that is part of all of them comes first."""
-    common = frozenset.intersection(*slow)
-    names = sorted(frozenset.union(*slow), key=lambda name: (name not in common, name))
-    if common:
-        return f"{names[0]} and {first_names(names[1:])}"
-    if len(slow) == measured:
-        return f"all {len(names)} nodes"
-    slowest = min(slow, key=lambda pair: (slow[pair], sorted(pair)))
-    return f"{len(slow)} of {measured} pairs of nodes ({' and '.join(sorted(slowest))} for one)"
 
 
 _CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
@@ -184,14 +134,13 @@ def rdma_devices(node: CheckedNode) -> Result | None:
     found, variables = node.facts.rdma, node.facts.variables
     chosen, disabled, net = (variables.get(name, "").strip() for name in (_CHOSEN, _OFF, _NET))
     if not found:
-        what = f"{_CHOSEN}={chosen}, but there is no RDMA device here: NCCL uses TCP"
-        remedy = "Unset it, or start the container with the devices (`--device /dev/infiniband`)"
-        return warn(what, remedy) if chosen else None
+        return None
     named = listed(device.sentence() for device in found)
     if node.is_alone:
         return ok(f"{named}; not needed on one node")
-    active = [device.name for device in found if device.is_active]
-    used = _nccl_selection(active, chosen) if chosen else active
+    used = [device.name for device in found if device.is_active]
+    if chosen:
+        used = _nccl_selection(used, chosen)
     if disabled not in {"", "0"}:
         fault, remedy = f"{_OFF}={disabled} turns them off", f"Unset {_OFF}"
     elif net.lower() == "socket":
@@ -199,12 +148,9 @@ def rdma_devices(node: CheckedNode) -> Result | None:
     elif not node.facts.rdma_is_open:
         fault = "this container cannot open /dev/infiniband/uverbs*"
         remedy = "Start the container with `--device /dev/infiniband --ulimit memlock=-1`"
-    elif not active:
-        fault = "none has an active port"
-        remedy = "Have the provider of the machine check its links"
     elif not used:
-        fault = f"{_CHOSEN}={chosen} selects no active one"
-        remedy = f"Unset {_CHOSEN}, or name active ones"
+        fault = f"{_CHOSEN}={chosen} selects no active one" if chosen else "none is active"
+        remedy = f"Unset {_CHOSEN}, or have the provider of the machine check its links"
     else:
         return ok(f"{named}; NCCL uses {listed(used)}")
     return warn(f"{named}; {fault}: NCCL uses TCP", remedy)
@@ -223,33 +169,26 @@ def all_reduce_result(text: str, shares: Sequence[tuple[str, int]]) -> tuple[str
     try:
         data = json.loads(text)
     except ValueError:
-        data = None
-    if not isinstance(data, dict):
         return "", "it wrote no result; preflight.log has its output"
     if "error" in data:
         return "", f"it could not start on {shares[0][0]}: {data['error']}"
-    gpus, with_gpus = sum(count for _, count in shares), sum(count > 0 for _, count in shares)
+    gpus = sum(count for _, count in shares)
     # one rank per GPU, or per node without GPUs
     nodes = [name for name, count in shares for _ in range(count if gpus else 1)]
-    failed = data["failed"]
-    if failed:
-        causes = [(r, e) for r, e in failed if not any(word in e.lower() for word in _CONSEQUENCES)]
-        rank, error = (causes or failed)[0]
+    if data["failed"]:
+        rank, error = min(data["failed"], key=lambda one: _is_consequence(one[1]))
         return "", f"rank {rank} on {nodes[rank]}: {error}"
     reduced = data["all_reduce"]
     if not data["in_time"] or reduced is None:
-        return "", _stuck(data["at"], nodes)
-    over = f"{gpus} GPUs on {with_gpus} node(s)" if gpus else f"{len(shares)} node(s) by CPU"
+        where: dict[str, dict[str, None]] = {}
+        for node, stage in zip(nodes, data["at"], strict=True):
+            where.setdefault(stage or "no result", {})[node] = None
+        stages = (f"{stage} on {first_names(found, 3)}" for stage, found in where.items())
+        return "", "; ".join(["it did not end in time", *stages])
+    over = f"{gpus} GPUs" if gpus else f"{len(shares)} node(s) by CPU"
     size, ms = round(reduced["bytes"] / (1 << 20)), reduced["seconds"] * 1000
     return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms", ""
 
 
-def _stuck(stages: Sequence[str], nodes: Sequence[str]) -> str:
-    """Describe which nodes sent nothing, and the last stage of the others."""
-    where: dict[str, dict[str, None]] = {}
-    for node, stage in zip(nodes, stages, strict=True):
-        where.setdefault(stage, {})[node] = None
-    named = {stage: first_names(found, 3) for stage, found in where.items()}
-    parts = [f"no result from {named.pop('')}"] if "" in named else []
-    parts += [f"last stage of {names}: {stage!r}" for stage, names in named.items()]
-    return "; ".join(["it did not end in time", *parts])
+def _is_consequence(error: str) -> bool:
+    return any(word in error.lower() for word in _CONSEQUENCES)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.text import is_ip, is_public, needs_shell_quoting
+from agent.base.text import is_ip, is_public
 from agent.checks.finding import fail, ok, warn
 from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth, version
 from agent.settings.jobs import TORCHRUN, launcher
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode, Result
-    from agent.settings.values import Secret
 
 
 def ray_installed(node: CheckedNode) -> Result:
@@ -50,95 +49,55 @@ def torch_installed(node: CheckedNode) -> Result | None:
     return fail(f"not installed for {searched or 'any Python here'}", remedy)
 
 
-def plain_path(node: CheckedNode) -> Result:
-    """Ray starts its client server and workers by an unquoted shell command (2.40 to 2.60)."""
-    python = node.facts.ray.executable
-    if not needs_shell_quoting(python):
-        return ok("needs no quoting in a shell")
-    return fail(
-        f"{python!r} contains a space or another character that is special in a shell, and Ray "
-        "runs it unquoted",
-        "Create the environment at a path of letters, digits, dots, dashes and underscores (a "
-        "moved one keeps its old paths)",
-    )
-
-
-def ray_token(node: CheckedNode) -> Result:
-    """Ray executes any code that it is sent; only the token protects it."""
-    settings, given, ray = node.settings, node.topology.given_ray, node.facts.ray.version
-    if settings.ray_auth_token is not None:
-        if supports_token_auth(ray):
-            return _token(settings.ray_auth_token, "required by Ray and by the agent's port")
-        has_none = f"Ray {ray} has no token auth (2.52 is the first)"
-        what = f"RAY_AUTH_TOKEN is set, but {has_none}: Ray's own ports stay open"
-        remedy = (
-            "Use an image with Ray 2.52 or newer, or insist (the token then guards only the "
-            "agent's port): AGENT_ALLOW_INSECURE=1"
-        )
-        return warn(what, "") if settings.allow_insecure else fail(what, remedy)
-    what = "RAY_AUTH_TOKEN is not set: whoever reaches"
-    if given is not None:
-        return warn(
-            f"{what} {given.owner}'s Ray can run code on it",
-            "Turn token auth on there (spec.authOptions.mode: token, Ray 2.52 or newer)",
-        )
-    what += " these ports can run code here"
-    if node.is_alone:
-        return ok(f"{what} (one machine, private address)")
-    dashboard = settings.dashboard_port or node.topology.platform.ports.dashboard
-    remedy = "Set the same RAY_AUTH_TOKEN on every node"
-    if settings.dashboard_host is None:
-        reach = f"ssh -L 8265:127.0.0.1:{dashboard} HEAD"
-        remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
-    return warn(what, remedy)
-
-
 SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by trying
 
 
-def _token(token: Secret, guards: str) -> Result:
-    """Anyone who records a signature can test tokens against it offline."""
-    if len(token.reveal()) >= SHORTEST_TOKEN:
-        return ok(guards)
-    return warn(
-        f"RAY_AUTH_TOKEN has fewer than {SHORTEST_TOKEN} characters: it can be found by trying",
-        "Set a random one on every node, for example from `openssl rand -hex 32`",
-    )
-
-
-def torchrun_token(node: CheckedNode) -> Result:
-    """The token guards the agent's port; torch's own ports have no authentication."""
-    if node.is_alone:
-        return ok("one machine: torchrun connects to itself only")
-    token = node.settings.ray_auth_token
-    if token is not None:
-        return _token(token, "required by the agent's port; torch's ports have no guard")
-    what = "RAY_AUTH_TOKEN is not set: whoever reaches the agent's port can report to it"
-    return warn(what, "Set the same RAY_AUTH_TOKEN on every node")
+def token(node: CheckedNode) -> Result:
+    """Ray executes any code that it is sent; only the token protects it and the agent's port."""
+    settings, topology, ray = node.settings, node.topology, node.facts.ray.version
+    by_torchrun, given = launcher(settings, None) == TORCHRUN, topology.given_ray
+    if settings.ray_auth_token is None:
+        what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
+        if node.is_alone and given is None:
+            return ok(f"{what} (one machine, private address)")
+        remedy = "Set the same RAY_AUTH_TOKEN on every node"
+        if given is not None:
+            remedy = f"Turn token auth on in {given.owner} (spec.authOptions.mode: token)"
+        elif settings.dashboard_host is None and not by_torchrun:
+            port = settings.dashboard_port or topology.platform.ports.dashboard
+            reach = f"ssh -L 8265:127.0.0.1:{port} HEAD"
+            remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
+        return warn(what, remedy)
+    if not by_torchrun and not supports_token_auth(ray):
+        has_none = f"Ray {ray} has no token auth (2.52 is the first)"
+        what = f"RAY_AUTH_TOKEN is set, but {has_none}: Ray's own ports stay open"
+        remedy = "Use an image with Ray 2.52 or newer, or insist: AGENT_ALLOW_INSECURE=1"
+        return warn(what, "") if settings.allow_insecure else fail(what, remedy)
+    if len(settings.ray_auth_token.reveal()) < SHORTEST_TOKEN:
+        # anyone who records a signature can test tokens against it offline
+        return warn(
+            f"RAY_AUTH_TOKEN has fewer than {SHORTEST_TOKEN} characters: it can be found by trying",
+            "Set a random one on every node, for example from `openssl rand -hex 32`",
+        )
+    return ok("required by " + ("" if by_torchrun else "Ray and by ") + "the agent's port")
 
 
 def public_addresses(node: CheckedNode) -> Result:
     """Ray and torchrun's store listen on every interface; Ray's token guards it, torch has none."""
-    ray, settings, given = node.facts.ray.version, node.settings, node.topology.given_ray
-    who = "Ray listens" if given is None else "agent and reward server may listen"
-    missing, remedy = "RAY_AUTH_TOKEN is not set", "Set RAY_AUTH_TOKEN"
-    if launcher(settings, None) == TORCHRUN:
-        who, missing = "torchrun listens", "torch has no token auth"
-        remedy = "Use nodes on a private network"
-    elif settings.ray_auth_token is not None:
-        is_guarded = given is not None or supports_token_auth(ray)
-        missing = "" if is_guarded else f"Ray {ray} has no token auth"
-        remedy = "Use an image with Ray 2.52 or newer"
+    settings, by_torchrun = node.settings, launcher(node.settings, None) == TORCHRUN
+    has_auth = node.topology.given_ray is not None or supports_token_auth(node.facts.ray.version)
+    is_guarded = settings.ray_auth_token is not None and has_auth and not by_torchrun
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*node.facts.addresses(), *chosen))
     public = [address for address in used if is_ip(address) and is_public(address)]
-    if not public or not missing:
+    if is_guarded or not public:
         return ok("no open port on a public address of this node")
+    what = f"{', '.join(public)} is publicly routable, and no token guards the open ports there"
+    remedy = "Set RAY_AUTH_TOKEN, with Ray 2.52 or newer"
+    if by_torchrun:
+        remedy = "Use nodes on a private network: torch has no token auth"
     result = warn if settings.allow_insecure else fail
-    return result(
-        f"{who} on every interface, {', '.join(public)} is publicly routable, and {missing}",
-        f"{remedy}, or insist: AGENT_ALLOW_INSECURE=1",
-    )
+    return result(what, f"{remedy}; or insist: AGENT_ALLOW_INSECURE=1")
 
 
 def node_address(node: CheckedNode) -> Result:

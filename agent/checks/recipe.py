@@ -9,7 +9,7 @@ from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
-from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text
+from agent.work.recipes.recipe import UnknownVersionError, version_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-FRAMEWORK, REVISION = "framework", "model revision"
-CHECKPOINTS, INPUTS = "checkpoints", "inputs"
-RECIPE_CHECKS = (FRAMEWORK, REVISION, CHECKPOINTS, INPUTS)
+FRAMEWORK, CHECKPOINTS, INPUTS = "framework", "checkpoints", "inputs"
+RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
 
 
 def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, model and data, and the disk of its checkpoints."""
-    results = [(FRAMEWORK, _framework(known, node)), (REVISION, _revision(known, node))]
+    results = [(FRAMEWORK, _framework(known, node))]
     if known.needs:
         results += [(INPUTS, result) for result in _inputs(node)]
         results += [(CHECKPOINTS, result) for result in _checkpoints(node, folder)]
@@ -58,26 +57,10 @@ def _missing(known: RecipeInfo, node: CheckedNode) -> Result:
     """Report a missing framework: a failure unless the run may still install it."""
     what = f"{known.framework} is not installed for {node.facts.job_python}"
     versions = recipe_of(known).VERSIONS
-    if node.topology.given_ray is not None or _may_be_installed_later(node.settings):
-        newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
-        remedy = "Put the same version here, so that the arguments are its own"
-        return warn(f"{what} here{newest}", remedy if versions else "")
     which = f" ({version_list(versions)})" if versions else ""
+    if node.topology.given_ray is not None or _may_be_installed_later(node.settings):
+        return warn(f"{what} here", f"Install the version of the run here, too{which}")
     return fail(what, f"Install it there{which}, or start the agent in its checkout")
-
-
-def _revision(known: RecipeInfo, node: CheckedNode) -> Result | None:
-    """A pinned model that is not fetched here is the newest one, if the framework fetches it."""
-    facts, settings = node.facts, node.settings
-    if settings.model_revision is None or not known.framework:
-        return None
-    if facts.model_is_here:
-        what = f"AGENT_MODEL_REVISION has no effect: {settings.model} is a folder here"
-        return warn(what, "Unset it, or name the model of the hub")
-    if facts.ray.hub is None and not _may_be_installed_later(settings):
-        what = f"AGENT_MODEL_REVISION needs huggingface_hub for {facts.ray.executable}"
-        return fail(what, "Install it, or unset AGENT_MODEL_REVISION")
-    return None
 
 
 def _may_be_installed_later(settings: Settings) -> bool:
@@ -145,8 +128,7 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
     return tuple(found.values())
 
 
-_MIN_KEY_LENGTH = 40
-_KEY_CHARACTERS = re.compile(r"[\w-]+", re.ASCII)
+_KEY = re.compile(r"(?:[^-]*-)?[\w-]{40,}", re.ASCII)  # W&B's own server puts its name before it
 
 
 def wandb_key(node: CheckedNode) -> Result:
@@ -155,13 +137,8 @@ def wandb_key(node: CheckedNode) -> Result:
     if secret is None:
         login = node.facts.wandb_login
         return ok("W&B has this machine's login" if login else "none: W&B stays offline")
-    before, _, after = secret.reveal().partition("-")
-    key = after or before
-    if not _KEY_CHARACTERS.fullmatch(key):
-        what = "it has characters other than letters, digits, dashes and underscores"
-    elif len(key) < _MIN_KEY_LENGTH:
-        what = f"it has {len(key)} characters; W&B's have {_MIN_KEY_LENGTH} or more"
-    else:
+    if _KEY.fullmatch(secret.reveal()):
         return ok("well-formed")
+    what = "W&B's keys have 40 or more letters, digits, dashes and underscores; this one has not"
     remedy = "Copy WANDB_API_KEY again from W&B's settings, or unset it: W&B then stays offline"
     return warn(what, remedy)

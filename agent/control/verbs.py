@@ -25,7 +25,7 @@ from agent.base.text import (
     in_url,
     map_texts,
 )
-from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
+from agent.checks.finding import ORDER, Finding, Level, passed_lines, toned_line
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
 from agent.control.status import at_rest, lines_by_content, one_line, status_lines
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
@@ -251,11 +251,10 @@ def show_findings(
     """Print all nodes' findings; return 0, or 78 where a check fails."""
     data = map_texts(_head(environ).ask("/findings"), escaped)
     with _in_known_format():
-        count = len(data["nodes"])
         found = [
             (
                 Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
-                node_list(row["nodes"], count) if "nodes" in row else "between nodes",
+                _where(row.get("nodes", ["between nodes"]), len(data["nodes"])),
             )
             for row in (*data["between"], *data["findings"])
         ]
@@ -265,7 +264,7 @@ def show_findings(
         lines = [
             *(toned_line(one, f" [{of}]") for one, of in shown),
             *(Line("     ", no_agent.format(name)) for name in data["unknown"]),
-            *([] if verbose else passed_lines([one for one, _ in found], verbose=False)),
+            *([] if verbose else passed_lines(one for one, _ in found)),
         ]
     failed = any(one.level is Level.FAIL for one, _ in found)
     if as_json:
@@ -273,6 +272,10 @@ def show_findings(
     else:
         print(terminal.render(lines, str))
     return 78 if failed else 0
+
+
+def _where(nodes: list[str], count: int) -> str:
+    return "all nodes" if len(nodes) == count > 1 else first_names(nodes)
 
 
 def show_logs(

@@ -103,7 +103,7 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         details += f": {report.first_message_line}" if report.place and report.message else ""
         return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
     if report.blames_runtime_env:
-        return ends.RUNTIME_ENV_FAILED.outcome(evidence=report.first_message_line)
+        return ends.JOB_REFUSED_BY_RAY.outcome(evidence=report.first_message_line)
     if report.ran_out_of_memory:
         evidence = report.memory or report.first_message_line
         return ends.OUT_OF_MEMORY.outcome(evidence=f"{evidence}{after}")

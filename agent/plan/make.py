@@ -32,7 +32,7 @@ from agent.work.torchrun import Torchrun, gpus_of, processes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.base.ports import PortBase
+    from agent.base.ports import Ports
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
@@ -118,7 +118,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
                 else ()
             ),
         ),
-        notes=(*loaded.ignored, *platform.notes, *_notes(plan)),
+        notes=(*loaded.ignored, *_notes(plan)),
     )
 
 
@@ -307,7 +307,7 @@ def _listeners(plan: Plan) -> Iterator[Listener]:
 
 
 def port_clashes(
-    settings: Settings, command: tuple[str, ...] | None, base: PortBase, given: GivenRay | None
+    settings: Settings, command: tuple[str, ...] | None, base: Ports, given: GivenRay | None
 ) -> tuple[Problem, ...]:
     """Find port conflicts of this run."""
     single, workers = _ports_here(settings, base, given)
@@ -315,7 +315,7 @@ def port_clashes(
 
 
 def _ports_here(
-    settings: Settings, base: PortBase, given: GivenRay | None, *, joins_ray: bool = True
+    settings: Settings, base: Ports, given: GivenRay | None, *, joins_ray: bool = True
 ) -> tuple[dict[str, int], tuple[int, int] | None]:
     """Return the ports that a node listens on besides its services, and those of Ray's workers."""
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)

@@ -14,7 +14,7 @@ from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
 from agent.settings.model import secret_texts
-from agent.topology.platforms import CLUSTER_NAMES, GivenRay, own_pod
+from agent.topology.platforms import RUNPOD_CLUSTER, GivenRay, own_pod
 from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def how_to_end(api: str, environ: Mapping[str, str]) -> str:
     pod = own_pod(environ)
     if pod is None:
         return "send SIGTERM to the agent"
-    if CLUSTER_NAMES.head in environ:
+    if RUNPOD_CLUSTER.head in environ:
         return "delete the cluster in RunPod's console"
     return (
         f"curl -X POST {api}/v2/pods/{pod}/action -H 'Content-Type: application/json' "

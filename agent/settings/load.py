@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,13 @@ from agent.settings.rules import contradictions
 from agent.settings.values import LATER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.base.text import Tone
 
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _PREFIX = "AGENT_"
-_SHORTEST_WORD = 3  # a shorter word, such as IP, is part of too many others
 
 
 class Loaded(Value):
@@ -36,20 +36,10 @@ class Loaded(Value):
     misspelled: tuple[str, ...] = ()  # one for each misspelled name, and one for unknown names
 
 
-def read_secret_file(path: str) -> str:
-    """Read a file that holds one secret."""
-    with Path(path).open(encoding="utf-8-sig") as file:  # editors begin a file with a mark
-        return file.read(65_536)
-
-
-def load(
-    environ: Mapping[str, str],
-    command: Sequence[str] | None = None,
-    read_file: Callable[[str], str] = read_secret_file,
-) -> Loaded:
+def load(environ: Mapping[str, str], command: Sequence[str] | None = None) -> Loaded:
     """Return validated settings; raise one SettingsError with every problem."""
     problems: list[Problem] = []
-    raw, origins = _collect(environ, read_file, problems)
+    raw, origins = _collect(environ, problems)
     misspelled = _unknown_names(environ, problems)
     ignored = []
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
@@ -96,32 +86,31 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
 
 
 def _collect(
-    environ: Mapping[str, str], read_file: Callable[[str], str], problems: list[Problem]
+    environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[dict[str, str], dict[str, str]]:
     raw = {name: environ[name] for name in model.FIELD_OF if name in environ}
     origins = dict.fromkeys(raw, "environment")
     for name in [n for n, text in raw.items() if not text.strip() and n in _MAY_BE_EMPTY]:
         raw.pop(name)
         origins[name] = "default (empty in the environment)"
-    files = [(name, of) for name, of in model.SECRET_FILE_VARIABLES.items() if name in environ]
-    for secret in model.SECRETS:
-        forms = [name for name, of in files if of == secret]
-        if forms and secret in model.SET_BY_PLATFORM:
-            raw.pop(secret, None)
-        given = [secret] * (secret in raw) + forms
-        if len(given) > 1:
-            problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))
-        elif forms:
-            path = environ[forms[0]]
-            origins[secret] = f"file named by {forms[0]}"
-            try:
-                raw[secret] = read_file(path).strip()
-            except (OSError, UnicodeDecodeError) as error:
-                got = f"{path} ({getattr(error, 'strerror', None) or 'not text'})"
-                problems.append(Problem(forms[0], got, f"a readable file that holds {secret}"))
-        if secret in raw and not raw[secret].strip():
-            problems.append(Problem(given[0], "nothing", "a secret; unset it to go without"))
-            raw.pop(secret)
+    for form, secret in model.SECRET_FILE_VARIABLES.items():
+        if form not in environ:
+            continue
+        if secret in raw and not (secret in model.SET_BY_PLATFORM and secret in environ):
+            both = f"{secret} + {form}"
+            problems.append(Problem(both, "several forms of one secret", "only one"))
+            continue
+        origins[secret] = f"file named by {form}"
+        try:
+            with Path(environ[form]).open(encoding="utf-8-sig") as file:  # editors leave a mark
+                raw[secret] = file.read(65_536).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            got = f"{environ[form]} ({getattr(error, 'strerror', None) or 'not text'})"
+            problems.append(Problem(form, got, f"a readable file that holds {secret}"))
+    for secret in [name for name in model.SECRETS if not raw.get(name, "x").strip()]:
+        name = secret if secret in environ else origins[secret].removeprefix("file named by ")
+        problems.append(Problem(name, "nothing", "a secret; unset it to go without"))
+        raw.pop(secret)
     return raw, origins
 
 
@@ -139,27 +128,13 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
         elif is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:
-            related = _name_with_shared_words(name)
-            hint = f" (did you mean {related}?)" if related else ""
+            related = get_close_matches(name, model.VARIABLES, 1, 0.78)  # AGENT_ID has less
+            hint = f" (did you mean {related[0]}?)" if related else ""
             foreign.append(f"{escaped(name)}{hint}")
         elif meant is not None and meant not in environ:
             misspelled.append(f"{name} is no known variable (did you mean {meant}?)")
     named = [f"unknown and ignored: {first_names(foreign, 8)}"] if foreign else []
     return (*named, *misspelled)
-
-
-def _name_with_shared_words(name: str) -> str:
-    """Return the known name that shares most words (DATASET shares DATA), or ''."""
-    words, best, most = name.removeprefix(_PREFIX).split("_"), "", 0.0
-    long = [word for word in words if len(word) >= _SHORTEST_WORD]
-    for known in model.VARIABLES:
-        theirs = known.removeprefix(_PREFIX).split("_")
-        others = [word for word in theirs if len(word) >= _SHORTEST_WORD]
-        shared = sum(any(a.startswith(b) or b.startswith(a) for b in others) for a in long)
-        share = shared / (len(words) + len(theirs) - shared)
-        if share > most:
-            best, most = known, share
-    return best
 
 
 def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:

@@ -72,7 +72,7 @@ class Settings(Value, kw_only=True):
         shown="the recipe's, else ray",
     )
     model_revision: str | None = var(
-        v.text, "branch, tag or commit of AGENT_MODEL on the hub", shown="newest"
+        v.revision, "branch, tag or commit of AGENT_MODEL on the hub", shown="newest"
     )
     run_name: str | None = var(
         v.text,

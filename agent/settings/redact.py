@@ -1,22 +1,9 @@
 """Finds secrets in environment variables and masks them in text.
 
-A variable holds a secret if its name matches a pattern below, in any case, with `-` and `.` read
-as `_`: a known name (`HF_TOKEN`), a word such as PASSWORD, SECRET, TOKEN or CREDENTIALS, a kind of
-key (`API_KEY`, `OPENAI_KEY`), or PASS, PAT, PWD or AUTH at its end.
-
-Not secret: names that end with PATH, FILE, DIR, NAME, MODE, URL and the like
-(`RAY_AUTH_TOKEN_PATH`, `RAY_AUTH_MODE`), token counts and model tokens (`MAX_TOKENS`,
-`EOS_TOKEN_ID`), and any other KEY (`INPUT_KEY`, `LABEL_KEY`, `PUBLIC_KEY`).
-
-Every value is also searched, whatever its name: the password of a URL
-(`scheme://user:password@host`), `password=…` and similar in a connection string, JSON members
-with a name as above, options (`--hf_token=…`, `--api-key …`), and a value that is a well-known
-service's token (`hf_…`, `sk-…`). Tokens of well-known services are masked in every text, whether or
-not a variable holds them; their patterns match whole tokens only.
-
-A value shorter than 6 characters, an ordinary word (`disabled`) or a path (`/usr/bin/askpass`) is
-not masked, since it also occurs in ordinary text. A secret is also masked where it is escaped as in
-JSON, quoted for a shell, encoded for a URL or in base64, and each line of it by itself.
+A variable holds a secret if its name matches a pattern below. Every value is also searched,
+whatever its name: passwords in URLs and connection strings, JSON members, options and headers, and
+tokens of well-known services, which are masked in every text. A value shorter than 6 characters, an
+ordinary word (`disabled`) or a path (`/usr/bin/askpass`) also occurs in ordinary text: it stays.
 """
 
 from __future__ import annotations
@@ -94,11 +81,6 @@ _PAIR = re.compile(
 _BEARER = re.compile(r"\b(?:Bearer|Basic) +([\w.~+/=-]{8,})", re.IGNORECASE)
 _MEMBER = re.compile(r'"([\w.-]+)"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SERVICES_TOKEN = re.compile(
-    r"(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|rpa_|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|eyJ)"
-    r"[A-Za-z0-9_\-.]{16,}"
-)
-
 _OPTION = re.compile(
     r"(?<![\w-])--?([A-Za-z][\w.-]*) +(?:\"([^\"]+)\"|'([^']+)'|([^\s;&'\"-][^\s;&'\"]*))"
 )
@@ -129,8 +111,7 @@ def secrets_in(name: str, text: str) -> set[str]:
     """Return the secrets of a variable: its whole value, or parts of it."""
     found = set(_embedded_secrets(text))
     whole = text.strip()
-    is_one = looks_secret(name) and (name in SECRETS or not _is_ordinary(whole))
-    if is_one or _SERVICES_TOKEN.fullmatch(whole):
+    if looks_secret(name) and (name in SECRETS or not _is_ordinary(whole)):
         found.add(whole)
     return {secret for secret in found if len(secret) >= SHORTEST}
 
@@ -147,6 +128,7 @@ def _embedded_secrets(text: str) -> Iterator[str]:
         yield unquote(password)
     yield from _USER_ALONE.findall(text)
     yield from _BEARER.findall(text)
+    yield from _TOKEN.findall(text)
     pairs = (*_PAIR.finditer(text), *_OPTION.finditer(text))
     named = [(m[1], m[2] or m[3] or m[4]) for m in pairs]
     named += [(key, _unescaped(literal)) for key, literal in _MEMBER.findall(text)]

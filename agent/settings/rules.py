@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
-from agent.base.ports import inner_ports, port_conflicts
 from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import (
     BY_NAME,
@@ -18,16 +16,13 @@ from agent.settings.jobs import (
     recipe_info,
     reward_model,
 )
-from agent.settings.model import FIELD_OF, secret_texts
+from agent.settings.model import FIELD_OF, Settings, secret_texts
 from agent.settings.values import LATER, reserved_placeholder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from agent.settings.model import Settings
+    from collections.abc import Iterable, Iterator
 
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
-_REVISION = re.compile(r"(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/)", re.ASCII)
 _EXPECTED = {
     "AGENT_MODEL": "a model, by its Hugging Face id or an absolute path",
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
@@ -44,7 +39,6 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_recipe(settings, command),
         *_check_reward(settings, command),
         *_check_secrets(settings),
-        *_check_ports(settings, command),
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
@@ -80,18 +74,10 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
         own = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
         names = ", ".join((*BY_NAME, NO_JOB))
         yield Problem("AGENT_JOB", repr(settings.job), f"{hint}{names} {own}")
-    if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
-        try:
-            json.loads(settings.runtime_env)
-        except (ValueError, RecursionError) as error:
-            yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
 
 
 def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     revision = settings.model_revision
-    if revision is not None and not _REVISION.fullmatch(revision):
-        expected = "a branch, a tag or a commit of the model on the hub"
-        yield Problem("AGENT_MODEL_REVISION", repr(revision), expected)
     if revision is not None and (settings.model is None or not is_hub_id(settings.model)):
         got = f"{revision} of {settings.model or 'no model'}"
         yield Problem("AGENT_MODEL_REVISION", got, "a model on the hub in AGENT_MODEL, or unset")
@@ -186,24 +172,11 @@ def port_problems(lines: Iterable[str]) -> tuple[Problem, ...]:
     return tuple(Problem(names, line, expected) for line in lines)
 
 
-def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Check the ports that the user set; the defaults depend on the platform."""
-    ports = {"gcs": settings.ray_port, "dashboard": settings.dashboard_port, "agent": settings.port}
-    set_ports = {name: port for name, port in ports.items() if port is not None}
-    if launcher(settings, None) == "torchrun":
-        set_ports.pop("dashboard", None)
-    elif settings.port is not None:
-        set_ports |= {n.replace("_", " "): port for n, port in inner_ports(settings.port).items()}
-    yield from port_problems(port_conflicts({**set_ports, **reward_port(settings, command)}))
-
-
 def _check_workers(settings: Settings) -> Iterator[Problem]:
     expected, least, head = settings.expected_workers, settings.min_workers, settings.head or ""
-    if settings.partial == "proceed" and least is None:
-        yield Problem("AGENT_MIN_WORKERS", "nothing", "a number, as AGENT_PARTIAL=proceed is set")
-    if settings.partial == "fail" and least is not None:
-        beside = "AGENT_PARTIAL=proceed beside it, or neither"
-        yield Problem("AGENT_MIN_WORKERS", str(least), beside)
+    if (settings.partial == "proceed") != (least is not None):
+        got = "nothing" if least is None else str(least)
+        yield Problem("AGENT_MIN_WORKERS", got, "a number with AGENT_PARTIAL=proceed, or neither")
     if expected != 0 and (head.startswith("127.") or head in {"localhost", "::1"}):
         got = f"{head}, which on every node is that node itself"
         yield Problem("AGENT_HEAD", got, "the address of the head that other nodes can reach")
@@ -219,45 +192,38 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
     if settings.job == NO_JOB:
         given = f"'{NO_JOB}', though without Ray there is no cluster to keep"
         yield Problem("AGENT_JOB", given, "a recipe, or a command after --; or AGENT_LAUNCHER=ray")
-    only_ray = (
-        ("DEBUG_RAY", settings.debug_ray != "0", "unset; `breakpoint()` works on one node alone"),
-        ("AGENT_RUNTIME_ENV", settings.runtime_env, "unset; set variables in the environment"),
-        ("AGENT_WORKING_DIR", settings.working_dir, "unset; start the agent where the code is"),
-        ("AGENT_RESOURCES", settings.resources, "unset; every node runs its processes"),
-        ("AGENT_RAY_ARGS", settings.ray_args, "unset"),
-    )
-    for name, is_set, expected in only_ray:
-        if is_set:
-            yield Problem(name, "a value, though torchrun starts the job and no Ray runs", expected)
+    names = " + ".join(changed(settings, _FOR_RAY))
+    if names:
+        expected = "unset: every node runs its processes in its own environment and folder"
+        yield Problem(names, "a value, though torchrun starts the job and no Ray runs", expected)
+
+
+_FOR_RAY = (
+    *("DEBUG_RAY", "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR", "AGENT_RESOURCES", "AGENT_RAY_ARGS"),
+)
+
+
+def changed(settings: Settings, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of these variables that are set to another value than their default."""
+    default = Settings()
+    for name in names:
+        value = getattr(settings, FIELD_OF[name])
+        if value not in ("", getattr(default, FIELD_OF[name])):
+            yield name
 
 
 TEMP_DIR = "--temp-dir"
 """Not passed on as given: the plan puts Ray's sessions into its own folder below it."""
-_SET_BY: Mapping[str, str] = {
-    "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which choose the head": "--head --address",
-    "AGENT_NODE_IP": "--node-ip-address",
-    "AGENT_RAY_PORT": "--port --gcs-server-port",
-    "nothing: jobs are submitted through the dashboard": "--include-dashboard",
-    "AGENT_DASHBOARD_HOST": "--dashboard-host",
-    "AGENT_DASHBOARD_PORT": "--dashboard-port",
-    "AGENT_PORT, which Ray's inner ports follow": (
-        "--ray-client-server-port --node-manager-port --object-manager-port --metrics-export-port "
-        "--dashboard-agent-listen-port --dashboard-agent-grpc-port --dashboard-grpc-port "
-        "--runtime-env-agent-port --min-worker-port --max-worker-port --worker-port-list"
-    ),
-    "AGENT_NUM_CPUS": "--num-cpus",
-    "AGENT_NUM_GPUS": "--num-gpus",
-    "AGENT_RESOURCES": "--resources",
-    "DEBUG_RAY=1": "--ray-debugger-external",
-    "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray": (
-        "--redis-password --redis-username"
-    ),
-    "nothing: EXPECTED_WORKERS sets the number of nodes": "--autoscaling-config",
-    "nothing: the agent always sets it": "--block --disable-usage-stats",
-    "nothing: run `ray start --help` yourself": "--help",
+SET_BY_AGENT = {
+    *("--head", "--address", "--node-ip-address", "--port", "--gcs-server-port"),
+    *("--include-dashboard", "--dashboard-host", "--dashboard-port", "--ray-client-server-port"),
+    *("--node-manager-port", "--object-manager-port", "--metrics-export-port"),
+    *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port", "--dashboard-grpc-port"),
+    *("--runtime-env-agent-port", "--min-worker-port", "--max-worker-port", "--worker-port-list"),
+    *("--num-cpus", "--num-gpus", "--resources", "--ray-debugger-external", "--redis-password"),
+    *("--redis-username", "--autoscaling-config", "--block", "--disable-usage-stats", "--help"),
 }
-SET_BY_AGENT = {flag: instead for instead, flags in _SET_BY.items() for flag in flags.split()}
-"""Flags that the agent sets or that would break the run, with what to use instead."""
+"""Flags that the agent sets or that would break the run."""
 
 _HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
 """Ray refuses these on a worker. All pods share one environment, so workers drop them."""
@@ -295,7 +261,8 @@ def _check_ray_args(words: tuple[str, ...]) -> Iterator[Problem]:
             expected = "flags of `ray start`, as --object-store-memory=N or --object-store-memory N"
             yield Problem(variable, f"{value!r} without a flag before it", expected)
         elif name in SET_BY_AGENT:
-            yield Problem(variable, name, SET_BY_AGENT[name])
+            expected = "other flags: `pod-agent env` shows the variables that set this one"
+            yield Problem(variable, name, expected)
         elif name == TEMP_DIR and not (value or "").startswith("/"):
             given = f"{TEMP_DIR}={value}" if value else f"{TEMP_DIR} without a folder"
             yield Problem(variable, given, "an absolute path, such as --temp-dir=/mnt/nvme")

@@ -7,7 +7,6 @@ import re
 import shlex
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,7 +19,8 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _Resources = dict[
-    Annotated[str, msgspec.Meta(pattern=r"\S")], Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    Annotated[str, msgspec.Meta(pattern=r"^(?!(?:CPU|GPU|memory)$)[!-~]+$")],
+    Annotated[float, msgspec.Meta(ge=0, le=1e12)],
 ]
 
 LATER = "not in this version"
@@ -104,21 +104,6 @@ def signal_name(text: str) -> str:
     return name
 
 
-def base_url(text: str) -> str:
-    """Read a URL to which paths are added; a key is sent there, so it is encrypted or local."""
-    word = text.strip().rstrip("/")
-    try:
-        parts = urlsplit(word)
-        is_local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
-        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_local)
-        is_safe = is_safe and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_safe = False
-    if not is_safe or not re.fullmatch(r"[!-~]+", word) or {*"@?#"} & {*word}:
-        raise ValueError("an https URL such as https://api.runpod.io (http only of this machine)")
-    return word
-
-
 def text(given: str) -> str:
     """Read a text that is not blank."""
     if not given.strip():
@@ -133,8 +118,6 @@ def absolute_path(path: str) -> str:
     word = text(path).strip()
     if not word.startswith(("/", "~/")):
         raise ValueError("an absolute path, such as /workspace/checkpoints")
-    if "{" in word or "}" in word:
-        raise ValueError("a path without placeholders: it is read before they are filled in")
     return word
 
 
@@ -179,18 +162,15 @@ def reachable_host(text: str) -> str:
     """Read a host that other nodes can reach: 0.0.0.0 is none."""
     word = host(text)
     if word in {"0.0.0.0", "::"}:  # noqa: S104 - refused here
-        raise ValueError("an address of the head, not 0.0.0.0")
+        raise ValueError("an address, not 0.0.0.0: it is sent to other nodes")
     return word
 
 
 def ip(text: str) -> str:
     """Read an IP address that other nodes can use."""
-    word = text.strip()
-    if not is_ip(word):
+    if not is_ip(text.strip()):
         raise ValueError("an IP address of this node")
-    if ipaddress.ip_address(word).is_unspecified:
-        raise ValueError("an address of this node, not 0.0.0.0: Ray sends it to other nodes")
-    return str(ipaddress.ip_address(word))
+    return reachable_host(text)
 
 
 def matching(pattern: str, expected: str) -> Callable[[str], str]:
@@ -208,21 +188,26 @@ pod_id = matching(  # it becomes part of a host name
     r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?",
     "a RunPod pod id such as abc123 (the id alone, no domain)",
 )
+base_url = matching(  # a key is sent there, so it is encrypted or local
+    r"(?:https://[\w.-]+|http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::[1-9]\d{0,4})?(?:/[\w.~-]+)*",
+    "an https URL such as https://api.runpod.io (http only of this machine), without / at its end",
+)
+revision = matching(
+    r"(?a:(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/))",
+    "a branch, a tag or a commit of the model on the hub",
+)
 url_path = matching(r"/[\w./~%+-]*", "a path that begins with /, such as /get_reward")
 
 
 def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
-        found = msgspec.json.decode(text, type=_Resources)
+        return msgspec.json.decode(text, type=_Resources)
     except (msgspec.DecodeError, RecursionError):
-        found = {"": 0.0}
-    if not all(map(str.isprintable, found)) or {"", "CPU", "GPU", "memory"} & found.keys():
         raise ValueError(
             'JSON of names and amounts such as {"h100": 8} (CPU and GPU have AGENT_NUM_CPUS and '
             "AGENT_NUM_GPUS)"
-        )
-    return found
+        ) from None
 
 
 _RESERVED_PLACEHOLDER = re.compile(r"(?<!\$)\{address:[^{}]*\}")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from msgspec.structs import replace
 
 from agent.base.text import in_url, reached_at
 from agent.settings.model import TOKEN_MODE
@@ -16,6 +13,7 @@ from agent.topology.platforms import (
     parse_host,
     platform_error,
     read_host,
+    read_number,
     require,
 )
 
@@ -47,11 +45,13 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     """
     if settings.head is not None:
         return None
-    start = _flags(environ.get(START_COMMAND, ""))
+    words = (word.partition("=") for word in environ.get(START_COMMAND, "").split())
+    start = {name: value for name, _, value in words}
     found = [name for name in OPERATOR_VARIABLES if name in environ]
     cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
-        ray, evidence = _of_submitter(environ, settings)
+        ray = _of_submitter(environ, settings)
+        evidence = tuple(f"{name}={environ[name]}" for name in (DASHBOARD, SUBMISSION))
     elif not found or (len(found) == 1 and found[0] in CLUSTER_VARIABLES):
         return None
     elif "--head" in start or (not start and WORKER_HEAD not in environ):
@@ -68,22 +68,21 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
         raise platform_error("EXPECTED_WORKERS", seen, wanted)
     kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
     asks_token = environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
+    if asks_token and settings.ray_auth_token is None:
+        wanted = f"the token of {OWNER}'s Ray (key auth_token of the cluster's secret)"
+        raise platform_error("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", wanted)
     return PlatformInfo(
         name=NAME,
         is_head=True,
         evidence=evidence,
-        role_is_proven=True,
-        has_ranks=True,
+        role_variable=START_COMMAND,
         run_id=ray.submission_id,
-        single_node=settings.expected_workers == 0,
-        given_ray=replace(ray, asks_token=asks_token),
+        given_ray=ray,
     )
 
 
-def _of_submitter(
-    environ: Mapping[str, str], settings: Settings
-) -> tuple[GivenRay, tuple[str, ...]]:
-    """Return the Ray of a RayJob's submitter pod, with the evidence."""
+def _of_submitter(environ: Mapping[str, str], settings: Settings) -> GivenRay:
+    """Return the Ray of a RayJob's submitter pod."""
     address, submission = environ[DASHBOARD].strip(), environ[SUBMISSION].strip()
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
@@ -94,18 +93,17 @@ def _of_submitter(
     port = settings.dashboard_port or port or DASHBOARD_PORT
     dashboard = f"{parts.scheme}://{in_url(head)}:{port}"
     gcs_port = settings.ray_port or GCS_PORT
-    ray = GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
-    return ray, (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}")
+    return GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
 
 
 def _of_head(settings: Settings, start: Mapping[str, str]) -> GivenRay:
     """Return the Ray that the operator starts in this container."""
-    port = settings.dashboard_port or _port(start, "--dashboard-port", DASHBOARD_PORT)
+    port = settings.dashboard_port or read_number(start, "--dashboard-port", 1) or DASHBOARD_PORT
     listens = start.get("--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
     return GivenRay(
         owner=OWNER,
         gcs_host="127.0.0.1",
-        gcs_port=settings.ray_port or _port(start, "--port", GCS_PORT),
+        gcs_port=settings.ray_port or read_number(start, "--port", 1) or GCS_PORT,
         dashboard=f"http://{in_url(reached_at(listens))}:{port}",
         session=start.get("--temp-dir") or "/tmp/ray",
     )
@@ -124,24 +122,7 @@ def _worker(environ: Mapping[str, str], cluster: tuple[str, ...]) -> PlatformInf
         name=NAME,
         is_head=False,
         evidence=evidence,
-        role_is_proven=True,
-        has_ranks=True,
+        role_variable=WORKER_HEAD,
         head_host=head,
         given_ray=GivenRay(OWNER, head, GCS_PORT, f"http://{head}:{DASHBOARD_PORT}"),
     )
-
-
-def _flags(command: str) -> dict[str, str]:
-    """Split the generated command as a shell does; by spaces if its quotes do not match."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _port(flags: Mapping[str, str], name: str, default: int) -> int:
-    text = flags.get(name, str(default))
-    if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
-        return int(text)
-    raise platform_error(START_COMMAND, f"{name}={text}", "a port's number")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.ports import DEFAULTS, PortBase
+from agent.base.ports import DEFAULTS, Ports
 from agent.base.text import in_url, is_loopback
 from agent.base.value import Value
 from agent.settings import values
@@ -32,7 +32,6 @@ class GivenRay(Value):
     dashboard: str  # the URL of its dashboard, to which jobs are submitted
     session: str | None = None  # the folder of Ray's sessions; None if its head is another machine
     submission_id: str | None = None  # as the owner expects it; None if the agent may choose
-    asks_token: bool = False
 
     @property
     def gcs(self) -> str:
@@ -44,11 +43,9 @@ class PlatformInfo(Value):
     """A node as its platform describes it, before the user's settings are applied."""
 
     name: str
-    is_head: bool
-    evidence: tuple[str, ...]
-    role_variable: str = "RAY_WORKER"  # what to name where the user's settings contradict it
-    role_is_proven: bool = False  # whether the environment determines it, so it is no default
-    has_ranks: bool = False
+    is_head: bool = True
+    evidence: tuple[str, ...] = ()
+    role_variable: str = ""  # the variable that determines the role; '' if it is a default
     head_host: str | None = None
     must_own_head_host: bool = False
     node_name: str | None = None
@@ -62,43 +59,41 @@ class PlatformInfo(Value):
     job_id: str | None = None  # an id of this job that is unique on its host
     interface: str | None = None
     reported_address: str | None = None  # by the platform; no interface may have it
-    ports: PortBase = DEFAULTS
+    ports: Ports = DEFAULTS
     owns_machine: bool = False
     restarts_containers: bool = False  # when a container's first process has ended
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
-    single_node: bool = False  # True if nothing indicates a second node
     given_ray: GivenRay | None = None
-    notes: tuple[str, ...] = ()
 
 
 class RankVariables(Value):
     """A platform that sets a rank, a node count and the head's address: one row of a table."""
 
-    name: str
+    platform: PlatformInfo  # what is the same on each of its nodes
     rank: str
     nodes: str
     head: str
     gpus: str | None = None
     run_id: tuple[str, ...] = ()  # the first of these that is set is the run id
+    main_rank: str = ""  # holds the head's rank, where it may be another than 0
     numbered_nodes: bool = False  # True if nodes are named by rank, such as node0
-    owns_machine: bool = True  # in a container of the agent: any running Ray is left over from it
-    restarts_groups: bool = False
-    head_suffices: bool = False  # True if the head's address alone proves the platform
+    needs_head: bool = False  # True if other platforms set rank and node count, too
 
     def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-        """Detect the platform by rank or node count, or by the head's address if that suffices."""
-        by = {self.rank, self.nodes, *((self.head,) if self.head_suffices else ())}
-        return info_by_rank(environ, self) if by & environ.keys() else None
+        """Detect the platform by rank or node count."""
+        is_it = bool({self.rank, self.nodes} & environ.keys())
+        is_it = is_it and (self.head in environ or not self.needs_head)
+        return info_by_rank(environ, self) if is_it else None
 
 
 def info_by_rank(
-    environ: Mapping[str, str], names: RankVariables, head: str | None = None, main_rank: int = 0
+    environ: Mapping[str, str], names: RankVariables, head: str | None = None
 ) -> PlatformInfo:
     """Describe a node by its rank; `head` is the head's host, if no single variable holds it."""
     nodes = require(read_number(environ, names.nodes, 1), names.nodes, "the number of nodes")
     rank = require(read_number(environ, names.rank, 0, nodes - 1), names.rank, "this node's rank")
-    is_head = rank == main_rank
+    is_head = rank == (read_number(environ, names.main_rank, 0, nodes - 1) or 0)
     evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
     if nodes == 1:
         head = None
@@ -114,23 +109,20 @@ def info_by_rank(
         head = require(head, names.head, "the head's address")
     if head is not None:
         evidence.append(f"{names.head}={head}")
-    return PlatformInfo(
-        name=names.name,
+    # AWS Batch adds #RANK to the id of the job
+    ids = (environ.get(name, "").partition("#")[0] for name in names.run_id)
+    return replace(
+        names.platform,
         is_head=is_head,
         evidence=tuple(evidence),
-        role_variable=f"RAY_WORKER + {names.rank}",
-        role_is_proven=True,
-        has_ranks=True,
+        role_variable=names.rank,
         head_host=head,
         own_names=(head,) if is_head and head is not None else (),
         rank=rank,
         nodes=nodes,
         gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
-        run_id=next((environ[name] for name in names.run_id if environ.get(name)), None),
-        single_node=nodes == 1,
+        run_id=next(filter(None, ids), None),
         node_name=f"node{rank}" if names.numbered_nodes else None,
-        owns_machine=names.owns_machine,
-        restarts_groups=names.restarts_groups,
     )
 
 
@@ -161,8 +153,9 @@ def read_number(
 
 
 def read_host(environ: Mapping[str, str], name: str) -> str | None:
-    """Read a host from a platform's variable; None if it is unset or empty."""
-    return parse_host(text, name) if (text := environ.get(name, "").strip()) else None
+    """Read a host, the first of several, from a platform's variable; None without one."""
+    hosts = environ.get(name, "").split()
+    return parse_host(hosts[0], name) if hosts else None
 
 
 def parse_host(text: str, name: str) -> str:
@@ -174,7 +167,7 @@ def parse_host(text: str, name: str) -> str:
 
 
 DSTACK = RankVariables(
-    name="dstack",
+    PlatformInfo("dstack", owns_machine=True),
     rank="DSTACK_NODE_RANK",
     nodes="DSTACK_NODES_NUM",
     head="DSTACK_MASTER_NODE_IP",
@@ -182,74 +175,48 @@ DSTACK = RankVariables(
     run_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
     numbered_nodes=True,
 )
+# SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
+# for the rest, such as 10001 for the client.
+SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
 SKYPILOT = RankVariables(
-    name="skypilot",
+    PlatformInfo("skypilot", ports=SKYPILOT_PORTS),
     rank="SKYPILOT_NODE_RANK",
     nodes="SKYPILOT_NUM_NODES",
     head="SKYPILOT_NODE_IPS",
     gpus="SKYPILOT_NUM_GPUS_PER_NODE",
     run_id=("SKYPILOT_TASK_ID",),
     numbered_nodes=True,
-    owns_machine=False,  # SkyPilot's own Ray runs on this machine
 )
-# SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
-# for the rest, such as 10001 for the client.
-SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
-
-
-def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a task of SkyPilot."""
-    if not {SKYPILOT.rank, SKYPILOT.head} & environ.keys():
-        return None
-    lines = environ.get(SKYPILOT.head, "").split()
-    addresses = [parse_host(line, SKYPILOT.head) for line in lines]
-    info = info_by_rank(environ, SKYPILOT, head=addresses[0] if addresses else None)
-    if addresses and len(addresses) != info.nodes:
-        counted = f"{len(addresses)} addresses beside {SKYPILOT.nodes}={info.nodes}"
-        raise platform_error(SKYPILOT.head, counted, "one address a line for each node")
-    evidence = info.evidence[:2]
-    if info.head_host is not None:
-        evidence = (*evidence, f"{SKYPILOT.head} begins with {info.head_host}")
-    note = (
-        f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and "
-        "8266 (AGENT_PORT, the same on every node, changes them)"
-    )
-    return replace(info, evidence=evidence, ports=SKYPILOT_PORTS, notes=(note,))
-
-
 LWS = RankVariables(
-    name="lws",
+    # made for servers: a container that ends, with 0 too, is started again
+    PlatformInfo("lws", owns_machine=True, restarts_groups=True),
     rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
     nodes="LWS_GROUP_SIZE",
     head="LWS_LEADER_ADDRESS",
-    head_suffices=True,
-    restarts_groups=True,  # made for servers: a container that ends, with 0 too, is started again
 )
 
 
 def group_member(environ: Mapping[str, str]) -> str | None:
     """Return a name of this pod where its platform starts all pods of a group anew, else None."""
     rank = environ.get(LWS.rank, "")
-    return f"{LWS.name}-{rank}" if rank.isdigit() else None
+    return f"{LWS.platform.name}-{rank}" if rank.isdigit() else None
 
 
 # PET_NPROC_PER_NODE counts processes: GPUs on a GPU pod, CPUs on another, `auto` by default.
+# PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
 KUBEFLOW_TRAINER = RankVariables(
-    name="kubeflow-trainer", rank="PET_NODE_RANK", nodes="PET_NNODES", head="PET_MASTER_ADDR"
+    PlatformInfo("kubeflow-trainer", owns_machine=True),
+    rank="PET_NODE_RANK",
+    nodes="PET_NNODES",
+    head="PET_MASTER_ADDR",
+    needs_head=True,
 )
-
-
-def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a pod of Kubeflow Trainer: it sets rank and head address as PET_*.
-
-    PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
-    """
-    only_rank = KUBEFLOW_TRAINER.rank in environ and "MASTER_ADDR" not in environ
-    found = KUBEFLOW_TRAINER.head in environ or only_rank
-    return info_by_rank(environ, KUBEFLOW_TRAINER) if found else None
-
-
-PYTORCHJOB = RankVariables(name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR")
+PYTORCHJOB = RankVariables(
+    PlatformInfo("pytorchjob", owns_machine=True),
+    rank="RANK",
+    nodes="WORLD_SIZE",
+    head="MASTER_ADDR",
+)
 """Operators before 1.7, where WORLD_SIZE counts pods."""
 PYTORCHJOB_BY_PET = replace(PYTORCHJOB, rank="PET_NODE_RANK", nodes="PET_NNODES")
 """Operators from 1.7 on, where WORLD_SIZE counts processes and PET_NNODES pods."""
@@ -273,34 +240,28 @@ def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> Platfor
 
 
 AWS_BATCH = RankVariables(
-    name="aws-batch",
+    PlatformInfo("aws-batch", owns_machine=True),
     rank="AWS_BATCH_JOB_NODE_INDEX",
     nodes="AWS_BATCH_JOB_NUM_NODES",
     head="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",  # not set on the main node itself
+    main_rank="AWS_BATCH_JOB_MAIN_NODE_INDEX",
+    run_id=("AWS_BATCH_JOB_ID",),
     numbered_nodes=True,
 )
-AWS_BATCH_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
 
 
-def detect_aws_batch(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a multi-node job of AWS Batch; its other jobs set no node index."""
-    if AWS_BATCH.rank not in environ:
-        return None
-    last = (read_number(environ, AWS_BATCH.nodes, 1) or 1) - 1
-    main = read_number(environ, AWS_BATCH_MAIN, 0, last) or 0
-    info = info_by_rank(environ, AWS_BATCH, main_rank=main)
-    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # without the node index
+def detect_aws_batch(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a node of a multi-node job of AWS Batch; each retry of the job is another run."""
+    info = AWS_BATCH.detect(environ, settings)
     retries = (read_number(environ, "AWS_BATCH_JOB_ATTEMPT", 1) or 1) - 1
-    return replace(
-        info,
-        evidence=(*info.evidence, f"{AWS_BATCH_MAIN}={main}"),
-        run_id=f"{job}-r{retries}" if job and retries else job or None,
-    )
+    if info is None or info.run_id is None or not retries:
+        return info
+    return replace(info, run_id=f"{info.run_id}-r{retries}")
 
 
 HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
 SAGEMAKER = RankVariables(
-    name="sagemaker",
+    PlatformInfo("sagemaker", owns_machine=True),
     rank=CURRENT,
     nodes=HOSTS,
     head=HOSTS,
@@ -314,11 +275,16 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     """Detect a host of a SageMaker training job."""
     if not {HOSTS, CURRENT} & environ.keys():
         return None
-    hosts = _sagemaker_hosts(environ.get(HOSTS, ""))
-    current = environ.get(CURRENT, "").strip()
+    text, current = environ.get(HOSTS, ""), environ.get(CURRENT, "").strip()
+    try:
+        hosts = sorted(
+            {parse_host(name, HOSTS) for name in msgspec.json.decode(text, type=list[str])}
+        )
+    except msgspec.DecodeError:
+        hosts = []
     if current not in hosts:
-        expected = f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
-        raise platform_error(CURRENT, repr(current), expected)
+        expected = f'one of the hosts of {HOSTS}, a JSON list such as ["algo-1", "algo-2"]'
+        raise platform_error(CURRENT, f"{current!r} beside {HOSTS}={text}", expected)
     counted = {**environ, CURRENT: str(hosts.index(current)), HOSTS: str(len(hosts))}
     return replace(
         info_by_rank(counted, SAGEMAKER, head=hosts[0]),
@@ -329,20 +295,12 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     )
 
 
-def _sagemaker_hosts(text: str) -> list[str]:
-    try:
-        found = msgspec.json.decode(text, type=list[str])
-    except ValueError:
-        found = []
-    hosts = sorted(parse_host(name, HOSTS) for name in found)
-    if not hosts or len(set(hosts)) < len(hosts):
-        expected = 'a JSON list of hosts such as ["algo-1", "algo-2"], every host once'
-        raise platform_error(HOSTS, repr(text), expected)
-    return hosts
-
-
 TORCHRUN = RankVariables(
-    name="torchrun", rank="NODE_RANK", nodes="NNODES", head="MASTER_ADDR", numbered_nodes=True
+    PlatformInfo("torchrun"),
+    rank="NODE_RANK",
+    nodes="NNODES",
+    head="MASTER_ADDR",
+    numbered_nodes=True,
 )
 
 
@@ -369,19 +327,15 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
     if LABEL not in environ and not any(name.startswith(PORT) for name in environ):
         return None
     evidence = f"{LABEL}={label}" if label else f"{PORT}*"
-    if settings.head is not None:
-        both = (f"AGENT_HEAD={settings.head}", evidence)
-        return PlatformInfo("vast", is_head=False, evidence=both, owns_machine=True)
-    if settings.ray_worker is True or settings.expected_workers:
+    is_alone = settings.head is None
+    if is_alone and (settings.ray_worker is True or settings.expected_workers):
         raise platform_error(
             "AGENT_HEAD",
             f"nothing, on an instance of Vast.ai ({evidence}), which has no ranks",
             "the head's address in AGENT_HEAD, the same on every instance, in a network where "
             "ports are not remapped (instances of one cluster or overlay)",
         )
-    return PlatformInfo(
-        "vast", is_head=True, evidence=(evidence,), owns_machine=True, single_node=True
-    )
+    return PlatformInfo("vast", is_alone, evidence=(evidence,), owns_machine=True)
 
 
 def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
@@ -391,7 +345,7 @@ def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInf
     name, evidence = "plain", "no platform"
     if settings.ray_worker is None and not settings.expected_workers:
         name, evidence = "single", "no platform, no AGENT_HEAD: one machine"
-    return PlatformInfo(name, is_head=True, evidence=(evidence,), single_node=True)
+    return PlatformInfo(name, is_head=True, evidence=(evidence,))
 
 
 RUNPOD = "runpod"
@@ -411,20 +365,14 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
     # A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. If it is
     # a head that waits for workers, it must still listen on the network between the pods.
     waits = bool(settings.expected_workers) and settings.head is None
-    waits_as_head = waits and settings.ray_worker is not True
-    head_pod = head or (own if waits_as_head else None)
-    evidence: tuple[str, ...] = (f"RUNPOD_POD_ID={own}", f"HEAD_POD_ID={head}")
-    if own is None:
-        evidence = (f"HEAD_POD_ID={head} without RUNPOD_POD_ID",)
-    elif head is None:
-        more = f", EXPECTED_WORKERS={settings.expected_workers}" if waits_as_head else ""
-        evidence = (f"RUNPOD_POD_ID={own} without HEAD_POD_ID{more}",)
+    head_pod = head or (own if waits and settings.ray_worker is not True else None)
+    ids = {"RUNPOD_POD_ID": own, "HEAD_POD_ID": head}
+    evidence = tuple(f"{name}={one}" for name, one in ids.items() if one is not None)
     return PlatformInfo(
         name=RUNPOD,
         is_head=own == head if own and head else settings.ray_worker is not True,
         evidence=evidence,
-        role_variable="RAY_WORKER + HEAD_POD_ID",
-        role_is_proven=own is not None and head is not None,
+        role_variable="HEAD_POD_ID" if own is not None and head is not None else "",
         head_host=f"{head_pod}.{DOMAIN}" if head_pod is not None else None,
         must_own_head_host=own is None,
         node_name=own,
@@ -433,31 +381,17 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
         gpus_per_node=read_number(environ, "RUNPOD_GPU_COUNT"),
         interface="podnet1",
         owns_machine=own is not None,
-        single_node=head is None and settings.head is None,
     )
 
 
 # WORLD_SIZE counts GPUs here; it is not read. MASTER_ADDR repeats PRIMARY_ADDR until a job or an
-# image sets its own.
-CLUSTER_NAMES = RankVariables(
-    name="runpod-cluster",
+# image sets its own. Of the interfaces ens1 to ens8 the first is taken; eth0 leads to the internet.
+RUNPOD_CLUSTER = RankVariables(
+    PlatformInfo("runpod-cluster", interface="ens1", owns_machine=True, restarts_containers=True),
     rank="NODE_RANK",
     nodes="NUM_NODES",
     head="PRIMARY_ADDR",
     gpus="NUM_TRAINERS",
+    numbered_nodes=True,
+    needs_head=True,
 )
-
-
-def detect_runpod_cluster(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
-    """Detect a node of an Instant Cluster."""
-    counts = {CLUSTER_NAMES.rank, CLUSTER_NAMES.nodes} & environ.keys()
-    if CLUSTER_NAMES.head not in environ or not counts:
-        return None
-    info = info_by_rank(environ, CLUSTER_NAMES)
-    return replace(
-        info,
-        node_name=own_pod(environ) or f"node{info.rank}",
-        interface="ens1",  # the first of ens1 to ens8; eth0 leads to the internet only
-        owns_machine=True,
-        restarts_containers=True,
-    )

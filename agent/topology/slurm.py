@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from agent.topology.platforms import (
     info_by_rank,
     platform_error,
     read_number,
-    require,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +23,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-LARGEST = 65_536  # the most hosts of a list; a larger range is a mistake
-
-_NUMBERS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
+_NUMBERS = r"[0-9]{1,6}(?:-[0-9]{1,6})?"
 _ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
 _PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
@@ -40,31 +36,21 @@ def expand(text: str) -> tuple[str, ...]:
     for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
         if not _ENTRY.fullmatch(entry):
             raise ValueError(f"{entry!r}, which is no host name with ranges")
-        parts = [_numbers(m[1], entry) if m[1] else [m[0]] for m in _PART.finditer(entry)]
-        if len(hosts) + prod(map(len, parts)) > LARGEST:
-            raise ValueError(f"{text!r}, which is more than {LARGEST} hosts")
+        parts = [_numbers(m[1]) if m[1] else [m[0]] for m in _PART.finditer(entry)]
         hosts += map("".join, product(*parts))
+    if not hosts:
+        raise ValueError(f"{text!r}, in which ranges run backwards")
     return tuple(hosts)
 
 
-def _numbers(ranges: str, entry: str) -> list[str]:
+def _numbers(ranges: str) -> list[str]:
     """Return the numbers of a bracket such as `01-03,07`, with their padding."""
-    numbers: list[str] = []
-    for word in ranges.split(","):
-        low, _, high = word.partition("-")
-        span = range(int(low), int(high or low) + 1)
-        if not span:
-            raise ValueError(f"{entry!r}, in which a range runs backwards")
-        if len(numbers) + len(span) > LARGEST:
-            raise ValueError(f"{entry!r}, which is more than {LARGEST} hosts")
-        numbers += [f"{number:0{len(low)}d}" for number in span]
-    return numbers
+    pairs = [(low, high or low) for low, _, high in (w.partition("-") for w in ranges.split(","))]
+    return [f"{n:0{len(low)}d}" for low, high in pairs for n in range(int(low), int(high) + 1)]
 
 
 JOB = "SLURM_JOB_ID"
-JOB_NODES, JOB_COUNT = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
-STEP_NODES, STEP_COUNT = "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"
-PORT_VARIABLES = "AGENT_RAY_PORT, AGENT_DASHBOARD_PORT and AGENT_PORT override them"
+JOB_NODES, STEP_NODES = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"
 START_EXAMPLE = "`srun --ntasks-per-node=1 pod-agent`"
 _ONE_STEP = (
     f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
@@ -83,13 +69,14 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     in_step = _hosts(environ, STEP_NODES if environ.get(STEP_NODES, "").strip() else JOB_NODES)
     # a batch script has no SLURM_STEP* variables
     is_step = any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
-    not_one_step = _why_not_one_step(environ, len(hosts), len(in_step), is_step=is_step)
-    if not_one_step is None:
+    is_all = len(hosts) == 1 or (is_step and len(in_step) > 1)
+    if "SLURM_NODEID" in environ and is_all:
         if is_step:
             _refuse_several_tasks(environ, len(in_step))
         info = _info_with_rank(environ, hosts, in_step)
     elif settings.head is None and settings.expected_workers != 0:
-        raise platform_error(*not_one_step, _ONE_STEP)
+        got = f"one node of {len(hosts)}: a shell of salloc, the batch script or a step on one node"
+        raise platform_error(STEP_NODES, got, _ONE_STEP)
     else:  # without a usable rank, the user's settings decide the role
         evidence = (f"{JOB}={job}", "not started as one step over the job's nodes")
         info = PlatformInfo("slurm", is_head=True, evidence=evidence, nodes=len(hosts))
@@ -106,21 +93,18 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         run_id=job,  # a requeued job continues the same run
         job_id=job,
         ports=ports_for_job(int(job)),
-        owns_machine=False,  # other jobs may share the host: stop only our own Ray
-        notes=(f"ports are shifted by {JOB}={job}, as jobs may share a host: {PORT_VARIABLES}",),
     )
 
 
 def _info_with_rank(
     environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
 ) -> PlatformInfo:
-    names = RankVariables(name="slurm", rank="SLURM_NODEID", nodes=JOB_COUNT, head=JOB_NODES)
+    names = RankVariables(
+        PlatformInfo("slurm"), rank="SLURM_NODEID", nodes="SLURM_JOB_NUM_NODES", head=JOB_NODES
+    )
     if in_step != hosts:  # node ids count within the step
-        hosts, names = in_step, replace(names, nodes=STEP_COUNT, head=STEP_NODES)
-    counted = read_number(environ, names.nodes, 1)
-    if counted is not None and counted != len(hosts):
-        both = f"{len(hosts)} hosts ({environ[names.head]}) beside {names.nodes}={counted}"
-        raise platform_error(names.head, both, "as many hosts as nodes")
+        hosts = in_step
+        names = replace(names, nodes="SLURM_STEP_NUM_NODES", head=STEP_NODES)
     info = info_by_rank({**environ, names.nodes: str(len(hosts))}, names, head=hosts[0])
     own = hosts[info.rank or 0]
     return replace(
@@ -133,40 +117,18 @@ def _info_with_rank(
     )
 
 
-def _why_not_one_step(
-    environ: Mapping[str, str], nodes: int, in_step: int, *, is_step: bool
-) -> tuple[str, str] | None:
-    """Return the variable, and why the agents were not started as one step over all nodes."""
-    if "SLURM_NODEID" not in environ:
-        why = f"nothing beside {JOB}: a shell of salloc, or variables were not passed on"
-        return "SLURM_NODEID", why
-    job = f"one of the job's {nodes} nodes"
-    if nodes > 1 and not is_step:
-        return "SLURM_STEP_ID", f"nothing: this is the batch script itself, on {job}"
-    return (STEP_COUNT, f"1: a step on {job}") if nodes > 1 and in_step == 1 else None
-
-
 def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:
     """Refuse several tasks on one node, since each would start its own Ray."""
-    counter = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in environ), None)
-    tasks = read_number(environ, counter, 1) if counter is not None else None
-    crowds = {
-        f"SLURM_LOCALID={environ.get('SLURM_LOCALID')}": read_number(environ, "SLURM_LOCALID") or 0,
-        f"{counter}={tasks} on {nodes} node(s)": (tasks or nodes) - nodes,
-    }
-    if tasks is None:  # SLURM_NTASKS_PER_NODE may be outdated if the tasks are counted
-        per_node = read_number(environ, "SLURM_NTASKS_PER_NODE", 1) or 1
-        crowds[f"SLURM_NTASKS_PER_NODE={per_node}"] = per_node - 1
-    found = [what for what, more in crowds.items() if more > 0]
-    if found:
-        several = f"{', '.join(found)}: more than one task on a node"
+    counter = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    tasks, local = read_number(environ, counter, 1), read_number(environ, "SLURM_LOCALID")
+    if local or (tasks or 0) > nodes:
+        several = f"{counter}={tasks} on {nodes} node(s), SLURM_LOCALID={local}"
         raise platform_error("SLURM_NTASKS", several, f"one agent per node: {START_EXAMPLE}")
 
 
 def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    text = require(environ.get(variable, "").strip() or None, variable, "the job's nodes")
     try:
-        return expand(text)
+        return expand(environ.get(variable, "").strip())
     except ValueError as error:
         raise platform_error(variable, str(error), "hosts such as gpu-[01-03],b2") from None
 

@@ -274,7 +274,7 @@ PAINS: tuple[Pain, ...] = (
         "proxy variables break gRPC and the dashboard",
         (
             avoided(f"{ENVIRONMENT}::test_a_proxy_stays_out_of_the_nodes_traffic"),
-            checked("proxies", f"{MORE}[a proxy beside KubeRay's Ray]"),
+            checked("proxies", f"{MORE}[a proxy]"),
             explained("proxy"),
         ),
     ),
@@ -283,7 +283,6 @@ PAINS: tuple[Pain, ...] = (
         "a leftover RAY_ADDRESS: `Module: http does not have ClientBuilder`",
         (
             avoided(f"{ENVIRONMENT}::test_a_leftover_address_is_dropped"),
-            checked("leftovers", f"{MORE}[an address left over]"),
             explained("leftover address"),
         ),
     ),
@@ -300,7 +299,7 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         33,
         "`Failed to initialize NVML: Unknown Error`",
-        (checked("GPU driver", f"{MORE}[lost GPUs]"), explained("NVML")),
+        (checked("GPU health", f"{MORE}[lost GPUs]"), explained("NVML")),
     ),
     Pain(
         34,

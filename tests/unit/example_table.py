@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.base.value import Value
 from agent.plan.make import make_plan
 from agent.settings import load
+from agent.settings.model import SECRET_FILE_VARIABLES
 from agent.topology.resolve import resolve
 from unit.clusters import cluster
 from unit.launches import (
@@ -178,6 +179,12 @@ def plan_of(launch: Launch, example: Example, rank: int) -> Plan:
     argv = list(launch.argv)
     assert argv[:1] == ["run"] or not argv
     command = argv[argv.index("--") + 1 :] if "--" in argv else None
-    loaded = load(launch.environ, command, read_secret)
-    topology = resolve(launch.environ, loaded.settings, facts)
-    return make_plan(loaded, topology, facts, launch.environ, {})
+    environ = {
+        SECRET_FILE_VARIABLES.get(name, name): read_secret(text).strip()
+        if name in SECRET_FILE_VARIABLES
+        else text
+        for name, text in launch.environ.items()
+    }
+    loaded = load(environ, command)
+    topology = resolve(environ, loaded.settings, facts)
+    return make_plan(loaded, topology, facts, environ, {})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.errors import UnavailableError
-from agent.checks.finding import Finding, Level, group_findings, node_list
+from agent.checks.finding import Finding, Level, group_findings
 from agent.control import verbs
 from agent.control.sockets import bind
 from agent.control.verbs import ask
@@ -46,20 +46,6 @@ def test_nothing_is_lost_in_folding(found: list[list[Finding]]) -> None:
         ((f"n{i}", one) for i, findings in enumerate(found) for one in findings), key=str
     )
     assert len({one for one, _ in rows}) == len(rows)
-
-
-@pytest.mark.parametrize(
-    ("names", "count", "told"),
-    [
-        (["a"], 1, "a"),
-        (["a", "b"], 2, "all nodes"),
-        (["a", "b"], 3, "a and b"),
-        (list("abcdef"), 9, "a, b, c, d and 2 more"),
-    ],
-)
-def test_whose(names: list[str], count: int, told: str) -> None:
-    """A row names its nodes, but neither all nor too many of them."""
-    assert node_list(names, count) == told
 
 
 def test_what_a_head_answers() -> None:

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base import ends
-from agent.base.ends import ENDS, End, Kind
+from agent.base.ends import BY_CALLER, ENDS, Kind, Outcome
 from agent.runtime import parent
 from unit.sources import ROOT, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CODES: dict[Kind, set[int | None]] = {
+CODES: dict[Kind, set[int]] = {
     Kind.DONE: {0},
-    Kind.JOB_FAILED: {None, 75},
-    Kind.STOPPED: {None, 143, 78},
+    Kind.JOB_FAILED: {BY_CALLER, 75},
+    Kind.STOPPED: {BY_CALLER, 143, 78},
     Kind.REFUSED: {78},
     Kind.UNAVAILABLE: {69},
     Kind.LOST: {75},
     Kind.BUG: {70},
 }
-"""The exit codes of each kind; None where the job or a signal decides."""
+"""The exit codes of each kind; BY_CALLER where the job or a signal decides."""
 
 
 def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
@@ -40,7 +40,7 @@ def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
                     yield f"{path}:{node.lineno}", row.id, node
 
 
-def words_of(row: End) -> set[str]:
+def words_of(row: Outcome) -> set[str]:
     """Return the names in the templates of a row."""
     templates = (row.reason, row.culprit, row.remedy)
     return {name for text in templates for _, name, _, _ in string.Formatter().parse(text) if name}
@@ -55,7 +55,7 @@ def test_the_code_of_each_row_belongs_to_its_kind(name: str) -> None:
 
 def test_all_codes_are_documented() -> None:
     """The table has every fixed exit code, and the docs explain each of them."""
-    codes = {row.exit_code for row in ENDS.values()} - {None, 0}
+    codes = {row.exit_code for row in ENDS.values()} - {BY_CALLER, 0}
     assert codes == {69, 70, 75, 78, 143}
     page = (ROOT / "docs/reference/exit-codes.md").read_text()
     assert not [code for code in codes if f"| {code}" not in page]
@@ -84,7 +84,7 @@ def test_each_call_fills_the_templates_of_its_row() -> None:
             continue
         used.add(name)
         given = {keyword.arg for keyword in call.keywords}
-        expected = words_of(row) | ({"code"} if row.exit_code is None else set())
+        expected = words_of(row) | ({"code"} if row.exit_code == BY_CALLER else set())
         if given != expected:
             wrong.append(f"{place}: {name} has {sorted(map(str, given))}, not {sorted(expected)}")
     assert wrong == []

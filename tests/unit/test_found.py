@@ -67,4 +67,4 @@ def test_different_gpus_and_none_that_the_driver_reports() -> None:
     kinds = (DriverGpu(0, "A", 0), DriverGpu(1, "B", 24_576), DriverGpu(2, "B", 24_576))
     mixed = replace(MACHINE, gpus=3, driver=Driver("nvidia-smi", kinds))
     assert dict(found_on(mixed))["GPUs"] == "1 x A, 2 x B 24 GiB"
-    assert dict(found_on(replace(MACHINE, gpus=2)))["GPUs"] == "2"
+    assert dict(found_on(replace(MACHINE, gpus=2)))["GPUs"] == "2 x GPU"

@@ -25,9 +25,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "kuberay" / "rayjob.yaml"
 START = "KUBERAY_GEN_RAY_START_CMD"
 SERVICE = "rl-5v7kq-head-svc.default.svc.cluster.local"
 LOCAL = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265", "/tmp/ray")
-REMOTE = GivenRay(
-    "KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd", asks_token=True
-)
+REMOTE = GivenRay("KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd")
 
 
 def changed_plan(name: str, changes: dict[str, str]) -> Plan:
@@ -72,7 +70,6 @@ def changed_plan(name: str, changes: dict[str, str]) -> Plan:
                 "https://[fd00::7]:443",
                 None,
                 "rl-8h2pd",
-                asks_token=True,
             ),
         ),
     ],

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as search
 from hypothesis import strategies as st
 
-from agent.topology.slurm import LARGEST, expand
+from agent.topology.slurm import expand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +51,10 @@ BROKEN = {
     "a[]": "'a[]', which is no host name with ranges",
     "a[1-]": "'a[1-]', which is no host name with ranges",
     "a[1,x]": "'a[1,x]', which is no host name with ranges",
-    "a[3-1]": "'a[3-1]', in which a range runs backwards",
+    "a[3-1]": "'a[3-1]', in which ranges run backwards",
     "b,a b": "'a b', which is no host name with ranges",
     "(null)": "'(null)', which is no host name with ranges",
-    "a[0-999999999]": "'a[0-999999999]', which is more than 65536 hosts",
-    "a[0-999]b[0-999]": "'a[0-999]b[0-999]', which is more than 65536 hosts",
+    "a[0-999999999]": "'a[0-999999999]', which is no host name with ranges",
 }
 
 
@@ -118,7 +117,7 @@ def test_any_text_gives_hosts_or_a_nodelist_error(text: str) -> None:
         hosts = expand(text)
     except ValueError:
         return
-    assert 1 <= len(hosts) <= LARGEST
+    assert 1 <= len(hosts) <= 1_000
     assert not any(set(host) & set("[], ") for host in hosts)
 
 

@@ -158,7 +158,7 @@ def test_errors_have_what_why_and_remedy() -> None:
     """One line has all three; each class has its exit code and kind."""
     error = PreflightError("no room", why="disk full", remedy="Make room", culprit="/tmp")
     assert error.sentence() == "no room: disk full. Make room"
-    assert error.end is ends.MACHINE_UNFIT
+    assert error.end is ends.REFUSED
     assert UnavailableError("x").end is ends.UNAVAILABLE
 
 

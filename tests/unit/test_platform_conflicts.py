@@ -37,9 +37,9 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         ["HEAD_POD_ID=ic3d4e5f", "RUNPOD_POD_ID=ic3d4e5f", "NODE_RANK=1"],
     ),
     "a pod where there is none": (
-        "slurm-worker",
+        "slurm-head",
         {"HEAD_POD_ID": "abc123"},
-        ["HEAD_POD_ID=abc123", "no RUNPOD_POD_ID", "SLURM_NODEID=2"],
+        ["HEAD_POD_ID=abc123", "no RUNPOD_POD_ID", "SLURM_NODEID=0"],
     ),
     "no nodes": ("lws-worker", {"LWS_GROUP_SIZE": WITHOUT}, ["LWS_GROUP_SIZE", "nothing"]),
     "no rank": ("lws-worker", {"LWS_WORKER_INDEX": WITHOUT}, ["LWS_WORKER_INDEX", "nothing"]),
@@ -61,16 +61,11 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         ["MASTER_ADDR", "localhost on the node of rank 1"],
     ),
     "no host": ("dstack-worker", {"DSTACK_MASTER_NODE_IP": "10.0.0"}, ["DSTACK_MASTER_NODE_IP"]),
-    "fewer addresses than nodes": (
-        "skypilot-worker",
-        {"SKYPILOT_NODE_IPS": OWN},
-        ["SKYPILOT_NODE_IPS", "1 addresses", "SKYPILOT_NUM_NODES=2"],
-    ),
-    "no list of hosts": ("sagemaker-head", {"SM_HOSTS": "algo-1"}, ["SM_HOSTS", "JSON"]),
+    "no list of hosts": ("sagemaker-head", {"SM_HOSTS": "algo-1"}, ["SM_HOSTS=algo-1", "JSON"]),
     "none of the hosts": (
         "sagemaker-head",
         {"SM_CURRENT_HOST": "algo-3"},
-        ["SM_CURRENT_HOST", "'algo-3'", "algo-1, algo-2"],
+        ["SM_CURRENT_HOST", "'algo-3'", "algo-1"],
     ),
     "a main node beyond the count": (
         "aws-batch-head",
@@ -82,22 +77,12 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"SLURM_JOB_NODELIST": "gpu-[0,2-"},
         ["SLURM_JOB_NODELIST", "no host name with ranges"],
     ),
-    "a nodelist of another length": (
-        "slurm-worker",
-        {"SLURM_JOB_NUM_NODES": "4"},
-        ["SLURM_JOB_NODELIST", "3 hosts", "SLURM_JOB_NUM_NODES=4"],
-    ),
     "no nodelist": (
         "slurm-one-node-head",
         {"SLURM_JOB_NODELIST": WITHOUT, "SLURM_NODELIST": WITHOUT},
-        ["SLURM_JOB_NODELIST", "nothing"],
+        ["SLURM_JOB_NODELIST", "''"],
     ),
-    "a shell of salloc's": ("slurm-one-node-head", {"SLURM_NODEID": WITHOUT}, ["SLURM_NODEID"]),
-    "tasks by what was asked for": (
-        "slurm-worker",
-        {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": WITHOUT, "SLURM_STEP_NUM_TASKS": WITHOUT},
-        ["SLURM_NTASKS_PER_NODE=2", "srun --ntasks-per-node=1"],
-    ),
+    "a shell of salloc's": ("slurm-one-node-head", {"SLURM_NODEID": WITHOUT}, ["shell of salloc"]),
     "tasks by their count": (
         "slurm-worker",
         {"SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": WITHOUT},
@@ -126,7 +111,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "KubeRay's port that is none": (
         "kuberay-head",
         {"KUBERAY_GEN_RAY_START_CMD": "ray start --head --port=$PORT"},
-        ["KUBERAY_GEN_RAY_START_CMD", "--port=$PORT"],
+        ["--port", "$PORT"],
     ),
     "a dashboard's port that is none": (
         "kuberay-submitter-head",
@@ -146,7 +131,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "a debugger for a Ray that is KubeRay's": (
         "kuberay-head",
         {"DEBUG_RAY": "1"},
-        ["DEBUG_RAY", "RAY_DEBUG=legacy", "KubeRay"],
+        ["DEBUG_RAY", "environment", "KubeRay"],
     ),
     "steps on KubeRay's nodes": (
         "kuberay-head",
@@ -156,7 +141,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "an all-reduce without agents on the nodes": (
         "kuberay-head",
         {"AGENT_PREFLIGHT": "nccl"},
-        ["AGENT_PREFLIGHT", "no agent on KubeRay's nodes"],
+        ["AGENT_PREFLIGHT", "no agent on its nodes"],
     ),
     "KubeRay's token left out": (
         "kuberay-submitter-head",

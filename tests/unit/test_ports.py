@@ -68,7 +68,7 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
     [
         ({"AGENT_PORT": "8265"}, "dashboard and agent on 8265"),
         ({"AGENT_RAY_PORT": "10001"}, "gcs and client on 10001"),
-        ({"AGENT_PORT": "9999"}, "object manager and client on 10001"),
+        ({"AGENT_PORT": "9999"}, "client and object manager on 10001"),
         ({"AGENT_REWARD_PORT": "8266"}, "agent and reward server on 8266"),
         ({"AGENT_REWARD_PORT": "6379"}, "gcs and reward server on 6379"),
         ({"AGENT_REWARD_PORT": "12000"}, "which Ray's workers use"),

@@ -56,12 +56,12 @@ def test_a_worker_is_given_no_flag_of_the_heads() -> None:
     assert "--labels=a=b" in argv("--system-config={} --labels a=b", WORKER)
 
 
-@pytest.mark.parametrize("flag", SET_BY_AGENT)
+@pytest.mark.parametrize("flag", sorted(SET_BY_AGENT))
 @pytest.mark.parametrize("form", ["{}", "{}=7", "{} 7"])
 def test_flags_that_the_agent_sets_are_refused(flag: str, form: str) -> None:
-    """Each flag that the agent sets is refused with its replacement."""
+    """Each flag that the agent sets is refused."""
     sentence = told(form.format(flag))
-    assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected {SET_BY_AGENT[flag]}")
+    assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected other flags")
 
 
 def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:

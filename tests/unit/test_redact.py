@@ -118,8 +118,7 @@ def test_a_value_that_is_no_secret_tears_no_hole(name: str, value: str) -> None:
         ("AGENT_PREPARE", "HF_TOKEN=hunter22 python get.py", "hunter22", "python get.py"),
         ("AGENT_PREPARE", "curl -H 'Authorization: Bearer hunter22'", "hunter22", "curl"),
         ("AGENT_JOB_ARGS", "--hf-token=hunter22 --steps=3", "hunter22", "--steps=3"),
-        ("INNOCENT", "hf_abcdefghijklmnopqrstuv", "hf_abcdefghijklmnopqrstuv", ""),
-        ("INNOCENT", "sk-proj-abcdefghijklmnopqrstuv", "sk-proj-abcdefghijklmnopqrstuv", ""),
+        ("ANY", "hf_abcdefghijklmnopqrstuvwxyz012345", "hf_abcdefghijklmnopqrstuvwxyz012345", ""),
     ],
 )
 def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str) -> None:

@@ -36,7 +36,7 @@ FAILED = ends.JOB_FAILED.outcome(code=5, code_name="5", details="", before="")
 NO_WORKERS = ends.NOT_IN_TIME.outcome(what="workers", evidence="none")
 LOST = ends.RAY_LOST_ON_HEAD.outcome(evidence="killed")
 STOPPED = ends.STOPPED_BY_SIGNAL.outcome(code=143, signal="SIGTERM")
-UNFIT = ends.MACHINE_UNFIT.outcome(reason="a port is taken", culprit="ports", remedy="")
+UNFIT = ends.REFUSED.outcome(reason="a port is taken", culprit="ports", remedy="")
 BUG = ends.BUG.outcome(error="KeyError: 'x'")
 MISHAPS = (NO_WORKERS, LOST, STOPPED, UNFIT, BUG)
 

@@ -261,14 +261,6 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
             None,
             ["AGENT_MIN_WORKERS + EXPECTED_WORKERS", "3 of 2"],
         ),
-        (
-            {"AGENT_PORT": "7000", "AGENT_DASHBOARD_PORT": "7003"},
-            None,
-            ["AGENT_PORT", "dashboard and dashboard agent on 7003"],
-        ),
-        ({"AGENT_PORT": "7000", "AGENT_RAY_PORT": "7000"}, None, ["gcs and agent on 7000"]),
-        ({"AGENT_PORT": "5000"}, None, ["AGENT_REWARD_PORT", "agent and reward server on 5000"]),
-        ({"AGENT_PORT": "65530"}, None, ["AGENT_PORT", "above 65535"]),
     ],
 )
 def test_contradictions(

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.base.text import needs_shell_quoting
-
 SETUP = Path(__file__).parents[2] / "scripts" / "setup"
 BAD = ["a b", "a(b", "a)b", "a'b", 'a"b', "a$b", "a`b", "a&b", "a;b", "a|b", "a<b", "a>b", "a\\b"]
 BAD += ["a*b", "a?b", "a{b,c}d", "a{1..3}", "a\tb", "a\nb"]
@@ -19,7 +17,7 @@ GOOD = ["ab", "a-b_c.d", "a=b", "a%b", "a~b", "a#b", "a!b", "a[b]", "a{b}", "a,b
 
 @pytest.mark.parametrize("name", [*BAD, *GOOD])
 def test_a_path_that_a_shell_takes_apart(tmp_path: Path, name: str) -> None:
-    """Setup and the check of a run agree on which paths Ray cannot live at: 78 and the path."""
+    """Setup refuses paths at which Ray does not run: 78 and the path."""
     folder = tmp_path / name / "scripts"
     folder.mkdir(parents=True)
     shutil.copy(SETUP, folder)
@@ -33,7 +31,6 @@ def test_a_path_that_a_shell_takes_apart(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 78
     assert (f"Ray does not run from '{tmp_path}/{name}'" in done.stderr) == (name in BAD)
-    assert needs_shell_quoting(f"{tmp_path}/{name}/.venv/bin/python") == (name in BAD)
     as_a_shell_reads_it = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {tmp_path}/{name}"],
         cwd=tmp_path,  # one of the names is a redirection

@@ -230,17 +230,16 @@ def test_contradictions_show_both_sides(
 def test_a_node_knows_its_own_names() -> None:
     """The names that others call it: requests to them are answered."""
 
-    def names(environ: dict[str, str], facts: Facts = MACHINE) -> tuple[tuple[str, ...], bool]:
-        platform = topology_of(environ, facts).platform
-        return platform.own_names, platform.single_node
+    def names(environ: dict[str, str], facts: Facts = MACHINE) -> tuple[str, ...]:
+        return topology_of(environ, facts).platform.own_names
 
     hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-    assert names(dstack(0, 2)) == (("10.0.0.1",), False)
-    assert names(dstack(1, 2)) == ((), False)
-    assert names(hosts) == (("algo-2",), False)
-    assert names({**hosts, "SM_HOSTS": '["algo-2"]'}) == ((), True)
-    assert names({"RUNPOD_POD_ID": A}, POD) == ((NAME_OF_A,), True)
-    assert names({"RUNPOD_POD_ID": A, "AGENT_HEAD": "172.17.0.2"}, POD) == ((NAME_OF_A,), False)
+    assert names(dstack(0, 2)) == ("10.0.0.1",)
+    assert names(dstack(1, 2)) == ()
+    assert names(hosts) == ("algo-2",)
+    assert names({**hosts, "SM_HOSTS": '["algo-2"]'}) == ()
+    assert names({"RUNPOD_POD_ID": A}, POD) == (NAME_OF_A,)
+    assert names({"RUNPOD_POD_ID": A, "AGENT_HEAD": "172.17.0.2"}, POD) == (NAME_OF_A,)
 
 
 def test_only_an_unproven_head_must_prove_itself() -> None:

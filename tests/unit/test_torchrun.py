@@ -105,8 +105,8 @@ def test_a_run_needs_a_job_and_a_plan_does_not() -> None:
     [
         ("DEBUG_RAY", "1", "unset"),
         ("DEBUG_RAY", "post-mortem", "unset"),
-        ("AGENT_RUNTIME_ENV", '{"pip": ["x"]}', "in the environment"),
-        ("AGENT_WORKING_DIR", "/src", "where the code is"),
+        ("AGENT_RUNTIME_ENV", '{"pip": ["x"]}', "unset"),
+        ("AGENT_WORKING_DIR", "/src", "unset"),
         ("AGENT_RESOURCES", '{"h100": 8}', "unset"),
         ("AGENT_JOB", "none", "a command after --"),
         ("AGENT_JOB", "verl-grpo", "ray, or unset"),

@@ -96,7 +96,7 @@ def _end_kind(state: HeadState, kind: str) -> HeadState:
     if kind == v.SAMPLE:
         links = [(*_ends(state, link), rate) for link, rate in _rates(state)]
         weights = 0 if goal.facts is None else goal.facts.model_bytes
-        slow = slow_links(links, weights, goal.platform)
+        slow = slow_links(links, weights)
         found += [slow] if slow else []
     late = [" to ".join(_ends(state, link)) for link in _pending(state, kind)]
     if late:

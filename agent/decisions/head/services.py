@@ -159,8 +159,8 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            row = ends.SERVICE_NODE_LOST
-            return state, row.outcome(node=worker.label, service=spec.name)
+            loss = f"lost a needed node ({worker.label}, which runs {spec.name})"
+            return state, ends.NODE_LOST.outcome(loss=loss)
     return state, None
 
 

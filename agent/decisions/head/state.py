@@ -58,7 +58,6 @@ class HeadGoal(Value):
     size: NodeSize = NodeSize(0)
     facts: Facts | None = None  # of the head's machine; None if nodes are not compared
     preflight: bool = False  # AGENT_PREFLIGHT asks for an all-reduce over all nodes first
-    platform: str = ""  # the platform of these nodes
     boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
     max_hours: float = math.inf  # AGENT_MAX_HOURS
     used_hours: float = 0.0  # of these, used by earlier agents of the run
