@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field, to_builtins
@@ -338,15 +338,6 @@ NAMES_IN_AFTER = {
 
 A dependency that the run lacks, such as the fetch of a model that is a path, is skipped.
 """
-
-
-def find_cycle(after: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the names of a dependency cycle, or []."""
-    try:
-        TopologicalSorter(after).prepare()
-    except CycleError as error:
-        return list(error.args[1][:0:-1])
-    return []
 
 
 def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]:
