@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def server() -> Iterator[RewardProcess]:
     """One server for the tests that only ask."""
-    with reward_server("--host", "127.0.0.1,127.0.0.2", "--max-body", "20000000") as process:
+    with reward_server("--host", "127.0.0.1,127.0.0.2") as process:
         yield process
 
 
@@ -142,13 +142,13 @@ def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
 
 
 def test_path_and_body_limit() -> None:
-    """--path sets the path, --max-body the limit: a larger body is a 413 in JSON."""
-    with reward_server("--path", "/rm/score", "--max-body", "2000") as server:
+    """--path sets the path; a body of more than 64 MiB is a 413 in JSON."""
+    with reward_server("--path", "/rm/score") as server:
         assert server.url.endswith("/rm/score")
         assert ask(server.url, batch(1)).status == 200
-        reply = ask(server.url, batch(100))
+        reply = ask(server.url, b" " * (65 << 20))
         assert reply.status == 413
-        assert "2000 bytes" in reply.body["error"]
+        assert "67108864" in reply.body["error"]
 
 
 def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,18 +191,13 @@ def test_it_ends_promptly_on_a_signal() -> None:
         client.close()
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--host", "192.0.2.77"], "192.0.2.77 is no address of this machine"),
-        (["--host", "no.such.host.invalid"], "no address of this machine"),
-    ],
-)
-def test_a_foreign_address_is_refused(flags: list[str], said: str) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid"])
+def test_a_foreign_address_is_refused(host: str) -> None:
     """An address of another machine is 78 with a remedy."""
-    code, stderr = _run("--port", "0", *flags)
+    code, stderr = _run("--port", "0", "--host", host)
     assert code == 78
-    assert said in stderr
+    assert f"port 0 of {host} (" in stderr
+    assert "--host" in stderr
     assert "Traceback" not in stderr
 
 
@@ -212,7 +207,7 @@ def test_a_taken_port_is_refused() -> None:
         port = taken.getsockname()[1]
         code, stderr = _run("--port", str(port))
     assert code == 78
-    assert f"port {port} on 127.0.0.1 is taken" in stderr
+    assert f"port {port} of 127.0.0.1 (" in stderr
     assert "--port" in stderr
     assert len(stderr.splitlines()) == 1
 
@@ -302,8 +297,8 @@ def pairs(*answers: str, labels: list[str] | None = None) -> dict[str, object]:
 
 
 @pytest.mark.serial
-def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
-    """It scores 0 and is marked, the others keep their scores, and the verdict is remembered."""
+def test_a_pair_over_its_cpu_time_scores_0(fake: Path) -> None:
+    """The log names it, the others keep their scores, and the verdict is remembered."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         body = pairs("y+x", "burn+x", "bad+x", "z+x")
         burned: list[str] = []
@@ -312,38 +307,28 @@ def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
             burned.append((fake / "burned").read_text())
             assert reply.status == 200
             assert reply.body["rewards"] == reply.body["scores"] == [1.0, 0.0, 0.0, 1.0]
-            assert reply.body["extra_logs"]["undecided"] == [0.0, 1.0, 0.0, 0.0]
         assert burned[0] == burned[1]  # the second time it is not verified again
         code, stderr = server.stop()
     assert code == 0
-    assert "3 s of CPU" in stderr
+    assert "3 s of CPU on a pair, which scores 0: ('burn+x'" in stderr
     assert len(stderr.splitlines()) == 1
-
-
-@pytest.mark.serial
-def test_undecided_is_a_list_in_a_flat_reply(fake: Path) -> None:
-    """For OpenRLHF-M it is a list beside the rewards, of the same length."""
-    with reward_server("--dialect", "openrlhf-m", env={"PYTHONPATH": str(fake)}) as server:
-        body = ask(server.url, pairs("burn+x", "y+x")).body
-    assert body["rewards"] == [0.0, 1.0]
-    assert body["undecided"] == [1.0, 0.0]
 
 
 @pytest.mark.serial
 def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
     """Wall time changes no reward: a batch over the limit is retried and then scored."""
-    with reward_server("--limit", "2.5", env={"PYTHONPATH": str(fake)}) as server:
+    with reward_server("--limit", "4.5", env={"PYTHONPATH": str(fake)}) as server:
         body = pairs(*(f"slow+{n}x" for n in range(6)))
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
         late.request("POST", "/get_reward", json.dumps(body))
         reply = late.getresponse()
         assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
-        assert "done within" in json.loads(reply.read())["error"]
+        assert "within 4.5 s" in json.loads(reply.read())["error"]
         late.close()
         assert ask(server.at("/healthz")).status == 200
         rewards = [ask(server.url, body) for _ in range(3)][-1]
         assert rewards.body["rewards"] == [1.0] * 6
-        assert server.stop() == (0, "")
+        assert "no rewards, the client has to retry" in server.stop()[1]
 
 
 @pytest.mark.serial
@@ -385,7 +370,7 @@ def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
         waiting = threading.Thread(target=lambda: replies.append(ask(server.url, body)))
         waiting.start()
         assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
-        assert server.stop() == (0, "")
+        assert server.stop()[0] == 0
         waiting.join(SECONDS)
     assert [reply.status for reply in replies] == [503]
     pids = (fake / "pids").read_text().split()
@@ -405,11 +390,6 @@ def test_requests_take_turns(fake: Path) -> None:
         (fake / "fast").touch()
         large.join(SECONDS)
         assert not large.is_alive()
-
-
-def test_without_math_verify_nothing_is_undecided(server: RewardProcess) -> None:
-    """Without math-verify the reply has no such list."""
-    assert "undecided" not in ask(server.url, pairs("y+x")).body["extra_logs"]
 
 
 def _run(*flags: str) -> tuple[int, str]:
