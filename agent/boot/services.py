@@ -34,7 +34,7 @@ from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import TORCHRUN
-from agent.work.job import JobPlaceholders, fill, sizes
+from agent.work.job import fill
 from agent.work.services import reward_url
 from agent.work.torchrun import (
     RANK_VARIABLE,
@@ -246,16 +246,10 @@ class LocalShare:
         if recipe is not None:  # the head checked that it fits
             sized = recipe.command(share.nodes, run.run_id, share.basis)
             argv, recipe_env = sized.argv, {**sized.env}
-        joined = JobPlaceholders(
-            *sizes(share.gpus),
-            head_ip=place.head_ip,
-            reward_url=reward_url(plan.all_services, replace(place, node_ip=share.reward_ip)),
-            log_dir=place.log_dir,
-            attempt=attempt,
-            checkpoints=plan.job.checkpoints,
-        )
+        reward = reward_url(plan.all_services, replace(place, node_ip=share.reward_ip))
+        words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints)
         rank, size = str(share.rank), str(len(share.nodes))
-        command = plan.torchrun.command(fill(argv, joined), rank, size, attempt_id, place.head_ip)
+        command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
         env = plan.torchrun.environment(full, attempt, str(errors))

@@ -179,10 +179,6 @@ _STAMP = r"(?:[EWI]\d{4}|\[?\d{4}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)[.,](\d{3,6})"
 _FAILED = re.compile(
     r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,6}) \(pid: \d+\) of binary"
 )
-_SUMMARY = re.compile(
-    r"Root Cause \(first observed failure\):\s*\n\[\d+\]:(?:\n[^\n]*){0,3}?"
-    r"\n\s*rank\s*: \d+ \(local_rank: (\d{1,6})\)\s*\n\s*exitcode\s*: (-?\d{1,9}) "
-)
 _CLOSES = re.compile(r"Sending process \d+ closing signal")
 _STOPPED_BY_SIGNAL = re.compile(r"death signal, shutting down")
 _DAY = 86_400.0
@@ -202,8 +198,7 @@ def first_failure(text: str, now: float) -> ShareEnd | None:
             noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), lines[at])
             ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
             return ShareEnd(shell_code(int(named[1])), int(named[2]), ago=ago)
-    summed = _SUMMARY.search(text)
-    return None if summed is None else ShareEnd(shell_code(int(summed[2])), int(summed[1]))
+    return None
 
 
 def closes_by_itself(text: str) -> bool:

@@ -66,7 +66,6 @@ Root Cause (first observed failure):
         (OLDEST, 0.0),
         (f"step 3\n{CLOSING}\nbye\n{FAILED}\n{SUMMARY}", 9.5),
         (f"{TOLD}\n{CLOSING}\n{FAILED}", 1.75),
-        (SUMMARY, 0.0),
     ],
 )
 def test_the_first_failure(text: str, ago: float, told: str, code: int) -> None:
