@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hmac
-import json
 import logging
 import math
 import os
@@ -27,8 +26,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from msgspec import Struct
 
 from agent.bundled import maths
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
@@ -46,9 +47,6 @@ _REQUEST_SECONDS = 120.0
 _LAST_REQUESTS_SECONDS = 3.0
 _RETRY_AFTER = 2
 _MAX_BODY = 64 << 20
-_Kinds = tuple[str, tuple[type, ...]]
-_TEXT: _Kinds = ("a string", (str,))
-_LABEL: _Kinds = ("a string, a finite number or null", (str, int, float, type(None)))
 WITHOUT_MATH_VERIFY = (
     "math-verify is not installed: numbers are compared by value, expressions, sets, percentages "
     "and short units as text; `pip install math-verify` compares them too"
@@ -68,58 +66,35 @@ ScoredItem = tuple[str, "str | None", "str | float | None"]
 """A text to score, with its prompt and label if the request has them."""
 
 
+class _Request(Struct):
+    """A batch, or one sample in the format of slime and miles, with its names in the singular."""
+
+    query: list[str] | None = None
+    prompts: list[str] | None = None
+    labels: list[str | float | None] | None = None
+    response: str | None = None
+    prompt: Any = None  # A text, or a list of messages
+    label: str | float | None = None
+
+
 def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
     """Return the texts of a body, and whether the reply is one number; or raise BadRequestError."""
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as problem:
-        raise BadRequestError(f"body: not JSON ({problem})") from None
-    if not isinstance(fields, dict):
-        raise BadRequestError(f"body: expected an object with `query`, got {_kind(fields)}")
-    if fields.get("query") is None and fields.get("response") is not None:
-        # One sample in the format of slime and miles; its prompt may be a list of messages.
-        prompt, label = fields.get("prompt"), fields.get("label")
-        _check("response", fields["response"], _TEXT)
-        _check("label", label, _LABEL)
-        known = prompt if isinstance(prompt, str) else None
-        return [(fields["response"], known, label)], True
-    if fields.get("query") is None:
+        asked = msgspec.json.decode(body, type=_Request)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise BadRequestError(f"body: {problem}") from None
+    if asked.query is None and asked.response is not None:
+        prompt = asked.prompt if isinstance(asked.prompt, str) else None
+        return [(asked.response, prompt, asked.label)], True
+    if asked.query is None:
         raise BadRequestError("query: missing; expected a list of strings")
-    query = _items(fields, "query", _TEXT)
-    prompts = _items(fields, "prompts", _TEXT, len(query))
-    labels = _items(fields, "labels", _LABEL, len(query))
-    return list(zip(query, prompts, labels, strict=True)), False
-
-
-def _items(fields: dict[str, Any], name: str, kinds: _Kinds, size: int | None = None) -> list[Any]:
-    items = fields.get(name)
-    if items is None:
-        return [None] * (size or 0)
-    if not isinstance(items, list):
-        raise BadRequestError(f"{name}: expected a list, got {_kind(items)}")
-    if size is not None and len(items) != size:
-        raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
-    for index, item in enumerate(items):
-        _check(f"{name}[{index}]", item, kinds)
-    return items
-
-
-def _check(name: str, item: object, kinds: _Kinds) -> None:
-    expected, types = kinds
-    if isinstance(item, bool) or not isinstance(item, types) or _is_endless(item):
-        raise BadRequestError(f"{name}: expected {expected}, got {_kind(item)}")
-
-
-def _is_endless(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _kind(value: object) -> str:
-    """Return the name of a JSON value's type."""
-    if _is_endless(value):
-        return "NaN or Infinity"
-    names = {bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
-    return "null" if value is None else names.get(type(value), "a number")
+    size = len(asked.query)
+    for name, items in (("prompts", asked.prompts), ("labels", asked.labels)):
+        if items is not None and len(items) != size:
+            raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
+    nothing: list[None] = [None] * size
+    prompts, labels = asked.prompts or nothing, asked.labels or nothing
+    return list(zip(asked.query, prompts, labels, strict=True)), False
 
 
 async def score(pool: MathVerifyPool, batch: list[ScoredItem]) -> list[maths.Grade]:
