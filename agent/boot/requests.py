@@ -166,7 +166,7 @@ def _rate(sample: tuple[int, float]) -> float:
 
 
 _TAIL_LINES = 20
-_MOST_OF_ALL = 64 << 10  # bytes of logs in a goodbye as JSON: a hello beside it may take as much
+_MOST_OF_ALL = 64 << 10  # bytes of logs in a goodbye: a hello beside it may take as much
 _OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 
@@ -235,7 +235,7 @@ class HeadRequests:
         elif name in known:
             path, clean = run.folder.file(known[name]), run.redactor.clean
             tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean))
-            self._logs[name] = fitted(tail or "", LONGEST_TAIL)
+            self._logs[name] = tail or ""
         else:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
         report_now()
@@ -251,19 +251,11 @@ class HeadRequests:
             files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
             for name, path in files.items() if outcome.is_failure else ():
                 text = last_lines(path, LONGEST_TAIL, clean) or ""
-                text = fitted(text, min(left, LONGEST_TAIL))
-                if text:
+                left -= len(text.encode())
+                if text and left > 0:
                     tails[name] = text
-                    left -= len(json.dumps(text))
             return tail
 
         tail = await in_thread(read) or ""
         self._logs |= {**tails}
         return tail
-
-
-def fitted(text: str, most: int) -> str:
-    """Return the end of a text that takes at most so many bytes as JSON."""
-    while text and len(json.dumps(text)) > most:
-        text = text[len(text) // 4 + 1 :]
-    return text

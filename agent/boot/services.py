@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -209,12 +208,10 @@ class LocalWork:
 
 
 def _mark(marker: Path, name: str) -> None:
-    """Write the marker atomically; without it the step just runs again next time."""
-    new = marker.with_name(f".{marker.name}.{os.getpid()}-{time.monotonic_ns()}")
+    """Write the marker, which only has to exist; without it the step runs again next time."""
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
-        new.replace(marker)
+        marker.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
     except OSError as error:
         say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
 

@@ -124,7 +124,7 @@ def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
 
 
 def make_app(path: str, limit: float, dialect: str = OPENRLHF, token: str = "") -> web.Application:
-    """Build the application: a path for scoring, with the token if any, and one for health."""
+    """Build the application: a path for scoring, with the token if any."""
     pool = MathVerifyPool()
 
     async def rewards(request: web.Request) -> web.Response:
@@ -145,9 +145,6 @@ def make_app(path: str, limit: float, dialect: str = OPENRLHF, token: str = "") 
             return web.json_response(scored[0].reward)
         return web.json_response(reply_to(scored, dialect))
 
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.json_response({"ok": True})
-
     @web.middleware
     async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
@@ -162,7 +159,6 @@ def make_app(path: str, limit: float, dialect: str = OPENRLHF, token: str = "") 
 
     app = web.Application(client_max_size=_MAX_BODY, middlewares=[errors_as_json])
     app.router.add_post(path, rewards)
-    app.router.add_get("/healthz", healthz)
     app.on_shutdown.append(close)
     return app
 
@@ -223,7 +219,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     dialect = "the keys of a reply to a batch (%(default)s)"
     add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=dialect)
     options = parser.parse_args(argv)
-    if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
+    if not options.path.startswith("/") or "{" in options.path:
         parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
     if not 0 <= options.port < 65536:
         parser.error("--port: expected 0 to 65535")

@@ -108,8 +108,7 @@ def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, sai
 
 
 def test_other_methods_and_paths(server: RewardProcess) -> None:
-    """A wrong method or path is an error in JSON; the health path always answers."""
-    assert ask(server.at("/healthz")) == (200, {"ok": True})
+    """A wrong method or path is an error in JSON."""
     assert ask(server.url).status == 405
     assert "POST" in ask(server.url).body["error"]
     missing = ask(server.at("/score"), {"query": []})
@@ -123,7 +122,7 @@ def test_a_thousand_are_answered_at_once(server: RewardProcess) -> None:
 
 
 def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
-    """While a huge batch is scored, small ones and health checks are answered."""
+    """While a huge batch is scored, small ones are answered."""
     huge: list[int] = []
     thread = threading.Thread(
         target=lambda: huge.append(sum(ask(server.url, batch(100_000)).body["rewards"]))
@@ -131,7 +130,6 @@ def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
     thread.start()
     served = 0
     while thread.is_alive():
-        assert ask(server.at("/healthz")).status == 200
         assert ask(server.url, batch(2)).body["rewards"] == [1.0, 1.0]
         served += 1
     thread.join(SECONDS)
@@ -154,7 +152,6 @@ def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     with reward_server(env={"AGENT_REWARD_TOKEN": SECRET}) as server:
         assert ask(server.url, b"no json").status == 401
         assert "AGENT_REWARD_TOKEN" in str(ask(server.url, b"{}").body)
-        assert ask(server.at("/healthz")).status == 200
         for token, wanted in ((SECRET, ""), ("another", "401"), (None, "401")):
             evidence = anyio.run(reward_answers, server.url, SECONDS, token)
             assert wanted in evidence
@@ -183,7 +180,7 @@ def test_it_ends_promptly_on_a_signal() -> None:
     """SIGTERM ends it with 0 and without output, even with a client connected."""
     with reward_server() as server:
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-        client.request("GET", "/healthz")
+        client.request("GET", "/get_reward")
         client.getresponse().read()
         assert server.stop() == (0, NOTICE)
         client.close()
@@ -323,7 +320,6 @@ def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
         assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
         assert "within 4.5 s" in json.loads(reply.read())["error"]
         late.close()
-        assert ask(server.at("/healthz")).status == 200
         rewards = [ask(server.url, body) for _ in range(3)][-1]
         assert rewards.body["rewards"] == [1.0] * 6
         assert "no rewards, the client has to retry" in server.stop()[1]
