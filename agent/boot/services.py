@@ -41,7 +41,6 @@ from agent.work.torchrun import (
     ShareOrder,
     ShareOver,
     closes_by_itself,
-    exception_text,
     first_failure,
 )
 
@@ -236,8 +235,8 @@ class LocalShare:
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
-        log, errors = map(run.folder.file, (JOB_LOG, f"torchrun-error-{attempt}.json"))
-        self._began = await size_at_start(run, log, errors)
+        log = run.folder.file(JOB_LOG)
+        self._began = await size_at_start(run, log)
         attempt_id = submission_id_of(run.run_id, attempt)
         recipe, argv, recipe_env = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
@@ -249,7 +248,7 @@ class LocalShare:
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
-        env = plan.torchrun.environment(full, attempt, str(errors))
+        env = plan.torchrun.environment(full, attempt)
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
         output = OutputCopies(log, PreambleFilter())
@@ -257,7 +256,7 @@ class LocalShare:
             output.to_watcher(run.stats.share_lines(attempt), self._began)
         output.start()
         self._child = await run.start(TORCHRUN, command, env, JOB_LOG)
-        self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
+        self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, output)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.
@@ -277,7 +276,7 @@ class LocalShare:
         await child.stop(grace, leader_ends_group=True)
 
     async def _watch(
-        self, child: Child, attempt: int, attempt_id: str, errors: Path, output: OutputCopies
+        self, child: Child, attempt: int, attempt_id: str, output: OutputCopies
     ) -> None:
         code = await child.wait()
         self._run.node.remove_process(child.pid)
@@ -287,18 +286,15 @@ class LocalShare:
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text = await self._read_output()
-        errors_text = await in_thread(partial(text_of, errors)) or ""
         # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
         now = time.time()
         local = time.localtime(now)
         time_of_day = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
-        failure = None if code == 0 else first_failure(text, time_of_day)
-        if failure is not None:
-            end = replace(failure, words=exception_text(errors_text))
-        elif self._is_stopped:
+        end = None if code == 0 else first_failure(text, time_of_day)
+        if end is None and self._is_stopped:
             end = ShareEnd(code, by_order=True)
-        else:
+        elif end is None:
             end = ShareEnd(code, words="" if code == 0 else await child.tail())
         self._send(ShareOver(attempt, end))
 
@@ -308,15 +304,13 @@ class LocalShare:
         return await in_thread(partial(text_of, path, began)) or ""
 
 
-async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
-    """Return a log's size as an attempt begins, and remove an error file of the same name.
+async def size_at_start(run: NodeRun, log: Path) -> int:
+    """Return a log's size as an attempt begins.
 
     On a stalled disk this takes 2 s, and earlier output may be passed on again.
     """
 
     def read_size() -> int:
-        if former is not None:
-            remove_file(former)
         with suppress(OSError):
             return log.stat().st_size
         return 0

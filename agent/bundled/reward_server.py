@@ -54,10 +54,6 @@ WITHOUT_MATH_VERIFY = (
 OPENRLHF, OPENRLHF_M = "openrlhf", "openrlhf-m"
 
 
-class ServerSetupError(Exception):
-    """Why the server cannot listen, and the remedy."""
-
-
 class BadRequestError(Exception):
     """An error in a request, naming the field."""
 
@@ -180,11 +176,7 @@ async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: st
     try:
         urls = []
         for host in hosts:
-            try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as problem:
-                where = f"cannot listen on port {port} of {host} ({problem})"
-                raise ServerSetupError(f"{where}: choose others by --host and --port") from None
+            await web.TCPSite(runner, host, port).start()
             port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
             urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
         print(f"reward server listening on {', '.join(urls)}", file=sys.stderr, flush=True)
@@ -240,8 +232,9 @@ def main(argv: list[str]) -> int:
     logging.getLogger("aiohttp.server").addFilter(_is_server_error)
     try:
         asyncio.run(_serve(app, hosts, options.port, options.path))
-    except ServerSetupError as problem:
-        say(str(problem))
+    except OSError as problem:
+        where = f"cannot listen on {options.host}, port {options.port}"
+        say(f"{where} ({problem}): choose others by --host and --port")
         return _SETTINGS_WRONG
     return 0
 

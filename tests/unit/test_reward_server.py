@@ -191,7 +191,7 @@ def test_a_foreign_address_is_refused(host: str) -> None:
     """An address of another machine is 78 with a remedy."""
     code, stderr = _run("--port", "0", "--host", host)
     assert code == 78
-    assert f"port 0 of {host} (" in stderr
+    assert f"cannot listen on {host}, port 0 (" in stderr
     assert "--host" in stderr
     assert "Traceback" not in stderr
 
@@ -202,7 +202,7 @@ def test_a_taken_port_is_refused() -> None:
         port = taken.getsockname()[1]
         code, stderr = _run("--port", str(port))
     assert code == 78
-    assert f"port {port} of 127.0.0.1 (" in stderr
+    assert f"cannot listen on 127.0.0.1, port {port} (" in stderr
     assert "--port" in stderr
     assert len(stderr.splitlines()) == 1
 
