@@ -20,6 +20,7 @@ from agent.work.services import (
     NAMES_IN_AFTER,
     NO_FILE,
     ON_HEAD,
+    REWARD,
     HttpProbe,
     LivenessCheck,
     LogPattern,
@@ -53,7 +54,6 @@ _RESERVED_NAMES = frozenset(
 )
 """Names of the agent's logs and waits."""
 _RESERVED_KEYS = {"gpus"}  # For a later version
-_WITHIN = 600.0
 _OWN_ADDRESS = "{head_ip}, {node_ip} or an address of yours"
 _ONE_PROBE = "one of http, tcp and log"
 
@@ -129,8 +129,7 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     row, reward = services.pop(REWARD_ROW, None), None
     if row is not None:
         reward = reader.fields(REWARD_ROW, row, _Reward)
-        if "within" in reward:
-            reward["deadline_variable"] = "services.reward, ready.within"
+        reward.pop("port", None)  # it stays that of the URL for jobs
     specs = tuple(reader.service(name, table) for name, table in services.items())
     prepared = []
     for name, table in steps.items():
@@ -138,10 +137,11 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         fields = {"command": "", "where": ON_HEAD, "within": settings.wait_prepare, **fields}
         variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
         prepared.append(PrepareStep(name=name, deadline_variable=variable, **fields))
-    rewards = {} if reward is None else {REWARD_ROW: reward.get("after", ())}
-    reader.check_dependencies(
-        {one.name: one.after for one in specs} | rewards, {one.name: one.after for one in prepared}
-    )
+    rows = {one.name: (f"[services.{one.name}] after", one.after) for one in specs}
+    rows |= {one.name: (f"[prepare.{one.name}] after", one.after) for one in prepared}
+    if reward is not None:
+        rows[REWARD] = ("[services.reward] after", reward.get("after", ()))
+    reader.check_dependencies(rows)
     if reward is not None and settings.reward is not None:
         both = f"{_VARIABLE} + AGENT_REWARD"
         reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
@@ -203,16 +203,10 @@ class _Reader:
     def service(self, name: str, table: Table) -> ServiceSpec:
         """Read one service; what is missing is a problem, and gets a stand-in here."""
         given = self.fields(name, table, _Service, ["command", "ready"])
-        fields = {"command": "", "within": _WITHIN, "ready": TcpProbe(0), **given}
-        command = fields.pop("command")
-        return ServiceSpec(
-            name=name,
-            asked=command,
-            argv=("/bin/sh", "-c", command),
-            deadline_variable=f"services.{name}, ready.within",
-            bind=BY_COMMAND,
-            **fields,
-        )
+        command, ready = given.pop("command", ""), given.pop("ready", TcpProbe(0))
+        argv, variable = ("/bin/sh", "-c", command), f"services.{name}, ready.within"
+        fields = {"within": 600.0, "deadline_variable": variable, "bind": BY_COMMAND, **given}
+        return ServiceSpec(name, command, argv, ready, **fields)
 
     def fields(self, name: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
         """Read the fields of a service that a table sets."""
@@ -224,6 +218,8 @@ class _Reader:
             self.report(f"{label} alone", f"true on {where.sentence()}", expected)
         if "ready" in fields:
             fields |= self._ready(label, fields.pop("ready"), is_needed="ready" in required)
+        if "within" in fields:
+            fields["deadline_variable"] = f"services.{name}, ready.within"
         if "alive" in fields:
             alive = self.read(f"{label} alive.", fields["alive"], _Alive)
             fields["alive"] = LivenessCheck(**alive)
@@ -257,25 +253,18 @@ class _Reader:
                 self.report(f"{label} ready.log", str(error), "a regular expression")
         return fields
 
-    def check_dependencies(
-        self, services: Mapping[str, tuple[str, ...]], steps: Mapping[str, tuple[str, ...]]
-    ) -> None:
-        """Check that all dependencies exist and have no cycle."""
-        where = {name: f"[services.{name}] after" for name in services}
-        where |= {name: f"[prepare.{name}] after" for name in steps}
-        names = {NAMES_IN_AFTER.get(name, name): name for name in where}  # by the name in a run
-        after = {own: {**services, **steps}[name] for own, name in names.items()}
-        for own, name in names.items():
-            for one in after[own]:
-                if one not in names and one not in NAMES_IN_AFTER.values():
-                    known = ", ".join(sorted({*where, *NAMES_IN_AFTER} - {name}))
-                    self.report(where[name], f"the unknown name {one!r}", f"names out of {known}")
+    def check_dependencies(self, rows: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
+        """Check that all dependencies exist and have no cycle; `rows` have key and value."""
+        for key, after in rows.values():
+            for name in {*after} - {*rows, *NAMES_IN_AFTER.values()}:
+                known = ", ".join(sorted({*rows, *NAMES_IN_AFTER}))
+                self.report(key, f"the unknown name {name!r}", f"names out of {known}")
         try:
-            TopologicalSorter(after).prepare()
+            TopologicalSorter({name: after for name, (_, after) in rows.items()}).prepare()
         except CycleError as error:
-            cycle = [names[one] for one in reversed(error.args[1])]
+            cycle = error.args[1][::-1]
             got = f"a cycle ({' waits for '.join(cycle)})"
-            self.report(where[cycle[0]], got, "dependencies without a cycle")
+            self.report(rows[cycle[0]][0], got, "dependencies without a cycle")
 
 
 def _own_port(url: str) -> int | None:

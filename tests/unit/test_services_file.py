@@ -191,14 +191,14 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (
             "[services.reward]\nafter = ['reward']",
             "[services.reward] after",
-            "a cycle (reward waits for reward)",
+            "a cycle (reward server waits for reward server)",
         ),
         (
             service(COMMAND + READY + "after = ['data']\n")
             + "[prepare.data]\ncommand = 'x'\nafter = ['reward']\n"
             + "[services.reward]\nafter = ['retriever']",
             "[services.retriever] after",
-            "(retriever waits for data waits for reward waits for retriever)",
+            "retriever waits for data waits for reward server waits for retriever",
         ),
         (
             service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
