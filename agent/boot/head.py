@@ -357,16 +357,15 @@ class HeadAgent:
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)
-        line, file = made.entrypoint.line, made.entrypoint.file
-        mirror = await self._start_output(job_id, line)
-        if file:
-            self._secrets = Path(file)
-            write = partial(write_atomically, self._secrets, made.entrypoint.secrets, mode=0o600)
+        mirror = await self._start_output(job_id, made.line)
+        if made.secrets:
+            self._secrets = Path(made.secrets_file)
+            write = partial(write_atomically, self._secrets, made.secrets, mode=0o600)
             error = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
             if error is not None:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
-        await self._link.submit(job_id, line, made.runtime_env, mirror)
+        await self._link.submit(job_id, made.line, made.runtime_env, mirror)
 
     @property
     def _reward_ip(self) -> str:
@@ -375,7 +374,7 @@ class HeadAgent:
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(is_followed=True)
-        line = made.entrypoint.line if isinstance(made, Submission) else ""
+        line = made.line if isinstance(made, Submission) else ""
         await self._link.follow(job_id, await self._start_output(job_id, line))
 
     async def _start_output(self, job_id: str, line: str) -> Path | None:

@@ -31,13 +31,10 @@ from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import (
-    Entrypoint,
-    JobPlaceholders,
     checkpoint_owner,
     entrypoint,
     fill,
     is_sized_by_links,
-    sizes,
 )
 from agent.work.recipes.recipe import CONFIG, JobBasis, MisfitError, shape_of
 
@@ -161,10 +158,12 @@ async def save_job(
 class Submission(Value):
     """A job as it is submitted to Ray."""
 
-    entrypoint: Entrypoint
+    line: str  # the shell command that Ray runs
     runtime_env: dict[str, object]
     messages: tuple[LogLine, ...] = ()  # log lines for the user
     basis: JobBasis = JobBasis()  # what a recipe was sized by
+    secrets: str = ""  # the content of the file from which that command reads its secrets
+    secrets_file: str = ""
 
 
 async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
@@ -228,27 +227,22 @@ class SubmissionMaker:
             given = runtime_env.get("env_vars")
             of_user = given if isinstance(given, dict) else {}
             runtime_env = {**runtime_env, "env_vars": {**own_env, **of_user}}
-        joined = JobPlaceholders(
-            *sizes([node.gpus for node in state.nodes()]),
-            head_ip=state.ray_head_ip or placeholders.head_ip,
-            reward_url=reward_url,
-            log_dir=placeholders.log_dir,
-            attempt=state.attempt.number,
-            checkpoints=job.checkpoints,
-        )
-        name = f"{safe_name(self._run_id)}-{joined.attempt}.secrets"
-        secrets = "" if ray is None else f"{ray.session}/{name}"
-        line = entrypoint(fill(argv, joined), joined.attempt, secrets, clean)
-        if clean(line.line) != line.line:  # the driver may run on another machine than its file
+        place = replace(placeholders, head_ip=state.ray_head_ip or placeholders.head_ip)
+        gpus, attempt = [node.gpus for node in state.nodes()], state.attempt.number
+        words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
+        name = f"{safe_name(self._run_id)}-{attempt}.secrets"
+        file = "" if ray is None else f"{ray.session}/{name}"
+        line, secrets = entrypoint(words, attempt, file, clean)
+        if clean(line) != line:  # the driver may run on another machine than its file
             text = (
                 "the job's command holds a secret, which the dashboard of the platform's Ray "
                 "shows: set it in the environment of that Ray's nodes instead"
             )
             messages.append(LogLine(text, "warning"))
         if job.upload is not None:
-            size = f"{job.upload.files} files, {mib(job.upload.size)}"
+            size = f"{job.upload.files} file(s), {mib(job.upload.size)}"
             messages.append(LogLine(f"uploading {runtime_env['working_dir']} to Ray: {size}"))
-        return Submission(line, runtime_env, tuple(messages), self._basis)
+        return Submission(line, runtime_env, tuple(messages), self._basis, secrets, file)
 
     async def _size_recipe(
         self, job: Job, recipe: RecipeJob
@@ -311,8 +305,6 @@ class SubmissionMaker:
         if not step:
             return [LogLine(f"checkpoints go to {folder}")]
         found = [LogLine(f"resumes from {folder}/{step}")]
-        if held.owner is not None and held.owner.version != ours.version:
-            found.append(LogLine(f"it was written by {ours.framework} {held.owner.version}"))
         if self._basis.kept:
             listed = ", ".join(f"{name} {value}" for name, value in self._basis.kept.items())
             found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
@@ -320,21 +312,16 @@ class SubmissionMaker:
 
     def _on_several_disks(self, folder: str) -> list[LogLine]:
         """Warn if the folder is on different disks: each rank writes its shard on its own node."""
-        own, fleet = self._plan.facts.checkpoints, self._state.fleet
-        if own is None or not fleet.facts:
+        own, others = self._plan.facts.checkpoints, self._state.fleet.facts.values()
+        if own is None or not others:
             return []
-        mounts = [
-            (fleet.workers[key].name, facts.checkpoints)
-            for key, facts in fleet.facts.items()
-            if key in fleet.workers and facts.checkpoints is not None
-        ]
-        apart = [name for name, one in mounts if (one.source, one.kind) != (own.source, own.kind)]
-        if own.is_shared and not apart:
+        mounts = {(one.source, one.kind) for other in others if (one := other.checkpoints)}
+        if own.is_shared and mounts <= {(own.source, own.kind)}:
             return []
-        where = f"{own.kind} here" + (f", another disk on {', '.join(apart[:8])}" if apart else "")
         apart_only = "each node keeps its own part, and only the same nodes can go on from them"
-        what = f"checkpoints: {folder} is no disk that all nodes share ({where}): {apart_only}"
-        return [LogLine(f"{what}. Set AGENT_CHECKPOINTS to a shared one", "warning")]
+        what = f"checkpoints: {folder} is no disk that all nodes share ({own.kind} here)"
+        remedy = "Set AGENT_CHECKPOINTS to a shared one"
+        return [LogLine(f"{what}: {apart_only}. {remedy}", "warning")]
 
     def _misfit(self, refusal: Outcome) -> Outcome:
         """Return the end where the nodes do not fit the job: refused, or lost in later attempts.

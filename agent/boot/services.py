@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -34,7 +33,7 @@ from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import TORCHRUN
-from agent.work.job import JobPlaceholders, fill, sizes
+from agent.work.job import fill
 from agent.work.services import reward_url
 from agent.work.torchrun import (
     RANK_VARIABLE,
@@ -42,7 +41,6 @@ from agent.work.torchrun import (
     ShareOrder,
     ShareOver,
     closes_by_itself,
-    exception_text,
     first_failure,
 )
 
@@ -209,12 +207,10 @@ class LocalWork:
 
 
 def _mark(marker: Path, name: str) -> None:
-    """Write the marker atomically; without it the step just runs again next time."""
-    new = marker.with_name(f".{marker.name}.{os.getpid()}-{time.monotonic_ns()}")
+    """Write the marker, which only has to exist; without it the step runs again next time."""
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
-        new.replace(marker)
+        marker.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
     except OSError as error:
         say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
 
@@ -239,26 +235,20 @@ class LocalShare:
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
-        log, errors = map(run.folder.file, (JOB_LOG, f"torchrun-error-{attempt}.json"))
-        self._began = await size_at_start(run, log, errors)
+        log = run.folder.file(JOB_LOG)
+        self._began = await size_at_start(run, log)
         attempt_id = submission_id_of(run.run_id, attempt)
         recipe, argv, recipe_env = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
             sized = recipe.command(share.nodes, run.run_id, share.basis)
             argv, recipe_env = sized.argv, {**sized.env}
-        joined = JobPlaceholders(
-            *sizes(share.gpus),
-            head_ip=place.head_ip,
-            reward_url=reward_url(plan.all_services, replace(place, node_ip=share.reward_ip)),
-            log_dir=place.log_dir,
-            attempt=attempt,
-            checkpoints=plan.job.checkpoints,
-        )
+        reward = reward_url(plan.all_services, replace(place, node_ip=share.reward_ip))
+        words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints)
         rank, size = str(share.rank), str(len(share.nodes))
-        command = plan.torchrun.command(fill(argv, joined), rank, size, attempt_id, place.head_ip)
+        command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
-        env = plan.torchrun.environment(full, attempt, str(errors))
+        env = plan.torchrun.environment(full, attempt)
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
         output = OutputCopies(log, PreambleFilter())
@@ -266,7 +256,7 @@ class LocalShare:
             output.to_watcher(run.stats.share_lines(attempt), self._began)
         output.start()
         self._child = await run.start(TORCHRUN, command, env, JOB_LOG)
-        self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
+        self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, output)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.
@@ -286,7 +276,7 @@ class LocalShare:
         await child.stop(grace, leader_ends_group=True)
 
     async def _watch(
-        self, child: Child, attempt: int, attempt_id: str, errors: Path, output: OutputCopies
+        self, child: Child, attempt: int, attempt_id: str, output: OutputCopies
     ) -> None:
         code = await child.wait()
         self._run.node.remove_process(child.pid)
@@ -296,18 +286,15 @@ class LocalShare:
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text = await self._read_output()
-        errors_text = await in_thread(partial(text_of, errors)) or ""
         # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
         now = time.time()
         local = time.localtime(now)
         time_of_day = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
-        failure = None if code == 0 else first_failure(text, time_of_day)
-        if failure is not None:
-            end = replace(failure, words=exception_text(errors_text))
-        elif self._is_stopped:
+        end = None if code == 0 else first_failure(text, time_of_day)
+        if end is None and self._is_stopped:
             end = ShareEnd(code, by_order=True)
-        else:
+        elif end is None:
             end = ShareEnd(code, words="" if code == 0 else await child.tail())
         self._send(ShareOver(attempt, end))
 
@@ -317,15 +304,13 @@ class LocalShare:
         return await in_thread(partial(text_of, path, began)) or ""
 
 
-async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
-    """Return a log's size as an attempt begins, and remove an error file of the same name.
+async def size_at_start(run: NodeRun, log: Path) -> int:
+    """Return a log's size as an attempt begins.
 
     On a stalled disk this takes 2 s, and earlier output may be passed on again.
     """
 
     def read_size() -> int:
-        if former is not None:
-            remove_file(former)
         with suppress(OSError):
             return log.stat().st_size
         return 0

@@ -164,13 +164,7 @@ class StallWatch:
     async def _report(self, quiet: Quiet, state: HeadState) -> None:
         """Collect the stacks of all nodes, and log the finding."""
         long = duration_text(round(self._run.now() - quiet.since))
-        plan, signs = self._run.plan, ["no output"]
-        if isinstance(self._link, RayLink):
-            signs.append("no Ray task finished")
-        if plan.topology.given_ray is None:  # else this agent cannot see the job's processes
-            gpus = any(facts.gpus for facts in (plan.facts, *state.fleet.facts.values()))
-            signs.append("idle GPUs" if gpus else "idle processors")
-        what = f"the job shows no sign of work for {long}: {listed(signs)}"
+        what = f"the job shows no sign of work for {long}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
         stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")

@@ -128,14 +128,14 @@ def ended_in_time(
     return True
 
 
-def codes_of(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Give the ranks time to exit, then kill them; return their codes."""
+def end(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> bool:
+    """Give the ranks time to exit, then kill them; return whether all succeeded."""
     until = time.monotonic() + seconds
     for rank in ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             rank.wait(max(0.0, until - time.monotonic()))
         rank.kill()
-    return [rank.wait() for rank in ranks]
+    return not any(rank.wait() for rank in ranks)
 
 
 def as_host(options: argparse.Namespace) -> dict[str, object]:
@@ -146,13 +146,14 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     ranks = start_ranks(options)
     in_time = ended_in_time(ranks, options.within, lambda: bool(_read(store, _OVER)))
     world = range(sum(processes(options.gpus)))
-    result: dict[str, object] = {
+    failed = [[rank, why] for rank in world if (why := _read(store, f"failed/{rank}"))]
+    result = {
         "in_time": in_time,
         "at": [] if in_time else [_read(store, f"at/{rank}") for rank in world],
-        "failed": [[rank, why] for rank in world if (why := _read(store, f"failed/{rank}"))],
+        "failed": failed,
         "all_reduce": json.loads(_read(store, "all-reduce") or "null"),
     }
-    result["codes"] = codes_of(ranks, _EXIT_SECONDS if in_time and not result["failed"] else 0.0)
+    end(ranks, _EXIT_SECONDS if in_time and not failed else 0.0)
     return result
 
 
@@ -176,11 +177,11 @@ def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same
     return str(store.get(key).decode()) if store.check([key]) else ""
 
 
-def as_node(options: argparse.Namespace) -> dict[str, object]:
-    """Run this node's ranks; the store's node reports the result."""
+def as_node(options: argparse.Namespace) -> bool:
+    """Run this node's ranks; return whether all succeeded. The store's node has the result."""
     ranks = start_ranks(options)
     in_time = ended_in_time(ranks, options.within, lambda: all(rank.poll() == 0 for rank in ranks))
-    return {"in_time": in_time, "codes": codes_of(ranks, _EXIT_SECONDS if in_time else 0.0)}
+    return end(ranks, _EXIT_SECONDS if in_time else 0.0)
 
 
 def sentence(error: Exception) -> str:
@@ -189,19 +190,21 @@ def sentence(error: Exception) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this node's part and write the result file."""
+    """Run this node's part; the store's node writes the result file."""
     options = parsed(argv)
     if options.local_rank is not None:
         run_rank(options)
         return 0
+    if not options.host:
+        return 0 if as_node(options) else 1
     try:
-        result = as_host(options) if options.host else as_node(options)
+        result = as_host(options)
     except Exception as error:  # noqa: BLE001 - reported in the result file
         result = {"error": sentence(error)}
     part = Path(f"{options.out}.part")
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(options.out)
-    os._exit(1 if "error" in result else 0)  # a thread of torch's store may still run
+    os._exit(0)  # a thread of torch's store may still run
 
 
 if __name__ == "__main__":

@@ -23,9 +23,6 @@ _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FOR_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot", "original/*")
 """Files that no supported framework reads: weights for other libraries, and second copies."""
 _PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds between retries of errors that may pass
-_FINAL = {"OfflineModeIsEnabled", "EntryNotFoundError"}
-"""Errors by class name, since their modules differ between versions."""
-_BUGS = (TypeError, ValueError, AttributeError, LookupError)
 
 
 def fetch(model: str, revision: str | None) -> str:
@@ -49,22 +46,21 @@ def explain(error: Exception) -> tuple[str, bool]:
         return str(error), True
     constants = importlib.import_module("huggingface_hub.constants")
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    kinds = {kind.__name__ for kind in type(error).__mro__}
     lacks = "no such model, or HF_TOKEN is unset or lacks access"
-    answers = {
+    answers = {  # by class name, since their modules differ between versions
         "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
         "RepositoryNotFoundError": f"{where} has {lacks}",
         "RevisionNotFoundError": f"{where} has no such revision of it: check AGENT_MODEL_REVISION",
     }
-    for kind, answer in answers.items():
-        if kind in kinds:
-            return answer, True
+    for kind in type(error).__mro__:
+        if kind.__name__ in answers:
+            return answers[kind.__name__], True
     if constants.HF_HUB_OFFLINE:
         return f"it is not complete in {cache}, and HF_HUB_OFFLINE prevents the download", True
     if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
         return f"no space left in {cache}: free some, or set HF_HOME to a larger disk", True
     why = " ".join(str(error).split()) or type(error).__name__
-    return f"{where}: {why[:300]}", bool(kinds & _FINAL) or isinstance(error, _BUGS)
+    return f"{where}: {why[:300]}", False
 
 
 def main(argv: Sequence[str]) -> int:

@@ -212,7 +212,7 @@ def _steps(
     # a node that only runs services needs no model, unless one of them depends on it
     is_wanted = not alone or any(work.MODEL in word for word in named)
     if is_wanted and (topology.given_ray is None or topology.given_ray.session is not None):
-        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[0]
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)
     return work.prepare_steps(settings, (*fetch, *file.steps))
 
 
@@ -250,8 +250,8 @@ def _notes(plan: Plan) -> Iterator[str]:
             what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
             yield f"WANDB_API_KEY is not set: W&B {what}"
         hidden = visible_devices(plan.environ, facts.gpu_maker, facts.ray.version)[1]
-        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)[1]
-        yield from filter(None, (hidden, fetch))
+        if hidden:
+            yield hidden
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1
             total = 0.0 if price is None else most * price * nodes

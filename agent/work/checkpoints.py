@@ -76,15 +76,11 @@ def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
     return ""
 
 
-_BEFORE_SETTINGS = {name: {"ZeRO stage": "3"} for name in ("openrlhf", "openrlhf-m")}
-"""What the recipes of an agent set whose file has no settings, by framework."""
-
-
 def kept_settings(found: FolderContents, framework: str) -> Mapping[str, str]:
     """Return the settings that a job which resumes from the folder has to keep."""
     if found.owner is None or not resumes_from(found, framework):
         return {}
-    return found.owner.settings or _BEFORE_SETTINGS.get(framework, {})
+    return found.owner.settings
 
 
 def why_untracked(found: FolderContents, framework: str) -> str:

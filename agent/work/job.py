@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agent.node.facts import Framework
     from agent.settings.model import Settings
     from agent.work.recipes.recipe import Version
+    from agent.work.services import Placeholders
 
 
 COMMAND = "command"  # The name of a job given as a command after `--`
@@ -61,19 +62,6 @@ class Job(Value):
         return "" if self.recipe is None else self.recipe.known.framework
 
 
-class JobPlaceholders(Value):
-    """The values of the job's placeholders, known once every node has joined."""
-
-    nodes: int
-    gpus_per_node: int
-    total_gpus: int
-    head_ip: str
-    reward_url: str
-    log_dir: str
-    attempt: int = 1
-    checkpoints: str = ""
-
-
 def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
     """Return the number of nodes, the smallest number of GPUs of a node, and all GPUs.
 
@@ -85,9 +73,18 @@ def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
     return len(counts), min(counts), sum(counts)
 
 
-def fill(argv: tuple[str, ...], joined: JobPlaceholders) -> list[str]:
-    """Fill in the placeholders; other braces stay."""
-    return [_PLACEHOLDER.sub(lambda m: str(getattr(joined, m[1])), word) for word in argv]
+def fill(  # noqa: PLR0913 - all that is filled in
+    argv: tuple[str, ...],
+    gpus: Sequence[int],
+    place: Placeholders,
+    reward_url: str,
+    attempt: int,
+    checkpoints: str,
+) -> list[str]:
+    """Fill in the placeholders, known once every node has joined; other braces stay."""
+    values = (*sizes(gpus), place.head_ip, reward_url, place.log_dir, attempt, checkpoints)
+    known = dict(zip(PLACEHOLDERS, map(str, values), strict=True))
+    return [_PLACEHOLDER.sub(lambda found: known[found[1]], word) for word in argv]
 
 
 def is_sized(job: Job) -> bool:
@@ -106,23 +103,14 @@ def is_sized_by_links(job: Job | None) -> bool:
     return job.framework in {"verl", "openrlhf", "openrlhf-m"}
 
 
-class Entrypoint(Value):
-    """The shell command that Ray runs, shows on its dashboard and writes to its logs."""
-
-    line: str
-    file: str = ""
-    """The file that the command reads its secrets from and deletes; '' if it has none."""
-    secrets: str = ""  # The content of that file
-
-
 def entrypoint(
     argv: list[str], attempt: int, file: str = "", clean: Callable[[str], str] = str
-) -> Entrypoint:
-    """Return the shell command of a job: the argv, with AGENT_ATTEMPT exported.
+) -> tuple[str, str]:
+    """Return the shell command of a job, which Ray shows and logs, and the secrets that it needs.
 
-    Words that `clean` would mask become variables that the shell reads from `file`; an option's
-    name stays. Ray's runtime_env cannot carry the attempt, since Ray refuses a job whose own one
-    differs.
+    It is the argv, with AGENT_ATTEMPT exported: Ray's runtime_env cannot carry it, since Ray
+    refuses a job whose own one differs. Words that `clean` would mask become variables that the
+    shell reads from `file`, which it then removes; an option's name stays.
     """
     words: list[str] = []
     values: list[str] = []
@@ -137,8 +125,8 @@ def entrypoint(
         words.append(f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(values)}"')
     line, place = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}", shlex.quote(file)
     if not values:
-        return Entrypoint(line)
-    return Entrypoint(f". {place}; {line}", file, "\n".join([*values, f"rm -f {place}", ""]))
+        return line, ""
+    return f". {place}; {line}", "\n".join([*values, f"rm -f {place}", ""])
 
 
 def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
@@ -156,9 +144,10 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
         "tensor_parallel": str(given.tensor_parallel or 1),
         "version": version_text(given.version),
         "checkpoints": given.checkpoints,
+        "model_revision": given.revision,
+        "reward_model": given.reward_model,
     }
-    later = {"model_revision": given.revision, "reward_model": given.reward_model}
-    return (job.name, *given.args), settings | {name: text for name, text in later.items() if text}
+    return (job.name, *given.args), settings
 
 
 _ENOUGH_CPUS = 1 << 20  # More CPUs than any recipe needs

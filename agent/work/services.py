@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field, to_builtins
@@ -156,25 +156,18 @@ def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
         own = left
 
 
-def model_fetch(
-    settings: Settings, ray: RayPython, *, is_here: bool
-) -> tuple[tuple[PrepareStep, ...], str]:
-    """Return the step that fetches a model of the hub, or a note that each process does so itself.
+def model_fetch(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:
+    """Return the step that fetches a model of the hub; without it each process does so itself.
 
     A relative path looks like an id; if it exists, it is a path, as for the frameworks.
     """
     model = settings.model
-    if model is None or is_here or not is_hub_id(model):
-        return (), ""
-    if ray.hub is None:
-        return (), (
-            f"AGENT_MODEL={model} is fetched by each process that needs it: huggingface_hub, which "
-            f"would fetch it once a node, is not installed for {ray.executable}"
-        )
+    if model is None or is_here or not is_hub_id(model) or ray.hub is None:
+        return ()
     pinned = () if settings.model_revision is None else ("--revision", settings.model_revision)
     command = shlex.join(own_command(ray.executable, "fetch-model", model, *pinned))
     within = settings.wait_prepare
-    return (PrepareStep(MODEL, command, ON_EVERY, within, after=(PREPARE_EACH,)),), ""
+    return (PrepareStep(MODEL, command, ON_EVERY, within, after=(PREPARE_EACH,)),)
 
 
 REWARD = "reward server"
@@ -338,15 +331,6 @@ NAMES_IN_AFTER = {
 
 A dependency that the run lacks, such as the fetch of a model that is a path, is skipped.
 """
-
-
-def find_cycle(after: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the names of a dependency cycle, or []."""
-    try:
-        TopologicalSorter(after).prepare()
-    except CycleError as error:
-        return list(error.args[1][:0:-1])
-    return []
 
 
 def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import dropwhile
 from pathlib import PurePath
@@ -51,7 +50,7 @@ class ShareEnd(Value):
     code: ExitCode  # 0, the exit code of the first rank that failed, or torchrun's own
     local_rank: Rank | None = None
     """The local rank that failed first; None if torchrun reports none."""
-    words: str = ""  # The text of its exception
+    words: str = ""  # The end of its output, where no rank is named
     ago: Seconds = 0.0  # Seconds from the failure to this report, by the node's clock
     by_order: bool = False  # True if nothing failed before the order to stop
     lost: bool = False  # True if its node stopped it because the head was unreachable
@@ -155,13 +154,12 @@ class Torchrun(Value):
             *torchrun_arguments(argv),
         ]
 
-    def environment(self, full: Mapping[str, str], attempt: int, error_file: str) -> dict[str, str]:
+    def environment(self, full: Mapping[str, str], attempt: int) -> dict[str, str]:
         """Return the environment of torchrun and its ranks."""
         dropped = {f"PET_{name}" for name in _SET_BY_AGENT}
         kept = {name: text for name, text in full.items() if name not in dropped}
         within = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, int(self.stop_within)))}
-        own = {"AGENT_ATTEMPT": str(attempt), "TORCHELASTIC_ERROR_FILE": error_file}
-        return {**within, **kept, **own}
+        return {**within, **kept, "AGENT_ATTEMPT": str(attempt)}
 
 
 def torchrun_problems(
@@ -179,14 +177,9 @@ _STAMP = r"(?:[EWI]\d{4}|\[?\d{4}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)[.,](\d{3,6})"
 _FAILED = re.compile(
     r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,6}) \(pid: \d+\) of binary"
 )
-_SUMMARY = re.compile(
-    r"Root Cause \(first observed failure\):\s*\n\[\d+\]:(?:\n[^\n]*){0,3}?"
-    r"\n\s*rank\s*: \d+ \(local_rank: (\d{1,6})\)\s*\n\s*exitcode\s*: (-?\d{1,9}) "
-)
 _CLOSES = re.compile(r"Sending process \d+ closing signal")
 _STOPPED_BY_SIGNAL = re.compile(r"death signal, shutting down")
 _DAY = 86_400.0
-_MAX_TEXT = 300
 
 
 def first_failure(text: str, now: float) -> ShareEnd | None:
@@ -202,24 +195,12 @@ def first_failure(text: str, now: float) -> ShareEnd | None:
             noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), lines[at])
             ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
             return ShareEnd(shell_code(int(named[1])), int(named[2]), ago=ago)
-    summed = _SUMMARY.search(text)
-    return None if summed is None else ShareEnd(shell_code(int(summed[2])), int(summed[1]))
+    return None
 
 
 def closes_by_itself(text: str) -> bool:
     """Return whether torchrun has started to stop its ranks because one failed."""
     return _CLOSES.search(text) is not None and _STOPPED_BY_SIGNAL.search(text) is None
-
-
-def exception_text(error_file: str) -> str:
-    """Return the text of a rank's exception from torch's error file, or ''."""
-    try:
-        message = json.loads(error_file)["message"]
-        text = message["message"] if isinstance(message, dict) else message
-        lines = text.strip().splitlines()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""
-    return lines[0][:_MAX_TEXT] if lines else ""
 
 
 def _since(line: str, now: float) -> float:

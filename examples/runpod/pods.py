@@ -17,11 +17,9 @@ import argparse
 import json
 import os
 import sys
-from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 API = "https://api.runpod.io/v2"
@@ -49,11 +47,16 @@ def main() -> int:
             made.append(call("POST", "pods", body)["id"])
             print(f"{name} is pod {made[-1]}")
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the pods made so far bill
-        print(f"not complete: {reason(error)}", file=sys.stderr)
-        if not isinstance(error, URLError) or getattr(error, "code", 0) >= 500:
-            print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
+        text = error.read().decode(errors="replace") if isinstance(error, HTTPError) else ""
+        print(f"not complete: {text or repr(error)}", file=sys.stderr)
+        print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
         for pod_id in made:
-            terminate(pod_id)
+            try:
+                call("DELETE", f"pods/{pod_id}")
+                print(f"pod {pod_id} is terminated", file=sys.stderr)
+            except Exception as problem:  # noqa: BLE001, PERF203 - the others are still terminated
+                why = f"may still bill, terminate it by hand: {problem!r}"
+                print(f"pod {pod_id} {why}", file=sys.stderr)
         return 1
     print(f"the head's log: pod {made[0]} in the console; it names every worker that is missing")
     return 0
@@ -73,25 +76,6 @@ def pod(
         "dataCenterIds": [options.center],
         "globalNetworking": True,
     }
-
-
-def terminate(pod_id: str) -> None:
-    """Terminate a pod; on failure print its id, so that the others are still terminated."""
-    try:
-        call("DELETE", f"pods/{pod_id}")
-        print(f"pod {pod_id} is terminated", file=sys.stderr)
-    except Exception as error:  # noqa: BLE001 - same
-        why = reason(error)
-        print(f"pod {pod_id} may still bill, terminate it by hand: {why}", file=sys.stderr)
-
-
-def reason(error: BaseException) -> str:
-    """Return why a request failed, by RunPod's own text where there is one."""
-    text = ""
-    if isinstance(error, HTTPError):
-        with suppress(OSError, HTTPException):
-            text = error.read().decode(errors="replace")
-    return text or repr(error)
 
 
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

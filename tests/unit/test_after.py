@@ -31,7 +31,6 @@ from agent.work.services import (
     PrepareStep,
     ServiceSpec,
     Where,
-    find_cycle,
     longest_waits,
     ordered_steps,
 )
@@ -473,12 +472,3 @@ def test_the_longest_waits() -> None:
     }
     assert longest_waits((EACH, ASKED)) == {PREPARE_EACH: 0.0, REWARD: 100.0}
     assert longest_waits((EACH, REWARD_SPEC)) == {}
-
-
-def test_circles() -> None:
-    """Each item in it waits for the next."""
-    assert find_cycle({"a": ["b"], "b": ["c"], "c": []}) == []
-    found = find_cycle({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]})
-    assert sorted(found) == ["a", "b", "c"]
-    follows = {"a": "b", "b": "c", "c": "a"}
-    assert [follows[one] for one in found] == [*found[1:], found[0]]

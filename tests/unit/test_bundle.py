@@ -20,7 +20,7 @@ from agent.base.ends import STARTING, Kind, Outcome
 from agent.boot import diagnose
 from agent.boot.diagnose import make_bundle, write_bundle
 from agent.boot.node_run import NodeRun
-from agent.boot.requests import HeadRequests, fitted
+from agent.boot.requests import HeadRequests
 from agent.record import bundle
 from agent.record.bundle import (
     BundlePart,
@@ -315,11 +315,3 @@ def test_a_failing_worker_sends_its_logs(run: NodeRun) -> None:
     assert asked.for_report()[0] is None
     assert anyio.run(asked.read_log_tails, FAILED) == f"one | {MASK}"
     assert asked.for_report()[0] == {"agent": f"one\n{MASK}\n", "ray": "started\n"}
-
-
-@given(st.text(alphabet="aé\u4e2d\U0001f600\n", max_size=300), st.integers(0, 200))
-def test_tails_fit_into_a_report(text: str, most: int) -> None:
-    """Measured by their size as JSON; the end of each is kept."""
-    told = fitted(text, most)
-    assert not told or len(json.dumps(told)) <= most
-    assert text.endswith(told)

@@ -232,10 +232,3 @@ def test_another_format(kept: dict[str, str], own: dict[str, str], said: str) ->
     empty = replace(held, newest="", tracked="")
     assert kept_settings(empty, "verl") == {}
     assert why_not_resumable(empty, replace(OURS, settings=own)) == ""
-
-
-def test_files_without_settings_are_of_older_agents() -> None:
-    """Their recipes for OpenRLHF always set ZeRO stage 3."""
-    held = FolderContents(replace(OURS, framework="openrlhf"), newest="state/global_step40")
-    assert kept_settings(held, "openrlhf") == {"ZeRO stage": "3"}
-    assert kept_settings(FolderContents(newest="state/global_step40"), "openrlhf") == {}

@@ -84,5 +84,5 @@ def check_inflates_nothing(port: int, path: str) -> None:
 
 def test_the_reward_server_inflates_nothing() -> None:
     """A small body cannot take its memory."""
-    with reward_server("--max-body", str(600 * MIB)) as server:
+    with reward_server() as server:
         check_inflates_nothing(server.port, "/get_reward")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.checks.finding import Level
-from agent.work.job import PLACEHOLDERS, JobPlaceholders, fill
+from agent.work.job import PLACEHOLDERS, fill
+from agent.work.services import Placeholders
 from unit.example_table import EXAMPLE, PLATFORM, plan_of
 from unit.launches import EXAMPLES, TOKEN, Shell
 
@@ -60,7 +61,8 @@ def check_job(path: str, launches: list[Launch]) -> None:
     else:  # by its recipe, which is sized without placeholders
         assert job.recipe is not None
         assert job.argv[1:3] == ("-m", example.program)
-    words = fill(job.argv, JobPlaceholders(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
+    place = Placeholders(head_ip="10.0.0.1", log_dir="/logs")
+    words = fill(job.argv, [8, 8], place, "http://10.0.0.1:5000/x", 1, "/checkpoints")
     assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
     typed = () if job.recipe is None else job.recipe.input.args
     assert not [w for w in typed if "$" in w or '"' in w]  # for a shell to expand

@@ -21,9 +21,9 @@ from agent.work.recipes.recipe import NodeSize, RecipeInput
 from agent.work.start_files.request import (
     Folders,
     Request,
-    fetch_command,
     job_variables,
     presets,
+    run_commands,
     shell_exports,
     yaml_mapping,
 )
@@ -153,7 +153,7 @@ def test_values_survive_their_format(tmp_path: Path) -> None:
     file = tmp_path / "pod-agent"
     request = Request(recipe="rehearsal", nodes=1, gpus=0, url=f"file://{file}", sha256="0" * 64)
     file.write_text("the file", encoding="utf-8")
-    other = ["bash", "-c", fetch_command(request, str(tmp_path / "fetched"))]
+    other = ["bash", "-c", *run_commands(request, str(tmp_path / "fetched"))]
     assert subprocess.run(other, capture_output=True, check=False).returncode != 0
 
 

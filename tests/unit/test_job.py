@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.job import PLACEHOLDERS, JobPlaceholders, entrypoint, fill
+from agent.work.job import PLACEHOLDERS, entrypoint, fill
 from agent.work.services import Placeholders, reward_service, reward_url
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 PYTHON = "/opt/ray/bin/python3"
 URL = "http://10.0.0.1:5000/get_reward"
-JOINED = JobPlaceholders(3, 8, 24, "10.0.0.1", URL, "/logs/run/node", 2, "/checkpoints/x")
+PLACE = Placeholders(head_ip="10.0.0.1", log_dir="/logs/run/node")
+
+
+def filled(*words: str) -> list[str]:
+    """Return the words for three nodes of eight GPUs."""
+    return fill(words, [8, 8, 8], PLACE, URL, 2, "/checkpoints/x")
 
 
 @pytest.mark.parametrize(
-    ("word", "filled"),
+    ("word", "known"),
     [
         ("{nodes}", "3"),
         ("{gpus_per_node}", "8"),
@@ -43,9 +48,9 @@ JOINED = JobPlaceholders(3, 8, 24, "10.0.0.1", URL, "/logs/run/node", 2, "/check
         ("{NODES}", "{NODES}"),
     ],
 )
-def test_placeholders(word: str, filled: str) -> None:
+def test_placeholders(word: str, known: str) -> None:
     """The contract's placeholders are filled; all other braces stay as they are."""
-    assert fill(("cmd", word), JOINED) == ["cmd", filled]
+    assert filled("cmd", word) == ["cmd", known]
 
 
 def test_the_contracts_placeholders() -> None:
@@ -53,27 +58,27 @@ def test_the_contracts_placeholders() -> None:
     names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
     names |= {"attempt", "checkpoints"}
     assert set(PLACEHOLDERS) == names
-    assert "{" not in "".join(fill(tuple(f"{{{name}}}" for name in PLACEHOLDERS), JOINED))
+    assert "{" not in "".join(filled(*(f"{{{name}}}" for name in PLACEHOLDERS)))
 
 
 @given(st.text())
 def test_a_value_is_not_filled_again(text: str) -> None:
     """A filled-in value is not searched for placeholders."""
-    joined = JobPlaceholders(1, 0, 0, "{nodes}", text, "")
-    assert fill(("{head_ip}", "{reward_url}"), joined) == ["{nodes}", text]
+    place = Placeholders(head_ip="{nodes}")
+    assert fill(("{head_ip}", "{reward_url}"), [0], place, text, 1, "") == ["{nodes}", text]
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
 def test_quoting_keeps_every_word(words: list[str]) -> None:
     """A shell parses the entrypoint into exactly the given words."""
-    line = entrypoint(words, 2).line
+    line, _ = entrypoint(words, 2)
     assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
 
 def test_a_real_shell_expands_nothing() -> None:
     """Dollars, quotes, globs and line ends reach the job as they were written."""
     words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
-    line = entrypoint(["printf", "%s|", *words], 1).line
+    line, _ = entrypoint(["printf", "%s|", *words], 1)
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
     assert done.stdout == "".join(f"{word}|" for word in words)
 
@@ -83,16 +88,16 @@ def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
     hidden = "to'ken $HOME"
     words = ["--lr=1", f"--hf_token={hidden}", "--api-key", hidden, f"a{hidden}=b", f"={hidden}"]
     file = tmp_path / "a file"
-    made = entrypoint(
+    line, secrets = entrypoint(
         ["printf", "%s|", *words], 3, str(file), lambda text: text.replace(hidden, "*")
     )
-    assert hidden not in made.line
-    assert "--lr=1 --hf_token=" in made.line
-    file.write_text(made.secrets)
-    done = subprocess.run(["/bin/sh", "-c", made.line], capture_output=True, check=True, text=True)
+    assert hidden not in line
+    assert "--lr=1 --hf_token=" in line
+    file.write_text(secrets)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
     assert done.stdout == "".join(f"{word}|" for word in words)
     assert not file.exists()
-    again = subprocess.run(["/bin/sh", "-c", made.line], capture_output=True, check=False)
+    again = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
     assert again.returncode != 0
     assert again.stdout == b""
 
@@ -100,7 +105,7 @@ def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
 def test_a_command_without_secrets_needs_no_file() -> None:
     """Without a file, as on another machine, the words stay as they are."""
     plain, secret = ["train", "--lr=1"], ["train", "--key=abcdef"]
-    assert entrypoint(plain, 1, "/x", str.upper).file == "/x"
+    assert "rm -f /x" in entrypoint(plain, 1, "/x", str.upper)[1]
     assert entrypoint(plain, 1, "/x") == entrypoint(plain, 1)
     assert entrypoint(secret, 1, "", str.upper) == entrypoint(secret, 1)
 

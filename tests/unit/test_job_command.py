@@ -83,7 +83,7 @@ def heard(found: Submission | Outcome) -> str:
 def words(found: Submission | Outcome) -> list[str]:
     """Return the submitted command."""
     assert isinstance(found, Submission), found
-    return shlex.split(found.entrypoint.line.partition("exec ")[2])
+    return shlex.split(found.line.partition("exec ")[2])
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ NUMBERS_AND_TEXTS = [
     (r"-\frac{1}{2}", "-0.5"),
     (r"\frac{-1}{2}", "-.5"),
     (r"1\frac{1}{2}", "1.5"),
-    ("50%", "1/2"),
-    (r"50\%", "0.5"),
     ("50 percent", "50"),
     ("1,000", "1000"),
     (r"10,\!000", "10000"),
@@ -31,22 +29,13 @@ NUMBERS_AND_TEXTS = [
     (r"\(5\)", "5"),
     ("+5", "5.0"),
     ("-0", "0"),
-    ("\N{MINUS SIGN}5", "-5"),
     (r"1.5\times10^{3}", "1500"),
     (r"3 \cdot 10^2", "300"),
     ("10^5", "100000"),
-    (r"5\text{ cm}", "5"),
-    (r"5\text{ cm}^2", "5"),
     ("42 apples", "42"),
     ("12 square meters", "12"),
-    (r"90^\circ", "90"),
-    ("x=5", "5"),
-    (r"x = \frac{3}{4}", "0.75"),
-    ("y=2x+1", "2x+1"),
-    (r"\left( 1, 2 \right)", "(1,2)"),
     ("Paris", " paris "),
     (r"\text{Monday}", "monday"),
-    ("(C)", "c"),
 ]
 """Answers that are equal without math-verify, which takes two processes and some milliseconds."""
 
@@ -56,16 +45,21 @@ MISSED_BY_MATH_VERIFY = [
     ("5.", "5"),
     ("1e3", "1000"),
     ("1.0e-2", "0.01"),
-    ("5 million", "5e6"),
-    (r"5\text{ million dollars}", "5000000"),
-    ("5 cm^2", "5"),
-    (r"90^{\circ}", "90\N{DEGREE SIGN}"),
-    (r"(-\infty, 3]", "(-\N{INFINITY},3]"),
-    ("(1,000, 2)", "(1000, 2)"),
+    ("18 dollars", "18"),
 ]
 """Equal answers that math-verify 0.9 finds unequal."""
 
 EXPRESSIONS = [
+    ("50%", "1/2"),
+    (r"50\%", "0.5"),
+    (r"5\text{ cm}", "5"),
+    (r"5\text{ cm}^2", "5"),
+    (r"90^\circ", "90"),
+    ("x=5", "5"),
+    (r"x = \frac{3}{4}", "0.75"),
+    ("y=2x+1", "2x+1"),
+    (r"\left( 1, 2 \right)", "(1,2)"),
+    ("(C)", "c"),
     (r"\frac{\frac12}{3}", "(1/2)/3"),
     (r"5\mathrm{m}", "5"),
     (r"x \in [0,1]", "[0, 1]"),
@@ -101,6 +95,7 @@ UNEQUAL = [
     ("x=5", "y=5"),
     ("5 million", "5"),
     ("3 pm", "3 am"),
+    (r"3\text{ pm}", r"3\text{ am}"),
     ("(1,2)", "(2,1)"),
     ("(0,1)", "[0,1]"),
     ("(1,2,3)", "(1,2)"),
@@ -111,7 +106,6 @@ UNEQUAL = [
     ("1/0", "0"),
     ("10 hours and 30 minutes", "10 hours and 30 seconds"),
     ("", ""),
-    ("$", " "),
 ]
 
 FOUND = [
@@ -142,12 +136,10 @@ FOUND = [
     ("", None),
 ]
 
-GOLD: list[tuple[str | float, str | None]] = [
+GOLD = [
     ("#### 42", "42"),
     ("2 and 3 are 5\n#### 1,000", "1,000"),
     (r"so \boxed{42}", "42"),
-    (42, "42"),
-    (0.5, "0.5"),
     ("x^2+1", "x^2+1"),
     ("The answer is: 42", "42"),
     ("", None),
@@ -202,7 +194,7 @@ def test_the_answer_is_found(text: str, answer: str | None) -> None:
 
 
 @pytest.mark.parametrize(("label", "gold"), GOLD)
-def test_the_gold_answer_is_found(label: str | float, gold: str | None) -> None:
+def test_the_gold_answer_is_found(label: str, gold: str | None) -> None:
     """A marked answer of a label counts; without a mark the whole label does."""
     assert gold_answer(label) == gold
 
@@ -217,9 +209,18 @@ def test_the_prompt_does_not_count() -> None:
 
 def test_a_grade_has_the_compared_texts() -> None:
     """The reward comes with answer and gold; without a label it is 0."""
-    assert grade(r"\boxed{14/2}", None, "#### 7") == (1.0, "14/2", "7")
-    assert grade(r"\boxed{7}", None, None) == (0.0, "7", None)
-    assert grade("none", None, 7) == (0.0, None, "7")
+    assert grade(r"\boxed{14/2}", None, "#### 7") == (1.0, "14/2", "7", False)
+    assert grade(r"\boxed{7}", None, None) == (0.0, "7", None, False)
+    assert grade("none", None, 7) == (0.0, None, "7", False)
+    assert grade("x = 7", None, "8") == (0.0, "7", "8", False)
+    assert grade(r"\boxed{y+x}", None, "x+y") == (0.0, "y+x", "x+y", True)
+
+
+def test_signs_of_plain_text_become_those_of_latex() -> None:
+    """math-verify does not know the sign of a degree, for example."""
+    assert grade("\\boxed{\N{MINUS SIGN}5}", None, "-5").reward == 1.0
+    assert grade("\\boxed{(-\N{INFINITY},3]}", None, r"(-\infty,3]").reward == 1.0
+    assert grade(r"\boxed{90^\circ}", None, "90\N{DEGREE SIGN}").reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -230,10 +231,8 @@ def test_a_grade_has_the_compared_texts() -> None:
         ("Paris", "London"),
         ("3 pm", "3 am"),
         ("x" * 301, "y"),
-        (None, "7"),
-        ("7", None),
     ],
 )
-def test_settled_pairs_are_not_open(answer: str | None, gold: str | None) -> None:
+def test_settled_pairs_are_not_open(answer: str, gold: str) -> None:
     """Numbers, different words, calculations and long texts are not sent to math-verify."""
     assert not is_open(answer, gold)

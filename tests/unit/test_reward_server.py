@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def server() -> Iterator[RewardProcess]:
     """One server for the tests that only ask."""
-    with reward_server("--host", "127.0.0.1,127.0.0.2", "--max-body", "20000000") as process:
+    with reward_server("--host", "127.0.0.1,127.0.0.2") as process:
         yield process
 
 
@@ -84,22 +84,20 @@ def test_it_listens_on_every_host(server: RewardProcess) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"nope", "body: not JSON"),
-        (b"\xff\xfe\xfa", "body: not JSON"),
-        (b"[" * 100_000, "body: not JSON"),
-        (b"[]", "body: expected an object"),
+        (b"nope", "JSON is malformed"),
+        (b"\xff\xfe\xfa", "JSON is malformed"),
+        (b"[" * 100_000, "body: "),
+        (b"[]", "body: Expected `object`"),
         (b"{}", "query: missing"),
         (b'{"query": null}', "query: missing"),
-        (b'{"query": "7"}', "query: expected a list, got a string"),
-        (b'{"query": {"a": 1}}', "query: expected a list, got an object"),
-        (b'{"query": ["a", 1]}', "query[1]: expected a string, got a number"),
-        (b'{"query": ["a"], "prompts": [null]}', "prompts[0]: expected a string, got null"),
+        (b'{"query": "7"}', "got `str` - at `$.query`"),
+        (b'{"query": ["a", 1]}', "Expected `str`, got `int` - at `$.query[1]`"),
+        (b'{"query": ["a"], "prompts": [null]}', "got `null` - at `$.prompts[0]`"),
         (b'{"query": ["a"], "prompts": []}', "prompts: has 0 items where query has 1"),
         (b'{"query": ["a"], "labels": ["1", "2"]}', "labels: has 2 items where query has 1"),
-        (b'{"query": ["a"], "labels": [true]}', "labels[0]: expected"),
-        (b'{"query": ["a"], "labels": [["1"]]}', "got a list"),
-        (b'{"query": ["a"], "labels": [NaN]}', "got NaN or Infinity"),
-        (b'{"query": ["a"], "labels": [%s]}' % (b"9" * 5000), "body: not JSON"),
+        (b'{"query": ["a"], "labels": [true]}', "at `$.labels[0]`"),
+        (b'{"query": ["a"], "labels": [["1"]]}', "got `array`"),
+        (b'{"query": ["a"], "labels": [NaN]}', "JSON is malformed"),
     ],
 )
 def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, said: str) -> None:
@@ -110,8 +108,7 @@ def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, sai
 
 
 def test_other_methods_and_paths(server: RewardProcess) -> None:
-    """A wrong method or path is an error in JSON; the health path always answers."""
-    assert ask(server.at("/healthz")) == (200, {"ok": True})
+    """A wrong method or path is an error in JSON."""
     assert ask(server.url).status == 405
     assert "POST" in ask(server.url).body["error"]
     missing = ask(server.at("/score"), {"query": []})
@@ -125,7 +122,7 @@ def test_a_thousand_are_answered_at_once(server: RewardProcess) -> None:
 
 
 def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
-    """While a huge batch is scored, small ones and health checks are answered."""
+    """While a huge batch is scored, small ones are answered."""
     huge: list[int] = []
     thread = threading.Thread(
         target=lambda: huge.append(sum(ask(server.url, batch(100_000)).body["rewards"]))
@@ -133,7 +130,6 @@ def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
     thread.start()
     served = 0
     while thread.is_alive():
-        assert ask(server.at("/healthz")).status == 200
         assert ask(server.url, batch(2)).body["rewards"] == [1.0, 1.0]
         served += 1
     thread.join(SECONDS)
@@ -142,13 +138,13 @@ def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
 
 
 def test_path_and_body_limit() -> None:
-    """--path sets the path, --max-body the limit: a larger body is a 413 in JSON."""
-    with reward_server("--path", "/rm/score", "--max-body", "2000") as server:
+    """--path sets the path; a body of more than 64 MiB is a 413 in JSON."""
+    with reward_server("--path", "/rm/score") as server:
         assert server.url.endswith("/rm/score")
         assert ask(server.url, batch(1)).status == 200
-        reply = ask(server.url, batch(100))
+        reply = ask(server.url, b" " * (65 << 20))
         assert reply.status == 413
-        assert "2000 bytes" in reply.body["error"]
+        assert "67108864" in reply.body["error"]
 
 
 def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +152,6 @@ def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     with reward_server(env={"AGENT_REWARD_TOKEN": SECRET}) as server:
         assert ask(server.url, b"no json").status == 401
         assert "AGENT_REWARD_TOKEN" in str(ask(server.url, b"{}").body)
-        assert ask(server.at("/healthz")).status == 200
         for token, wanted in ((SECRET, ""), ("another", "401"), (None, "401")):
             evidence = anyio.run(reward_answers, server.url, SECONDS, token)
             assert wanted in evidence
@@ -185,24 +180,19 @@ def test_it_ends_promptly_on_a_signal() -> None:
     """SIGTERM ends it with 0 and without output, even with a client connected."""
     with reward_server() as server:
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-        client.request("GET", "/healthz")
+        client.request("GET", "/get_reward")
         client.getresponse().read()
         assert server.stop() == (0, NOTICE)
         client.close()
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--host", "192.0.2.77"], "192.0.2.77 is no address of this machine"),
-        (["--host", "no.such.host.invalid"], "no address of this machine"),
-    ],
-)
-def test_a_foreign_address_is_refused(flags: list[str], said: str) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid"])
+def test_a_foreign_address_is_refused(host: str) -> None:
     """An address of another machine is 78 with a remedy."""
-    code, stderr = _run("--port", "0", *flags)
+    code, stderr = _run("--port", "0", "--host", host)
     assert code == 78
-    assert said in stderr
+    assert f"cannot listen on {host}, port 0 (" in stderr
+    assert "--host" in stderr
     assert "Traceback" not in stderr
 
 
@@ -212,7 +202,7 @@ def test_a_taken_port_is_refused() -> None:
         port = taken.getsockname()[1]
         code, stderr = _run("--port", str(port))
     assert code == 78
-    assert f"port {port} on 127.0.0.1 is taken" in stderr
+    assert f"cannot listen on 127.0.0.1, port {port} (" in stderr
     assert "--port" in stderr
     assert len(stderr.splitlines()) == 1
 
@@ -302,8 +292,8 @@ def pairs(*answers: str, labels: list[str] | None = None) -> dict[str, object]:
 
 
 @pytest.mark.serial
-def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
-    """It scores 0 and is marked, the others keep their scores, and the verdict is remembered."""
+def test_a_pair_over_its_cpu_time_scores_0(fake: Path) -> None:
+    """The log names it, the others keep their scores, and the verdict is remembered."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         body = pairs("y+x", "burn+x", "bad+x", "z+x")
         burned: list[str] = []
@@ -312,38 +302,27 @@ def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
             burned.append((fake / "burned").read_text())
             assert reply.status == 200
             assert reply.body["rewards"] == reply.body["scores"] == [1.0, 0.0, 0.0, 1.0]
-            assert reply.body["extra_logs"]["undecided"] == [0.0, 1.0, 0.0, 0.0]
         assert burned[0] == burned[1]  # the second time it is not verified again
         code, stderr = server.stop()
     assert code == 0
-    assert "3 s of CPU" in stderr
+    assert "3 s of CPU on a pair, which scores 0: ('burn+x'" in stderr
     assert len(stderr.splitlines()) == 1
-
-
-@pytest.mark.serial
-def test_undecided_is_a_list_in_a_flat_reply(fake: Path) -> None:
-    """For OpenRLHF-M it is a list beside the rewards, of the same length."""
-    with reward_server("--dialect", "openrlhf-m", env={"PYTHONPATH": str(fake)}) as server:
-        body = ask(server.url, pairs("burn+x", "y+x")).body
-    assert body["rewards"] == [0.0, 1.0]
-    assert body["undecided"] == [1.0, 0.0]
 
 
 @pytest.mark.serial
 def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
     """Wall time changes no reward: a batch over the limit is retried and then scored."""
-    with reward_server("--limit", "2.5", env={"PYTHONPATH": str(fake)}) as server:
+    with reward_server("--limit", "4.5", env={"PYTHONPATH": str(fake)}) as server:
         body = pairs(*(f"slow+{n}x" for n in range(6)))
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
         late.request("POST", "/get_reward", json.dumps(body))
         reply = late.getresponse()
         assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
-        assert "done within" in json.loads(reply.read())["error"]
+        assert "within 4.5 s" in json.loads(reply.read())["error"]
         late.close()
-        assert ask(server.at("/healthz")).status == 200
         rewards = [ask(server.url, body) for _ in range(3)][-1]
         assert rewards.body["rewards"] == [1.0] * 6
-        assert server.stop() == (0, "")
+        assert "no rewards, the client has to retry" in server.stop()[1]
 
 
 @pytest.mark.serial
@@ -385,7 +364,7 @@ def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
         waiting = threading.Thread(target=lambda: replies.append(ask(server.url, body)))
         waiting.start()
         assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
-        assert server.stop() == (0, "")
+        assert server.stop()[0] == 0
         waiting.join(SECONDS)
     assert [reply.status for reply in replies] == [503]
     pids = (fake / "pids").read_text().split()
@@ -405,11 +384,6 @@ def test_requests_take_turns(fake: Path) -> None:
         (fake / "fast").touch()
         large.join(SECONDS)
         assert not large.is_alive()
-
-
-def test_without_math_verify_nothing_is_undecided(server: RewardProcess) -> None:
-    """Without math-verify the reply has no such list."""
-    assert "undecided" not in ask(server.url, pairs("y+x")).body["extra_logs"]
 
 
 def _run(*flags: str) -> tuple[int, str]:

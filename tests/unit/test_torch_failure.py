@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.torchrun import closes_by_itself, exception_text, first_failure
+from agent.work.torchrun import closes_by_itself, first_failure
 
 NOON = 12 * 3600.0
 CLOSING = (
@@ -66,7 +64,6 @@ Root Cause (first observed failure):
         (OLDEST, 0.0),
         (f"step 3\n{CLOSING}\nbye\n{FAILED}\n{SUMMARY}", 9.5),
         (f"{TOLD}\n{CLOSING}\n{FAILED}", 1.75),
-        (SUMMARY, 0.0),
     ],
 )
 def test_the_first_failure(text: str, ago: float, told: str, code: int) -> None:
@@ -102,23 +99,7 @@ def test_closing_by_itself() -> None:
     assert closes_by_itself(f"step\n{CLOSING}\n")
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"message": {"message": "ValueError: bad\nmore", "extraInfo": {}}}, "ValueError: bad"),
-        ({"message": "Signal 9"}, "Signal 9"),
-        ({"message": {"message": ""}}, ""),
-        ({"message": 3}, ""),
-        ([], ""),
-    ],
-)
-def test_words_of_an_error_file(data: object, words: str) -> None:
-    """The exception's first line, as torch writes it both ways."""
-    assert exception_text(json.dumps(data)) == words
-
-
 @given(st.text(max_size=300))
 def test_any_output_can_be_read(text: str) -> None:
     """A job may write anything."""
     first_failure(text + FAILED, NOON)
-    exception_text(text)

@@ -171,16 +171,15 @@ def test_the_environment_of_a_share() -> None:
         "PET_LOG_DIR": "/logs",
         "OMP_NUM_THREADS": "4",
     }
-    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2, "/e.json")
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2)
     assert made == {
         "PET_LOG_DIR": "/logs",
         "OMP_NUM_THREADS": "4",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
         "AGENT_ATTEMPT": "2",
-        "TORCHELASTIC_ERROR_FILE": "/e.json",
     }
     own = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
-    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, 1, "/e.json")
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, 1)
     assert made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"
 
 

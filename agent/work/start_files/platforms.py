@@ -10,9 +10,9 @@ from agent.work.start_files.request import (
     Request,
     StartFile,
     comment,
-    fetch_command,
     fill,
     job_variables,
+    run_commands,
     setup_commands,
     shell_exports,
     yaml_env,
@@ -28,12 +28,8 @@ def dstack(request: Request) -> list[StartFile]:
     folders = Folders(
         *("/root/data", "/opt", "/checkpoints", "/checkpoints/agent-logs"), is_shared=False
     )
-    commands = [
-        *setup_commands(request, folders),
-        *request.enter_code(),
-        *([fetch_command(request, target)] if request.url else []),
-        f"exec sh {target} run",
-    ]
+    commands = [*setup_commands(request, folders), *run_commands(request, target)]
+    commands.append(f"exec sh {target} run")
     # a scalar of YAML is plain unless it must be quoted
     scalars = [json.dumps(one) if ": " in one or " #" in one else one for one in commands]
     text = fill(
@@ -59,10 +55,8 @@ def skypilot(request: Request) -> list[StartFile]:
         *("/root/data", "/root", "/root/checkpoints"), models="/root/huggingface", is_shared=False
     )
     variables = job_variables(request, folders, restarted=False) or {"AGENT_JOB": "rehearsal"}
-    setup, run = [*setup_commands(request, folders)], [*request.enter_code()]
+    setup, run = setup_commands(request, folders), run_commands(request, target)
     mounts = {} if request.url else {target: request.agent or "pod-agent"}
-    if request.url:
-        run.append(fetch_command(request, target))
     if preset.services:
         mounts["/root/services.toml"] = f"examples/services/{preset.services}"
         variables = {"AGENT_SERVICES": "/root/services.toml", **variables}
@@ -100,9 +94,7 @@ def runpod(request: Request) -> list[StartFile]:
         *("/workspace/agent-logs", "/workspace/huggingface", shared),
     )
     target = "/opt/pod-agent" if request.url else request.agent or "/workspace/pod-agent"
-    start = [*setup_commands(request, folders), *request.enter_code()]
-    if request.url:
-        start.append(fetch_command(request, target))
+    start = [*setup_commands(request, folders), *run_commands(request, target)]
     command = f"sh {target} run"
     if start:
         script = " && ".join([*start, f"exec {command}"]).replace('"', '\\"')
@@ -141,7 +133,7 @@ def ssh(request: Request) -> list[StartFile]:
     )
     variables = job_variables(request, folders, restarted=False)
     given = "\n".join(f"--env {shlex.quote(f'{k}={v}')}" for k, v in variables.items())
-    setup = " && ".join([*setup_commands(request, folders), *request.enter_code()])
+    setup = " && ".join([*setup_commands(request, folders), *run_commands(request)])
     script = shlex.quote(f'{setup} && exec pod-agent "$@"')
     text = fill(
         "ssh.sh",
@@ -278,7 +270,7 @@ def kubernetes(request: Request) -> list[StartFile]:
 
 def _command_lines(request: Request, folders: Folders, agent: str) -> str:
     """Return a container's command; what the image lacks is installed before."""
-    setup = [*setup_commands(request, folders), *request.enter_code()]
+    setup = [*setup_commands(request, folders), *run_commands(request)]
     if not setup:
         return f"command: [sh, {agent}]\nargs: [run]"
     lines = "".join(f"    {line}\n" for line in [*setup, f'exec sh {agent} "$@"'])

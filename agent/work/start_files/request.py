@@ -43,10 +43,6 @@ class Request(Value, frozen=True):
         """Return the image to run in."""
         return self.image or self.preset.image
 
-    def enter_code(self) -> tuple[str, ...]:
-        """Return the shell command that enters the folder in which the job starts, if any."""
-        return (f"cd {self.preset.code}",) if self.preset.code else ()
-
 
 class StartFile(Value, frozen=True):
     """A file to write, and what to do next."""
@@ -110,11 +106,20 @@ class Folders(Value, frozen=True):
     is_shared: bool = True  # Whether every node sees the same `data`
 
 
-def setup_commands(request: Request, folders: Folders) -> tuple[str, ...]:
+def setup_commands(request: Request, folders: Folders) -> list[str]:
     """Return the shell commands that must have run in the container before the agent starts."""
     checkout = request.preset.checkout
-    clone = () if checkout is None else (checkout.command(folders.code),)
-    return (*clone, *request.preset.install)
+    clone = [] if checkout is None else [checkout.command(folders.code)]
+    return [*clone, *request.preset.install]
+
+
+def run_commands(request: Request, target: str = "") -> list[str]:
+    """Return the shell commands that enter the job's folder and fetch the one file to `target`."""
+    enter = [f"cd {request.preset.code}"] if request.preset.code else []
+    if not target or not request.url:
+        return enter
+    check = f"echo '{request.sha256}  {target}' | sha256sum --check --quiet"
+    return [*enter, f"curl -fsSLo {target} {request.url} && {check}"]
 
 
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
@@ -234,9 +239,3 @@ def shell_exports(values: Mapping[str, str]) -> str:
         needs_quotes = re.search(r"[^\w$./@:=-]", text) is not None
         lines.append(f'export {name}="{quoted}"' if needs_quotes else f"export {name}={quoted}")
     return "\n".join(lines)
-
-
-def fetch_command(request: Request, target: str) -> str:
-    """Return the shell command that fetches the one file and compares its digest."""
-    check = f"echo '{request.sha256}  {target}' | sha256sum --check --quiet"
-    return f"curl -fsSLo {target} {request.url} && {check}"
