@@ -311,7 +311,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         outcome = anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
-        descendants.kill_descendants()
+        descendants.kill(descendants.list_descendants())
         outcome = bug(failure) if error is None else error.outcome()
         from agent.boot.diagnose import write_bundle  # noqa: PLC0415 - see `_run_head`
 

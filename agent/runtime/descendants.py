@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -20,7 +21,7 @@ from agent.runtime import parent
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -44,31 +45,41 @@ def children_of(pid: int | Literal["self"]) -> list[int]:
     return found
 
 
+def list_descendants() -> list[psutil.Process]:
+    """Return all running descendants, and those of a killed agent, which are the parent's."""
+    own = os.getpid()
+    tops = (own, os.getppid()) if parent.former_agents else (own,)
+    found = {process for top in tops for process in tree_of(top)[1:]}
+    return [process for process in found if process.pid != own and is_alive(process)]
+
+
 async def stop_descendants(grace: float) -> list[str]:
     """Stop all descendants, of any session; return the names of those killed."""
-    _signal_all(_descendants(), signal.SIGTERM)
+    send_signal(list_descendants(), signal.SIGTERM)
     if await _wait_until_gone(grace):
         return []
-    killed = kill_descendants()
+    killed = kill(list_descendants())
     await _wait_until_gone(2.0)
     return killed
 
 
-def list_descendants() -> list[psutil.Process]:
-    """Return all descendants, and those of a killed agent, which are the parent's."""
-    own = psutil.Process()
-    ours = own.children(recursive=True)
-    above = own.parent() if parent.former_agents else None
-    others = [] if above is None else above.children(recursive=True)
-    return [*ours, *({*others} - {*ours, own})]
+async def _wait_until_gone(limit: float) -> bool:
+    async def check() -> bool | NotYet:
+        alive = list_descendants()
+        reap()  # after the check, so that the last one leaves no zombie
+        return NotYet() if alive else True
+
+    try:
+        return await until(check, limit, longest=0.1)
+    except TimedOutError:
+        return False
 
 
 def kill_session(leader: int) -> None:
     """Kill the rest of a session whose leader has ended, of any parent."""
     for process in psutil.process_iter():
-        with suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == leader:
-                process.send_signal(signal.SIGKILL)
+        if known(partial(os.getsid, process.pid), None) == leader:
+            send_signal([process], signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:
@@ -78,7 +89,7 @@ def kill_tree(pid: int) -> None:
     would still be taken, by no visible process.
     """
     tree = tree_of(pid)
-    _signal_all(tree, signal.SIGKILL)
+    send_signal(tree, signal.SIGKILL)
     psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
 
 
@@ -92,30 +103,23 @@ def tree_of(pid: int) -> list[psutil.Process]:
 
 def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
     """Kill descendants by a variable in their environment; return their names."""
-    of = {process: known(process.environ, dict[str, str]()) for process in _descendants()}
-    marked = [process for process, environ in of.items() if matches(environ.get(variable, ""))]
-    return [name for process in marked for name in kill(process)]
+    of = {one: known(one.environ, dict[str, str]()) for one in list_descendants()}
+    return kill(one for one, environ in of.items() if matches(environ.get(variable, "")))
 
 
-def kill_descendants() -> list[str]:
-    """Kill all descendants at once; return their names."""
-    return [name for process in _descendants() for name in kill(process)]
+def kill(processes: Iterable[psutil.Process]) -> list[str]:
+    """Kill processes of any parent; return the names of those that were running."""
+    alive = [process for process in processes if is_alive(process)]
+    names = [f"{known(process.name, 'a process')} (pid {process.pid})" for process in alive]
+    send_signal(alive, signal.SIGKILL)
+    return names
 
 
-async def _wait_until_gone(limit: float) -> bool:
-    async def check() -> bool | NotYet:
-        alive = _descendants()
-        reap()  # after the check, so that the last one leaves no zombie
-        return NotYet() if alive else True
-
-    try:
-        return await until(check, limit, longest=0.1)
-    except TimedOutError:
-        return False
-
-
-def _descendants() -> list[psutil.Process]:
-    return known(lambda: [process for process in list_descendants() if is_alive(process)], [])
+def send_signal(processes: Iterable[psutil.Process], signum: int) -> None:
+    """Signal those of the processes that still run; a reused pid is no such process."""
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            process.send_signal(signum)
 
 
 def known(read: Callable[[], T], otherwise: T) -> T:
@@ -136,23 +140,6 @@ def is_alive(process: psutil.Process) -> bool:
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time that a process has used so far."""
     return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)
-
-
-def _signal_all(processes: list[psutil.Process], signum: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.Error, OSError):
-            process.send_signal(signum)
-
-
-def kill(process: psutil.Process) -> list[str]:
-    """Kill a process of any parent; return its name if it was running."""
-    with suppress(psutil.Error, OSError):
-        if is_alive(process):
-            pid = f"pid {process.pid}"
-            name = known(lambda: f"{process.name()} ({pid})", pid)
-            process.send_signal(signal.SIGKILL)
-            return [name]
-    return []
 
 
 def open_pidfd(pid: int) -> int:

@@ -20,8 +20,15 @@ from agent.node.gpus import busy_gpu
 from agent.node.limits import OomKills, ProcessLimitError, oom_kills
 from agent.record.log import say
 from agent.record.node_record import read_stat
-from agent.runtime import descendants
-from agent.runtime.descendants import cpu_seconds, known
+from agent.runtime.descendants import (
+    children_of,
+    cpu_seconds,
+    kill,
+    known,
+    list_descendants,
+    send_signal,
+    tree_of,
+)
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 from agent.work.torchrun import RANK_VARIABLE
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
 
     from agent.node.gpus import Tool
     from agent.runtime.waiting import BestEffort
-
-_MAX_OUTPUT = 1 << 20
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
@@ -62,16 +67,12 @@ async def output_of(
     """Run a tool; return its stdout, and why it failed or ''. Its stderr goes to a log."""
     try:
         child = await Child.start_piped(argv[0].rpartition("/")[2], argv, env, log)
-    except OSError as error:
-        return "", f"{argv[0]}: {error.strerror}"
-    except ProcessLimitError as error:
-        return "", error.reason
+    except (OSError, ProcessLimitError) as error:
+        return "", str(error)
     text, code = b"", None
     with anyio.move_on_after(limit):
-        while chunk := await child.stdout.read(_MAX_OUTPUT - len(text)):
-            text += chunk
-        if len(text) < _MAX_OUTPUT:
-            code = await child.wait()
+        text = await child.stdout.read()
+        code = await child.wait()
     with anyio.CancelScope(shield=True):
         await child.stop(0.0)
     if code is None:
@@ -82,12 +83,8 @@ async def output_of(
 
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
-    jobs = known(_jobs_by_leader, dict[psutil.Process, str | None]())
-    named = [process for process, job in jobs.items() if job == submission_id]
-    # A program that sets a long process title overwrites its environment.
-    nameless = [process for process, job in jobs.items() if job is None]
-    found = named or (nameless if len(nameless) == 1 else [])
-    return found[0] if found else None
+    jobs = _jobs_by_leader().items()
+    return next((process for process, job in jobs if job == submission_id), None)
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
@@ -100,8 +97,7 @@ def find_first_rank(attempt: str) -> psutil.Process | None:
 
 
 def _oldest_first() -> list[psutil.Process]:
-    processes = known(descendants.list_descendants, list[psutil.Process]())
-    return sorted(processes, key=lambda one: (known(one.create_time, 0.0), one.pid))
+    return sorted(list_descendants(), key=lambda one: (known(one.create_time, 0.0), one.pid))
 
 
 def handles_signal(process: psutil.Process | None, signum: int) -> bool:
@@ -113,32 +109,25 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
 
 def any_driver_runs() -> bool:
     """Return whether a driver of any job is a descendant of this agent."""
-    return known(lambda: any(job != "" for job in _jobs_by_leader().values()), otherwise=False)
+    return any(_jobs_by_leader().values())
 
 
-def _jobs_by_leader() -> dict[psutil.Process, str | None]:
-    """Return session leaders below Ray's workers, with jobs: '' for none, None if unknown."""
-    jobs: dict[psutil.Process, str | None] = {}
-    for process in descendants.list_descendants():
-        with suppress(psutil.Error, OSError):
+def _jobs_by_leader() -> dict[psutil.Process, str]:
+    """Return the submission ids of jobs by their drivers, session leaders below Ray's workers."""
+    jobs = {}
+    for process in list_descendants():
+        with suppress(psutil.Error, OSError, ValueError, LookupError, TypeError):
             above = process.parent() if getsid(process.pid) == process.pid else None
-            if above is None or not above.name().startswith(_WORKERS_TITLE):
-                continue
-            jobs[process] = ""
-            environ = process.environ()
-            if _DRIVER_MARK in environ:
-                with suppress(ValueError, LookupError, TypeError):
-                    config = json.loads(environ[_DRIVER_MARK])
-                    jobs[process] = str(config["metadata"]["job_submission_id"])
-            elif _WORKERS_MARK not in environ:
-                jobs[process] = None
+            if above is not None and above.name().startswith(_WORKERS_TITLE):
+                config = json.loads(process.environ()[_DRIVER_MARK])
+                jobs[process] = str(config["metadata"]["job_submission_id"])
     return jobs
 
 
 def kill_leftovers() -> list[str]:
     """Kill remaining processes of jobs and Ray workers; return their names."""
     with suppress(psutil.Error, OSError):
-        own, processes = psutil.Process(), descendants.list_descendants()
+        own, processes = psutil.Process(), list_descendants()
         inherited, marked = own.environ(), []  # the agent may run in a job, too
         for process in processes:
             with suppress(psutil.Error, OSError):
@@ -148,8 +137,7 @@ def kill_leftovers() -> list[str]:
                     marked.append(process)
         session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
         sessions = {session_of[process] for process in marked} - {session_of[own], None}
-        left = [one for one in processes if one in marked or session_of[one] in sessions]
-        return [name for process in left for name in descendants.kill(process)]
+        return kill(one for one in processes if one in marked or session_of[one] in sessions)
     return []
 
 
@@ -158,13 +146,9 @@ def terminate_driver(submission_id: str) -> str:
     driver = find_driver(submission_id)
     if driver is None:
         return ""
-    with suppress(psutil.Error, OSError):
-        named = f"pid {driver.pid}, {driver.name()}"
-        for process in (driver, *driver.children(recursive=True)):
-            with suppress(psutil.Error, OSError):  # it has ended meanwhile
-                process.send_signal(signal.SIGTERM)
-        return named
-    return ""
+    named = known(lambda: f"pid {driver.pid}, {driver.name()}", "")
+    send_signal(tree_of(driver.pid), signal.SIGTERM)
+    return named
 
 
 def forward_signal(driver: psutil.Process | None, signum: int) -> str:
@@ -175,12 +159,8 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
         process = _signal_target(driver, signum)
         label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
         process.send_signal(signum)
-    except psutil.NoSuchProcess:
-        return not_passed_on(signum, "the job has just ended")
-    except psutil.AccessDenied:
-        return not_passed_on(signum, "no right to signal the job")
-    except OSError as error:
-        return not_passed_on(signum, f"{error.strerror}")
+    except (psutil.Error, OSError) as error:
+        return not_passed_on(signum, f"the job cannot be signaled: {error}")
     name = signal.Signals(signum).name
     suffix = "" if is_caught else ", which does not catch it"
     return f"{name} passed on to the job ({label}){suffix}"
@@ -195,11 +175,7 @@ def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
     """Return the leader; if it is a shell without a handler, its only child that may have one."""
     process = leader
     while not _catches(process, signum):
-        try:  # the process name of a script is its own
-            program = process.exe()
-        except psutil.AccessDenied:
-            program = process.name()
-        if Path(program).name not in _SHELLS:
+        if Path(process.exe()).name not in _SHELLS:  # the process name of a script is its own
             break
         children = process.children()
         if len(children) > 1:
@@ -320,8 +296,7 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 # --- Ray's own processes -------------------------------------------------------------------------
 
 REQUIRED_PROCESSES = ("gcs_server", "raylet")  # Ray restarts all others
-STOPPED_LIMIT = times.RAY_HANGS
-_ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
+_ENDED_STATES, _STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
 _DASHBOARD = "/dashboard/dashboard.py"
 _WITH_HELPERS = ("/raylet", "multiprocessing.forkserver", _DASHBOARD)
@@ -333,8 +308,52 @@ _NAMES = {
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
 _MAX_ARGUMENTS = 1000
-# Every so many checks also search for helpers that were started since; at first until all run
-_SEARCH_EVERY = 10
+
+
+class RayParts:
+    """Watches the processes of one `ray start`, and stops it when one is lost."""
+
+    def __init__(self, child: Child, clock: Callable[[], float]) -> None:
+        self._child, self._clock = child, clock
+        self._known: dict[str, int] = {}
+        self._stopped_since: dict[str, float] = {}
+        self.evidence = ""  # Why it was stopped, or ''
+
+    async def watch(self) -> None:
+        """Watch until one is gone or stopped for too long; then stop this Ray."""
+
+        async def check() -> str | NotYet:
+            if self._child.is_stopping:
+                return NotYet()
+            return self.find_lost(ray_processes(self._child.pid)) or NotYet()
+
+        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
+        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
+            await self._child.wait()
+        await self._child.stop(0.0)
+
+    def find_lost(self, found: Mapping[str, RayProcess]) -> str:
+        """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
+        now = self._clock()
+        self._known |= {name: part.pid for name, part in found.items()}
+        for name, pid in self._known.items():
+            if name not in found or found[name].state in _ENDED_STATES:
+                return f"its {name} (pid {pid}) is gone"
+        for name, part in found.items():
+            if part.state not in _STOPPED_STATES:
+                self._stopped_since.pop(name, None)
+                continue
+            what, limit = f"its {name} (pid {part.pid}) is stopped", times.RAY_HANGS
+            if name not in self._stopped_since:
+                say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")
+            if now - self._stopped_since.setdefault(name, now) >= limit:
+                return f"{what} for {limit:g} s"
+        return ""
+
+    async def end_sentence(self, code: int) -> str:
+        """Return a sentence with how this Ray ended."""
+        end = f"`ray start` ended, {await self._child.end_sentence(code)}"
+        return f"{self.evidence}; {end}" if self.evidence else end
 
 
 class RayProcess(NamedTuple):
@@ -344,82 +363,27 @@ class RayProcess(NamedTuple):
     state: str
 
 
-class RayPartsState:
-    """Ray's processes found so far, and since when one is stopped."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-        self._stopped_since: dict[str, float] = {}
-
-    def update(self, found: Mapping[str, RayProcess], now: float) -> tuple[str, str]:
-        """Record one check; return why this Ray is lost, and which process is stopped, or ''."""
-        self._known |= {name: part.pid for name, part in found.items()}
-        for name, pid in self._known.items():
-            if name not in found or found[name].state in _ENDED_STATES:
-                return f"its {name} (pid {pid}) is gone", ""
-        for name, part in found.items():
-            if part.state not in STOPPED_STATES:
-                self._stopped_since.pop(name, None)
-                continue
-            seconds = now - self._stopped_since.setdefault(name, now)
-            what = f"its {name} (pid {part.pid}) is stopped"
-            is_lost = seconds >= STOPPED_LIMIT
-            return (f"{what} for {round(seconds)} s", "") if is_lost else ("", what)
-        return "", ""
-
-
-class RayParts:
-    """Watches the processes of one `ray start`, and stops it when one is lost."""
-
-    def __init__(self, child: Child, clock: Callable[[], float]) -> None:
-        self._child, self._clock = child, clock
-        self.evidence = ""  # Why it was stopped, or ''
-
-    async def watch(self) -> None:
-        """Watch until one is gone or stopped for too long; then stop this Ray."""
-        state, warned = RayPartsState(), ""
-
-        async def check() -> str | NotYet:
-            nonlocal warned
-            if self._child.is_stopping:
-                return NotYet()
-            gone, stopped = state.update(ray_processes(self._child.pid), self._clock())
-            if stopped and stopped != warned:
-                say(f"{stopped}: Ray is taken for lost after {STOPPED_LIMIT:g} s", "warning")
-            warned = stopped
-            return gone or NotYet()
-
-        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
-        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
-            await self._child.wait()
-        await self._child.stop(0.0)
-
-    async def end_sentence(self, code: int) -> str:
-        """Return a sentence with how this Ray ended."""
-        end = f"`ray start` ended, {await self._child.end_sentence(code)}"
-        return f"{self.evidence}; {end}" if self.evidence else end
-
-
 def ray_processes(pid: int) -> dict[str, RayProcess]:
     """Return the required processes of Ray among a process's children."""
-    found: dict[str, RayProcess] = {}
-    for child in descendants.children_of(pid):
-        stat = read_stat(child)
-        if stat is not None and stat.name in REQUIRED_PROCESSES:
-            found[stat.name] = RayProcess(child, stat.state)
-    return found
+    stats = {child: read_stat(child) for child in children_of(pid)}
+    return {
+        stat.name: RayProcess(child, stat.state)
+        for child, stat in stats.items()
+        if stat is not None and stat.name in REQUIRED_PROCESSES
+    }
 
 
 async def watch_helpers(
     child: Child, emit: Callable[[str, bool], None], best_effort: BestEffort
 ) -> None:
     """Emit changes of which helper of a `ray start` is stopped ('': none), and if a job runs."""
-    emitted, helpers = ("", False), RayHelpers(child.pid)
+    emitted = ("", False)
 
     async def check() -> None:
         nonlocal emitted
-        stopped = "" if child.is_stopping else helpers.stopped()
-        runs = stopped != "" and await anyio.to_thread.run_sync(any_driver_runs)
+        in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
+        stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
+        runs = stopped != "" and await in_thread(any_driver_runs)
         if (stopped, runs) != emitted:
             emitted = (stopped, runs)
             emit(*emitted)
@@ -427,31 +391,18 @@ async def watch_helpers(
     await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
 
 
-class RayHelpers:
-    """Checks the helpers of one `ray start`; their pids are cached, since a search takes 5 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._known: dict[int, str] = {}
-        self._checks = 0
-
-    def stopped(self) -> str:
-        """Return which helper is stopped; '' for none."""
-        stats = {pid: read_stat(pid) for pid in self._known}
-        is_booting = self._checks < _SEARCH_EVERY and len(self._known) < len(_NAMES)
-        if is_booting or self._checks % _SEARCH_EVERY == 0 or None in stats.values():
-            self._known = dict(_found_below(self._pid))
-            stats = {pid: read_stat(pid) for pid in self._known}
-        self._checks += 1
-        for pid, stat in stats.items():
-            if stat is not None and stat.state in STOPPED_STATES:
-                return f"its {self._known[pid]} (pid {pid}) is stopped"
-        return ""
+def stopped_helper(pid: int) -> str:
+    """Return which helper of a `ray start` is stopped; '' for none."""
+    for helper, name in _helpers_below(pid):
+        stat = read_stat(helper)
+        if stat is not None and stat.state in _STOPPED_STATES:
+            return f"its {name} (pid {helper}) is stopped"
+    return ""
 
 
-def _found_below(pid: int) -> Iterator[tuple[int, str]]:
+def _helpers_below(pid: int) -> Iterator[tuple[int, str]]:
     """Yield pids and names of the helpers, at any depth."""
-    for child in descendants.children_of(pid):
+    for child in children_of(pid):
         line = ""
         with suppress(OSError), Path(f"/proc/{child}/cmdline").open("rb") as file:
             line = file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
@@ -459,7 +410,7 @@ def _found_below(pid: int) -> Iterator[tuple[int, str]]:
         if name is not None:
             yield child, name
         if any(mark in line for mark in _WITH_HELPERS):
-            yield from _found_below(child)
+            yield from _helpers_below(child)
 
 
 class MemoryWatch:

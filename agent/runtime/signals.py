@@ -94,7 +94,7 @@ async def watch_signals(
                 interrupts += signum == signal.SIGINT
                 if interrupts > 1:
                     say("second SIGINT: killing everything", "warning")
-                    descendants.kill_descendants()
+                    descendants.kill(descendants.list_descendants())
                     exit_now(128 + signal.SIGINT)
                 if signum == signal.SIGCHLD:
                     descendants.reap()

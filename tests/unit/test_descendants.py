@@ -39,11 +39,11 @@ def test_a_signal_never_reaches_another_of_the_same_pid(monkeypatch: pytest.Monk
         meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
         # A former owner of this PID, in psutil's form.
         monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
-        assert descendants.kill(other) == []
+        assert descendants.kill([other]) == []
         with pytest.raises(psutil.NoSuchProcess):
             other.send_signal(signal.SIGKILL)
         assert child.poll() is None
-        assert descendants.kill(meant) == [f"sleep (pid {child.pid})"]
+        assert descendants.kill([meant]) == [f"sleep (pid {child.pid})"]
         assert child.wait(20) == -signal.SIGKILL
 
 
@@ -51,7 +51,7 @@ def test_the_dead_are_not_signaled() -> None:
     """A reaped process is reported as gone."""
     with subprocess.Popen(["true"]) as child:
         process = psutil.Process(child.pid)
-    assert descendants.kill(process) == []
+    assert descendants.kill([process]) == []
     assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
 
 

@@ -87,13 +87,6 @@ def test_what_else_carries_the_id_is_not_it() -> None:
         assert found("run-1") is None
 
 
-def test_one_that_overwrote_its_environment_is_found() -> None:
-    """A long process title overwrites the environment; the place in the tree identifies it."""
-    with worker(WATCHER, ("exec env -i sleep 1000", job("run-1"))) as pids:
-        await_true(lambda: psutil.Process(pids[1]).name() == "sleep")
-        assert found("run-1") == pids[1]
-
-
 def test_broken_marks_are_nobodys() -> None:
     """An ID in another form than Ray's is ignored."""
     marks = ["", "{", "[]", "null", '{"metadata": {}}', '{"metadata": 7}']
@@ -157,7 +150,7 @@ def test_no_driver_and_a_dead_one() -> None:
     assert driver is not None
     await_true(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     said = forward_signal(driver, signal.SIGUSR1)
-    assert said == "SIGUSR1 is not passed on: the job has just ended"
+    assert said.startswith("SIGUSR1 is not passed on: the job cannot be signaled: ")
 
 
 def await_true(check: Callable[[], bool]) -> None:
