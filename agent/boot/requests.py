@@ -70,7 +70,7 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
     ended_well = isinstance(result, dict) and not any(result.get("codes", [1]))
     if ended_well and not is_head:
         return Answer(ALL_REDUCE, "")
-    return Answer(ALL_REDUCE, "", await child.tail() or "its ranks ended without output")
+    return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")
 
 
 _TRIES = 3

@@ -122,7 +122,7 @@ class LocalWork:
                 run.node.remove_process(child.pid)
                 run.stats.progress.pop(name, None)
         if code != 0:
-            return await child.end_sentence(code)
+            return child.end_sentence(code)
         if marker is not None:
             await anyio.to_thread.run_sync(_mark, marker, name)
         run.node.update(done=(*run.node.record.done, name))
@@ -130,10 +130,10 @@ class LocalWork:
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
-        before, pause = await child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
+        before, pause = child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
 
         async def read_line() -> NotYet | None:
-            return NotYet(await child.tail(1, _LONGEST_LINE))
+            return NotYet(child.tail(1, _LONGEST_LINE))
 
         def log(line: str) -> None:
             if line and line != before:
@@ -169,7 +169,7 @@ class LocalWork:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.node.remove_process(child.pid)
-        why = dead or await child.end_sentence(code)
+        why = dead or child.end_sentence(code)
         self._send(ServiceGone(name, why, generation=generation))
 
     async def stop_services(self, grace: float) -> None:
@@ -308,7 +308,7 @@ class LocalShare:
         elif self._is_stopped:
             end = ShareEnd(code, by_order=True)
         else:
-            end = ShareEnd(code, words="" if code == 0 else await child.tail())
+            end = ShareEnd(code, words="" if code == 0 else child.tail())
         self._send(ShareOver(attempt, end))
 
     async def _read_output(self) -> str:

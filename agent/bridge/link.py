@@ -66,7 +66,7 @@ class RayLink:
                 if self._restarted:
                     self._restarted = False
                     continue
-                why = await self._child.end_sentence(code)
+                why = self._child.end_sentence(code)
                 self._emit(h.HeadRaySilent(f"the ray bridge ended, {why}"))
                 await anyio.sleep(times.BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
@@ -79,7 +79,7 @@ class RayLink:
         pause = times.BRIDGE_PAUSE
         while True:
             try:
-                return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
+                return await Child.start("ray bridge", self._argv, self._env, self._log, piped=True)
             except ProcessLimitError as error:
                 why = error.sentence()
             except OSError as error:

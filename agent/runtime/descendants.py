@@ -6,7 +6,6 @@ subreaper becomes its parent.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from contextlib import suppress
@@ -140,14 +139,3 @@ def is_alive(process: psutil.Process) -> bool:
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time that a process has used so far."""
     return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)
-
-
-def open_pidfd(pid: int) -> int:
-    """Return a file descriptor that is readable when a process has ended.
-
-    Raises OSError where it is not available: before Linux 5.3, in some sandboxes, and in Pythons
-    built with older headers (conda's).
-    """
-    if not hasattr(os, "pidfd_open"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return os.pidfd_open(pid)

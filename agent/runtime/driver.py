@@ -66,7 +66,7 @@ async def output_of(
 ) -> tuple[str, str]:
     """Run a tool; return its stdout, and why it failed or ''. Its stderr goes to a log."""
     try:
-        child = await Child.start_piped(argv[0].rpartition("/")[2], argv, env, log)
+        child = await Child.start(argv[0].rpartition("/")[2], argv, env, log, piped=True)
     except (OSError, ProcessLimitError) as error:
         return "", str(error)
     text, code = b"", None
@@ -78,7 +78,7 @@ async def output_of(
     if code is None:
         return "", f"{child.name} did not end within {limit:g} s"
     output = text.decode(errors="replace")
-    return output, "" if code == 0 else await child.end_sentence(code)
+    return output, "" if code == 0 else child.end_sentence(code)
 
 
 def find_driver(submission_id: str) -> psutil.Process | None:
@@ -352,7 +352,7 @@ class RayParts:
 
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with how this Ray ended."""
-        end = f"`ray start` ended, {await self._child.end_sentence(code)}"
+        end = f"`ray start` ended, {self._child.end_sentence(code)}"
         return f"{self.evidence}; {end}" if self.evidence else end
 
 

@@ -24,7 +24,7 @@ from agent.base import times
 from agent.base.ends import name_of_code, shell_code
 from agent.base.text import LAST_OUTPUT, without_controls
 from agent.node.limits import starting
-from agent.record.background import Writer, in_thread
+from agent.record.background import Writer
 from agent.record.files import appending, read_end
 from agent.record.log import disk_alarm
 from agent.record.node_record import read_stat
@@ -60,7 +60,6 @@ class ChildLog:
 
     def __init__(self, log: Callable[[], Path], fd: int = -1) -> None:
         """Write to the file at `log()`; `fd` is the pipe of a child that runs already."""
-        self.path = log
         writer = Writer(log().name, appending(log), most=_QUEUE_BYTES)
         self._writer = disk_alarm.follow(writer)
         self._fd = fd
@@ -177,28 +176,19 @@ class Child:
     ) -> None:
         self.pid = pid  # Its process id, which is also its group's and its session's
         self.name, self._popen = name, popen
-        self.started = start_time(pid)  # In ticks since boot; identifies it with its pid
-        self.stdin: asyncio.StreamWriter | None = None  # Set by `start_piped`
-        self.stdout = asyncio.StreamReader(_MAX_LINE)  # Its end for `start_piped`
+        self.stdin: asyncio.StreamWriter | None = None  # Of a child that was started `piped`
+        self.stdout = asyncio.StreamReader(_MAX_LINE)  # The same
         self._reading: asyncio.ReadTransport | None = None
         self._output, self._keep_group = output, keep_group
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
-        self._pidfd = -1
-        with suppress(OSError):
-            self._pidfd = descendants.open_pidfd(pid)
         self._output.start_reading()
-        # No task and no thread: its end is also detected while no thread can be started.
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.add_reader(self._pidfd, self._check_end)
-        else:
-            loop.call_later(times.PROCESS_POLL, self._check_end)
+        self._await_end()
 
     @classmethod
-    async def start(
+    async def start(  # noqa: PLR0913 - a command, its log and what it is tied to
         cls,
         name: str,
         argv: Sequence[str],
@@ -206,33 +196,44 @@ class Child:
         log: Callable[[], Path],
         *,
         keep_group: bool = False,
+        piped: bool = False,
     ) -> Child:
-        """Start a command logged to `log`; its end kills its group unless `keep_group`."""
-        process, output = _spawn(name, argv, env, log, piped=False)
-        return cls(process.pid, name, output, keep_group=keep_group, popen=process)
+        """Start a command in its own session; its end kills its group unless `keep_group`.
 
-    @classmethod
-    async def start_piped(
-        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
-    ) -> Child:
-        """Start a command with pipes for stdin and stdout."""
-        process, output = _spawn(name, argv, env, log, piped=True)
-        child = cls(process.pid, name, output, keep_group=False, popen=process)
-        assert process.stdin is not None  # noqa: S101 - started with pipes
-        assert process.stdout is not None  # noqa: S101 - same
-        loop = asyncio.get_running_loop()
+        Its output is logged to `log`; `piped`: only stderr, and stdin and stdout are pipes.
+        """
+        output = ChildLog(log)
+        with output.open_pipe() as end, starting(name):
+            popen = subprocess.Popen(  # noqa: ASYNC220 - asyncio would reap it before its group ends
+                list(argv),
+                env=dict(env),
+                bufsize=0,
+                start_new_session=True,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else end,
+                stderr=end,
+            )
+            descendants.managed.add(popen.pid)
+        child = cls(popen.pid, name, output, keep_group=keep_group, popen=popen)
         try:
-            unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
-            protocol = asyncio.StreamReaderProtocol(unfed)
-            writing, _ = await loop.connect_write_pipe(lambda: protocol, process.stdin)
-            child.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
-            reading = asyncio.StreamReaderProtocol(child.stdout)
-            child._reading, _ = await loop.connect_read_pipe(lambda: reading, process.stdout)
+            await child._connect(popen)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await child.stop(0.0)
             raise
         return child
+
+    async def _connect(self, popen: subprocess.Popen[bytes]) -> None:
+        """Connect `stdin` and `stdout` to the process's pipes, if it has them."""
+        if popen.stdin is None or popen.stdout is None:
+            return
+        loop = asyncio.get_running_loop()
+        unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
+        protocol = asyncio.StreamReaderProtocol(unfed)
+        writing, _ = await loop.connect_write_pipe(lambda: protocol, popen.stdin)
+        self.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
+        reading = asyncio.StreamReaderProtocol(self.stdout)
+        self._reading, _ = await loop.connect_read_pipe(lambda: reading, popen.stdout)
 
     @property
     def running(self) -> bool:
@@ -264,16 +265,36 @@ class Child:
                 if pipe is not None:
                     pipe.close()
 
-    async def end_sentence(self, code: int) -> str:
-        """Return a sentence with its exit code and the end of its log."""
-        tail = await self.tail()
+    def end_sentence(self, code: int) -> str:
+        """Return a sentence with its exit code and the end of its output."""
+        tail = self.tail()
         return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
 
-    async def tail(self, lines: int = 3, longest: int = 300) -> str:
-        """Return the last non-empty lines of its log, on one line."""
-        if self._output.end:  # in memory, also if the disk failed
-            return informative_lines(self._output.end, lines, longest)
-        return await in_thread(lambda: tail_of(self._output.path(), lines, longest)) or ""
+    def tail(self, lines: int = 3, longest: int = 300) -> str:
+        """Return the last non-empty lines of its output, on one line."""
+        return informative_lines(self._output.end, lines, longest)
+
+    def _await_end(self) -> None:
+        """Check for its end when the kernel reports it, without a task or a thread.
+
+        There is no pidfd before Linux 5.3, in some sandboxes, and in conda's Pythons.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            self._check_soon()
+            return
+
+        def check() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._check_end()
+
+        loop.add_reader(pidfd, check)
+
+    def _check_soon(self) -> None:
+        asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
 
     def _check_end(self) -> None:
         """If the leader has ended, kill the rest of its group, then reap it."""
@@ -283,19 +304,12 @@ class Child:
             self._close(UNKNOWN_CODE)
             return
         if ended is None:  # a tracer, strace or py-spy, is notified first
-            self._poll_later()
+            self._check_soon()
             return
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
         code = UNKNOWN_CODE if self._popen is None else self._popen.wait()
         self._close(shell_code(code))
-
-    def _poll_later(self) -> None:
-        """Check again shortly: the kernel reports each end only once."""
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.remove_reader(self._pidfd)
-        loop.call_later(times.PROCESS_POLL, self._check_end)
 
     def _close(self, code: int) -> None:
         """Finish after its end, once its log is written."""
@@ -303,10 +317,6 @@ class Child:
         if self._popen is not None:
             self._popen.returncode = code  # also where another process reaped it
         descendants.managed.discard(self.pid)
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()
@@ -324,25 +334,6 @@ class Child:
         if not self._is_over:
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
-
-
-def _spawn(
-    name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path], *, piped: bool
-) -> tuple[subprocess.Popen[bytes], ChildLog]:
-    """Start a process in its own session; `reap` does not touch it."""
-    output = ChildLog(log)
-    with output.open_pipe() as end, starting(name):
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            bufsize=0,
-            start_new_session=True,
-            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if piped else end,
-            stderr=end,
-        )
-        descendants.managed.add(process.pid)
-    return process, output
 
 
 def start_time(pid: int) -> int:
@@ -378,7 +369,7 @@ class AdoptedChild(Child):
     def _check_end(self) -> None:
         """If it has ended, kill the rest of its session."""
         if descendants.is_alive(self._process):
-            self._poll_later()
+            self._check_soon()
             return
         descendants.kill_session(self.pid)
         self._close(UNKNOWN_CODE)
