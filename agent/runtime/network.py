@@ -13,7 +13,7 @@ from functools import partial
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.record.background import in_background, start_thread
+from agent.record.background import in_background, run_within
 
 _REUSE_SECONDS = times.ADDRESS_REUSED
 
@@ -73,16 +73,13 @@ def _answer(host: str) -> _Answer:
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     """Look up a name without an event loop; returns () if DNS is slow or has no such name."""
-    found: list[str] = []
 
-    def work() -> None:
+    def read() -> tuple[str, ...]:
         with suppress(OSError, UnicodeError):
-            found.extend(lookup(host))
+            return lookup(host)
+        return ()
 
-    thread = start_thread(work)
-    if thread is not None:
-        thread.join(limit)
-    return tuple(found)
+    return run_within(limit, read) or ()
 
 
 def set_keepalive(connection: socket.socket, within: float) -> None:

@@ -130,7 +130,6 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(threading.Thread, "start", refuse)
         said = anyio.run(network.resolve, "localhost")
         assert said == "localhost cannot be looked up (can't start new thread)"
-        assert network.lookup_briefly("localhost", 20.0) == ()
     assert "127.0.0.1" in anyio.run(network.resolve, "localhost", 20)
 
 
