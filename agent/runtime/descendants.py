@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -72,13 +71,6 @@ async def _wait_until_gone(limit: float) -> bool:
         return await until(check, limit, longest=0.1)
     except TimedOutError:
         return False
-
-
-def kill_session(leader: int) -> None:
-    """Kill the rest of a session whose leader has ended, of any parent."""
-    for process in psutil.process_iter():
-        if known(partial(os.getsid, process.pid), None) == leader:
-            send_signal([process], signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:

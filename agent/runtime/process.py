@@ -165,23 +165,15 @@ def _open_pipe_of(leader: int) -> int:
 class Child:
     """A child process and its process group."""
 
-    def __init__(
-        self,
-        pid: int,
-        name: str,
-        output: ChildLog,
-        *,
-        keep_group: bool,
-        popen: subprocess.Popen[bytes] | None = None,
-    ) -> None:
-        self.pid = pid  # Its process id, which is also its group's and its session's
-        self.name, self._popen = name, popen
+    def __init__(self, pid: int, name: str, output: ChildLog, *, keep_group: bool = False) -> None:
+        self.pid, self.name = pid, name  # The pid is also that of its group and its session
         self.stdin: asyncio.StreamWriter | None = None  # Of a child that was started `piped`
         self.stdout = asyncio.StreamReader(_MAX_LINE)  # The same
         self._reading: asyncio.ReadTransport | None = None
         self._output, self._keep_group = output, keep_group
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
+        self._process = psutil.Process(pid)
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
         self._output.start_reading()
@@ -214,7 +206,8 @@ class Child:
                 stderr=end,
             )
             descendants.managed.add(popen.pid)
-        child = cls(popen.pid, name, output, keep_group=keep_group, popen=popen)
+        popen.returncode = 0  # Popen need not reap it: `_check_end` does
+        child = cls(popen.pid, name, output, keep_group=keep_group)
         try:
             await child._connect(popen)
         except BaseException:
@@ -299,23 +292,18 @@ class Child:
     def _check_end(self) -> None:
         """If the leader has ended, kill the rest of its group, then reap it."""
         try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            self._close(UNKNOWN_CODE)
-            return
-        if ended is None:  # a tracer, strace or py-spy, is notified first
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            is_over = os.waitid(os.P_PID, self.pid, options) is not None
+        except ChildProcessError:  # adopted, or reaped by another process
+            is_over = not descendants.is_alive(self._process)
+        if not is_over:  # a tracer, strace or py-spy, is notified first
             self._check_soon()
             return
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
-        code = UNKNOWN_CODE if self._popen is None else self._popen.wait()
-        self._close(shell_code(code))
-
-    def _close(self, code: int) -> None:
-        """Finish after its end, once its log is written."""
-        self._is_over = True
-        if self._popen is not None:
-            self._popen.returncode = code  # also where another process reaped it
+        self._is_over, code = True, UNKNOWN_CODE
+        with suppress(ChildProcessError):
+            code = shell_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         descendants.managed.discard(self.pid)
         self._output.read_rest()
         if not self._keep_group:
@@ -359,30 +347,9 @@ def informative_lines(end: bytes, lines: int, longest: int) -> str:
     return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
 
 
-class AdoptedChild(Child):
-    """A child of a killed agent: the parent reaps it, and its exit code is unknown."""
-
-    def __init__(self, pid: int, name: str, log: Callable[[], Path]) -> None:
-        self._process = psutil.Process(pid)
-        super().__init__(pid, name, ChildLog(log, _open_pipe_of(pid)), keep_group=False)
-
-    def _check_end(self) -> None:
-        """If it has ended, kill the rest of its session."""
-        if descendants.is_alive(self._process):
-            self._check_soon()
-            return
-        descendants.kill_session(self.pid)
-        self._close(UNKNOWN_CODE)
-
-    def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
-        """Signal it or its group while it runs, so that the pid is its own."""
-        if descendants.is_alive(self._process):
-            super()._signal(send, signum)
-
-
-def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> AdoptedChild | None:
-    """Adopt a process, if it still runs and has this start time."""
+def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Child | None:
+    """Adopt a killed agent's child, if it still runs; the parent reaps it, its code is unknown."""
     with suppress(psutil.Error):
         if start_time(pid) == started:
-            return AdoptedChild(pid, name, log)
+            return Child(pid, name, ChildLog(log, _open_pipe_of(pid)))
     return None

@@ -18,7 +18,7 @@ from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
 from agent.runtime import descendants, parent
-from agent.runtime.process import AdoptedChild, adopt, start_time
+from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def orphan(*argv: str) -> int:
     return int(told.stdout)
 
 
-def taken(pid: int) -> AdoptedChild:
+def taken(pid: int) -> Child:
     """Adopt a process."""
     child = adopt("sleep", pid, start_time(pid), lambda: LOG)
     assert child is not None
