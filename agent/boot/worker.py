@@ -196,8 +196,6 @@ class WorkerAgent:
                 start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
-            for line in worker.first_messages(self._state):
-                say(line.sentence, line.level)
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(run, leave.outcome))
         outcome = await self._shut_down(leave)
