@@ -42,7 +42,7 @@ from agent.record.run_record import (
     run_to_return_to,
     settings_digest,
 )
-from agent.runtime import descendants, parent, signals
+from agent.runtime import parent, process, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
 from agent.settings.load import settings_for_end
@@ -311,7 +311,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         outcome = anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
-        descendants.kill(descendants.list_descendants())
+        process.kill(process.list_descendants())
         outcome = bug(failure) if error is None else error.outcome()
         from agent.boot.diagnose import write_bundle  # noqa: PLC0415 - see `_run_head`
 

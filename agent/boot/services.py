@@ -29,7 +29,7 @@ from agent.plan.plan import JOB_LOG
 from agent.record.background import in_thread
 from agent.record.files import iso_time, read_end
 from agent.record.log import say
-from agent.runtime import descendants
+from agent.runtime import process
 from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, until
@@ -292,7 +292,7 @@ class LocalShare:
         self._run.node.remove_process(child.pid)
         if code != 0:  # a killed torchrun leaves its ranks, each in its own session
             for name in await anyio.to_thread.run_sync(
-                descendants.kill_marked, RANK_VARIABLE, attempt_id.__eq__
+                process.kill_marked, RANK_VARIABLE, attempt_id.__eq__
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text = await self._read_output()

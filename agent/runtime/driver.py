@@ -20,7 +20,8 @@ from agent.node.gpus import busy_gpu
 from agent.node.limits import OomKills, ProcessLimitError, oom_kills
 from agent.record.log import say
 from agent.record.node_record import read_stat
-from agent.runtime.descendants import (
+from agent.runtime.process import (
+    Child,
     children_of,
     cpu_seconds,
     kill,
@@ -29,7 +30,6 @@ from agent.runtime.descendants import (
     send_signal,
     tree_of,
 )
-from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 from agent.work.torchrun import RANK_VARIABLE
 

@@ -20,8 +20,8 @@ from msgspec import Meta, convert
 from agent.base import times
 from agent.base.text import in_url, is_ip
 from agent.base.value import Value
-from agent.runtime.descendants import cpu_seconds, tree_of
 from agent.runtime.network import resolve
+from agent.runtime.process import cpu_seconds, tree_of
 from agent.runtime.waiting import NotYet, until
 from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 

@@ -1,8 +1,9 @@
-"""Child processes: started in their own session, logged to a file, stopped as a group.
+"""Child processes, each a group with a log; and all other descendants, reaped and stopped.
 
 A group's id is its leader's pid, which can be reused once the leader is reaped. So a child's end is
 detected without reaping; the rest of its group is killed while the leader is a zombie; then the
-leader is reaped.
+leader is reaped. Ray's job driver starts its own session and so leaves its process group; when its
+parent exits, this process, a child subreaper, becomes its parent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import psutil
@@ -28,10 +29,13 @@ from agent.record.background import Writer
 from agent.record.files import appending, read_end
 from agent.record.log import disk_alarm
 from agent.record.node_record import read_stat
-from agent.runtime import descendants
+from agent.runtime import parent
+from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 
 _CHUNK = 1 << 16
 _MAX_LINE = 1 << 22  # Longest line of a piped stdout; the bridge sends all nodes in one
@@ -53,6 +57,7 @@ _BOILERPLATE = re.compile(
 )
 """Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
+managed: set[int] = set()  # Children whose ends are awaited: `reap` must not take their codes
 
 
 class ChildLog:
@@ -143,22 +148,16 @@ class ChildLog:
         return bool(data)
 
 
-def _open_pipe_of(leader: int) -> int:
-    """Open a session's output, the one pipe with a descriptor for both ways; -1 for none."""
-    session = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            if os.getsid(int(entry.name)) == leader:
-                session.append(entry)
-    for process in (Path(f"/proc/{leader}"), *session):
-        for number in (1, 2):
-            place = process / f"fd/{number}"
-            with suppress(OSError, ValueError, IndexError):
-                info = (process / f"fdinfo/{number}").read_text(encoding="ascii")
-                flags = int(info.partition("flags:")[2].split()[0], 8)
-                is_ours = place.readlink().name.startswith("pipe:")
-                if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
-                    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open_pipe_of(pid: int) -> int:
+    """Open a child's output, the pipe with a descriptor for both ways; -1 for none."""
+    for number in (1, 2):
+        place = Path(f"/proc/{pid}/fd/{number}")
+        with suppress(OSError, ValueError, IndexError):
+            info = Path(f"/proc/{pid}/fdinfo/{number}").read_text(encoding="ascii")
+            flags = int(info.partition("flags:")[2].split()[0], 8)
+            is_ours = place.readlink().name.startswith("pipe:")
+            if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
+                return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return -1
 
 
@@ -205,7 +204,7 @@ class Child:
                 stdout=subprocess.PIPE if piped else end,
                 stderr=end,
             )
-            descendants.managed.add(popen.pid)
+            managed.add(popen.pid)
         popen.returncode = 0  # Popen need not reap it: `_check_end` does
         child = cls(popen.pid, name, output, keep_group=keep_group)
         try:
@@ -295,7 +294,7 @@ class Child:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             is_over = os.waitid(os.P_PID, self.pid, options) is not None
         except ChildProcessError:  # adopted, or reaped by another process
-            is_over = not descendants.is_alive(self._process)
+            is_over = not is_alive(self._process)
         if not is_over:  # a tracer, strace or py-spy, is notified first
             self._check_soon()
             return
@@ -304,7 +303,7 @@ class Child:
         self._is_over, code = True, UNKNOWN_CODE
         with suppress(ChildProcessError):
             code = shell_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
-        descendants.managed.discard(self.pid)
+        managed.discard(self.pid)
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()
@@ -353,3 +352,113 @@ def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Child |
         if start_time(pid) == started:
             return Child(pid, name, ChildLog(log, _open_pipe_of(pid)))
     return None
+
+
+# --- descendants --------------------------------------------------------------------------------
+
+
+def reap() -> None:
+    """Reap ended orphans; called on SIGCHLD, in the thread that starts children."""
+    for pid in children_of("self"):
+        if pid not in managed:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+
+def children_of(pid: int | Literal["self"]) -> list[int]:
+    """Return a process's children, without a scan of all processes."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(pid) for pid in path.read_text().split()]
+    return found
+
+
+def list_descendants() -> list[psutil.Process]:
+    """Return all running descendants, and those of a killed agent, which are the parent's."""
+    own = os.getpid()
+    tops = (own, os.getppid()) if parent.former_agents else (own,)
+    found = {process for top in tops for process in tree_of(top)[1:]}
+    return [process for process in found if process.pid != own and is_alive(process)]
+
+
+async def stop_descendants(grace: float) -> list[str]:
+    """Stop all descendants, of any session; return the names of those killed."""
+    send_signal(list_descendants(), signal.SIGTERM)
+    if await _wait_until_gone(grace):
+        return []
+    killed = kill(list_descendants())
+    await _wait_until_gone(2.0)
+    return killed
+
+
+async def _wait_until_gone(limit: float) -> bool:
+    async def check() -> bool | NotYet:
+        alive = list_descendants()
+        reap()  # after the check, so that the last one leaves no zombie
+        return NotYet() if alive else True
+
+    try:
+        return await until(check, limit, longest=0.1)
+    except TimedOutError:
+        return False
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, of any parent, and wait for their end.
+
+    An exiting process loses its command line first and its ports last: without the wait, its ports
+    would still be taken, by no visible process.
+    """
+    tree = tree_of(pid)
+    send_signal(tree, signal.SIGKILL)
+    psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants; nothing if it has ended."""
+    with suppress(psutil.Error):
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    return []
+
+
+def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
+    """Kill descendants by a variable in their environment; return their names."""
+    of = {one: known(one.environ, dict[str, str]()) for one in list_descendants()}
+    return kill(one for one, environ in of.items() if matches(environ.get(variable, "")))
+
+
+def kill(processes: Iterable[psutil.Process]) -> list[str]:
+    """Kill processes of any parent; return the names of those that were running."""
+    alive = [process for process in processes if is_alive(process)]
+    names = [f"{known(process.name, 'a process')} (pid {process.pid})" for process in alive]
+    send_signal(alive, signal.SIGKILL)
+    return names
+
+
+def send_signal(processes: Iterable[psutil.Process], signum: int) -> None:
+    """Signal those of the processes that still run; a reused pid is no such process."""
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            process.send_signal(signum)
+
+
+def known(read: Callable[[], T], otherwise: T) -> T:
+    """Return what psutil reads; the default if the process has ended or belongs to another user."""
+    with suppress(psutil.Error, OSError):
+        return read()
+    return otherwise
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process still runs; a zombie and a reused pid do not count."""
+    return known(
+        lambda: bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE),
+        otherwise=False,
+    )
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used so far."""
+    return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)

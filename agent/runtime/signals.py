@@ -16,7 +16,7 @@ from anyio import TASK_STATUS_IGNORED
 from agent.base import times
 from agent.record.background import finish_all, start_thread
 from agent.record.log import say
-from agent.runtime import descendants, parent
+from agent.runtime import parent, process
 from agent.runtime.parent import NOTICES, ignore_signals, set_handler
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ async def watch_signals(
                 interrupts += signum == signal.SIGINT
                 if interrupts > 1:
                     say("second SIGINT: killing everything", "warning")
-                    descendants.kill(descendants.list_descendants())
+                    process.kill(process.list_descendants())
                     exit_now(128 + signal.SIGINT)
                 if signum == signal.SIGCHLD:
-                    descendants.reap()
+                    process.reap()
                 else:
                     (notify if signum in NOTICES else stop)(signum)
     finally:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from agent.record.background import DiskAlarm
-from agent.runtime import descendants, process
+from agent.runtime import process
 from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until
 
@@ -45,7 +45,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     before = open_files()
     anyio.run(story)
     assert not psutil.Process().children()
-    assert not descendants.managed
+    assert not process.managed
     late = time.monotonic() + 20
     while open_files() > before:  # a log is closed by its writer's thread
         assert time.monotonic() < late
@@ -237,7 +237,7 @@ def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
     async def story() -> None:
         child = await start(tmp_path, "exit 9")
         await_end(child.pid, os.WNOWAIT)
-        descendants.reap()
+        process.reap()
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
         assert await child.wait() == 9
 
