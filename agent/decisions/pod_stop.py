@@ -33,7 +33,6 @@ class PodAnswer(Value):
     code: int  # the HTTP status; 0 if there was no valid answer
     detail: str = ""
     pod: PodState | None = None
-    retry_after: float = 0.0  # Seconds, as a rate limit asks
 
 
 class PodStop(Value):
@@ -53,9 +52,9 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
     if stop.acts and answer.code == 409:
         # The status changed since it was read: read it again, it decides.
-        return _try_again(stop, f"its status forbids to {stop.action} it: {answer.detail}", answer)
+        return _try_again(stop, f"its status forbids to {stop.action} it: {answer.detail}")
     if answer.pod is not None:
-        return _after_reading(stop, answer.pod, answer)
+        return _after_reading(stop, answer.pod)
     if answer.code == 404 and stop.accepted:
         return _accepted(stop, "RunPod no longer lists this pod")
     refusal = {
@@ -66,12 +65,10 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
     if refusal is not None:
         return _refused(stop, f"{refusal}: {answer.detail}" if answer.detail else refusal)
     number = f"{answer.code}: " if answer.code else ""
-    return _try_again(stop, f"no success ({number}{answer.detail})", answer)
+    return _try_again(stop, f"no success ({number}{answer.detail})")
 
 
-def _after_reading(
-    stop: PodStop, pod: PodState, answer: PodAnswer
-) -> tuple[PodStop, LogLine | None]:
+def _after_reading(stop: PodStop, pod: PodState) -> tuple[PodStop, LogLine | None]:
     if pod.status in RUNPOD_OVER:
         return _accepted(stop, f"RunPod lists this pod as {pod.status}")
     if pod.cluster is not None:
@@ -80,7 +77,7 @@ def _after_reading(
         return _refused(stop, "it is locked")
     if stop.action not in pod.actions:
         can = ", ".join(pod.actions) or "nothing"
-        return _try_again(stop, f"its status {pod.status} allows {can}", answer)
+        return _try_again(stop, f"its status {pod.status} allows {can}")
     # A failure before stays counted: where the action itself fails, the pauses grow.
     return replace(stop, acts=True, pause=0.0), None
 
@@ -97,11 +94,11 @@ def _refused(stop: PodStop, why: str) -> tuple[PodStop, LogLine]:
     return PodStop(stop.action, pause=times.HOLD_REMINDER, obstacle=why), log
 
 
-def _try_again(stop: PodStop, why: str, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
+def _try_again(stop: PodStop, why: str) -> tuple[PodStop, LogLine | None]:
     pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
     again = PodStop(
         stop.action,
-        pause=max(pause, min(answer.retry_after, times.HOLD_REMINDER)),
+        pause=pause,
         failures=min(stop.failures + 1, 30),
         obstacle=why,
     )
