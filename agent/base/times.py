@@ -72,7 +72,6 @@ more often, also in another container that shares the folder.
 """
 RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
-ADDRESS_REUSED = 10.0  # A late DNS answer is reused for so long; a recreated pod has a new address.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
 # --- Probes between nodes before the job ----------------------------------------------------------

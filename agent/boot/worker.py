@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -219,7 +218,7 @@ class WorkerAgent:
                 if isinstance(action, w.EndWorker):
                     return action
                 await self._perform(action)
-            progress = (state.phase, state.joined, state.preparing, state.tries)
+            progress = (state.phase, state.joined, state.preparing, state.ray)
             running = (worker.item_reports(state), state.share_over, state.running_attempt)
             former, reported = reported, (*progress, *running, state.last_order, state.taken_at)
             if reported != former:
@@ -301,26 +300,23 @@ class WorkerAgent:
         runner = await site.open(sockets)
         early = self._plan.address.ip or self._plan.facts.default_source
         try:
-            first = await self._listen_on(runner, early)
+            await self._listen_on(runner, early)
             await self._addressed.wait()
             if self._own_ip != early:
                 await self._listen_on(runner, self._own_ip)
-                if first is not None:
-                    await first.stop()
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
 
-    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> web.BaseSite | None:
+    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> None:
         """Open the agent's port on an address, if it may be opened there."""
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
-            return None
-        with suppress(PreflightError):  # probes by that address fail; the run does not need them
-            (site,) = await server.listen(runner, bind([ip], self._plan.ports.agent))
-            return site
-        say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
-        return None
+            return
+        try:
+            await server.listen(runner, bind([ip], self._plan.ports.agent))
+        except PreflightError:  # the run does not need them
+            say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state

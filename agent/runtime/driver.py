@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.node.gpus import Tool
+    from agent.record.node_record import ProcessStat
     from agent.runtime.waiting import BestEffort
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -53,9 +54,8 @@ _PREFERRED_ROLES = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02  # Cores used by idle processes: a base, and per process
 _MAX_STACK = 6_000
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
-_PERMISSION_ERRORS = ("permission denied", "operation not permitted", "sys_ptrace")
 NO_PTRACE = (
-    "py-spy may not look into processes here: give the container SYS_PTRACE (`--cap-add "
+    "Where py-spy may not look into processes, give the container SYS_PTRACE (`--cap-add "
     "SYS_PTRACE`, on Kubernetes securityContext.capabilities.add)"
 )
 NO_PY_SPY = "py-spy is not installed here: `pip install py-spy` in the image shows where it hangs"
@@ -174,15 +174,13 @@ def not_passed_on(signum: int, why: str) -> str:
 def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
     """Return the leader; if it is a shell without a handler, its only child that may have one."""
     process = leader
-    while not _catches(process, signum):
-        if Path(process.exe()).name not in _SHELLS:  # the process name of a script is its own
-            break
+    # The process name of a script is its own.
+    while not _catches(process, signum) and Path(process.exe()).name in _SHELLS:
         children = process.children()
-        if len(children) > 1:
-            children = [child for child in children if _catches(child, signum)]
-        if len(children) != 1:
+        handling = [child for child in children if _catches(child, signum)] or children
+        if len(handling) != 1:
             break
-        process = children[0]
+        process = handling[0]
     return process
 
 
@@ -281,9 +279,7 @@ async def stacks_of(
             return NO_PY_SPY
         argv = [py_spy, "dump", "--pid", str(process.pid)]
         text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
-        if fault and any(text in fault.lower() for text in _PERMISSION_ERRORS):
-            return NO_PTRACE
-        lines.append(f"no stack: {fault}" if fault else text[:_MAX_STACK].rstrip())
+        lines.append(f"no stack: {fault}. {NO_PTRACE}" if fault else text[:_MAX_STACK].rstrip())
     return "\n".join(lines) or "no Python process of the job runs here"
 
 
@@ -295,7 +291,7 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 
 # --- Ray's own processes -------------------------------------------------------------------------
 
-REQUIRED_PROCESSES = ("gcs_server", "raylet")  # Ray restarts all others
+_REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
 _ENDED_STATES, _STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
 _DASHBOARD = "/dashboard/dashboard.py"
@@ -332,18 +328,17 @@ class RayParts:
             await self._child.wait()
         await self._child.stop(0.0)
 
-    def find_lost(self, found: Mapping[str, RayProcess]) -> str:
+    def find_lost(self, found: Mapping[int, ProcessStat]) -> str:
         """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
-        now = self._clock()
-        self._known |= {name: part.pid for name, part in found.items()}
+        now, limit = self._clock(), times.RAY_HANGS
+        self._known |= {stat.name: pid for pid, stat in found.items()}
         for name, pid in self._known.items():
-            if name not in found or found[name].state in _ENDED_STATES:
+            if pid not in found or found[pid].state in _ENDED_STATES:
                 return f"its {name} (pid {pid}) is gone"
-        for name, part in found.items():
-            if part.state not in _STOPPED_STATES:
+            if found[pid].state not in _STOPPED_STATES:
                 self._stopped_since.pop(name, None)
                 continue
-            what, limit = f"its {name} (pid {part.pid}) is stopped", times.RAY_HANGS
+            what = f"its {name} (pid {pid}) is stopped"
             if name not in self._stopped_since:
                 say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")
             if now - self._stopped_since.setdefault(name, now) >= limit:
@@ -356,21 +351,10 @@ class RayParts:
         return f"{self.evidence}; {end}" if self.evidence else end
 
 
-class RayProcess(NamedTuple):
-    """A process of Ray and its last state."""
-
-    pid: int
-    state: str
-
-
-def ray_processes(pid: int) -> dict[str, RayProcess]:
+def ray_processes(pid: int) -> dict[int, ProcessStat]:
     """Return the required processes of Ray among a process's children."""
     stats = {child: read_stat(child) for child in children_of(pid)}
-    return {
-        stat.name: RayProcess(child, stat.state)
-        for child, stat in stats.items()
-        if stat is not None and stat.name in REQUIRED_PROCESSES
-    }
+    return {child: stat for child, stat in stats.items() if stat and stat.name in _REQUIRED}
 
 
 async def watch_helpers(

@@ -51,18 +51,10 @@ class PreambleFilter:
         if at >= 0:
             self.found = True
             return data[:at] + data[at + len(self._line) :]
-        held = 0 if last else self._partial_match(data)
+        sizes = () if last else range(min(len(self._line), len(data)), 0, -1)
+        held = next((size for size in sizes if data.endswith(self._line[:size])), 0)
         self.held = data[len(data) - held :]
         return data[: len(data) - held]
-
-    def _partial_match(self, data: bytes) -> int:
-        """Return how many bytes at the end may be the start of Ray's line."""
-        at = data.find(self._line[:1], max(0, len(data) - len(self._line) + 1))
-        while at >= 0:
-            if self._line.startswith(data[at:]):
-                return len(data) - at
-            at = data.find(self._line[:1], at + 1)
-        return 0
 
 
 class ByteSink(Protocol):

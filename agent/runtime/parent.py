@@ -35,8 +35,6 @@ _UNHANDLED = (
     *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
-SHELL_JOB_CONTROL = (signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-"""A shell's job control stops and continues processes with these."""
 _REQUESTS = signal.valid_signals() - {*_UNHANDLED, *NOTICES}
 STOPS: dict[int, signal.Signals] = {
     # All others that would end the agent without teardown count as SIGTERM: a closed terminal,
@@ -47,7 +45,7 @@ STOPS: dict[int, signal.Signals] = {
 """Signals that request a stop, and the signal that each counts as."""
 
 _pending: set[int] = set()
-_handler: Callable[[int], None] = _pending.add
+_handler: Callable[[int], object] = _pending.add
 
 MAX_CRASHES = 3  # An agent killed more often within AGENT_CRASH_WINDOW is not restarted
 GAVE_UP, NO_PROCESS = 70, 69  # AGENT_KILLED and NO_PROCESS in base/ends.py, not imported here
@@ -88,7 +86,7 @@ def record_stop_requests() -> None:
         signal.signal(signum, _handle)
 
 
-def set_handler(handler: Callable[[int], None]) -> None:
+def set_handler(handler: Callable[[int], object]) -> None:
     """Call a function for each signal, including those recorded so far.
 
     It may run between any two bytecodes.
@@ -132,7 +130,8 @@ def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
     global is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
     is_init = os.getpid() == 1
-    shells = set() if is_init else {*SHELL_JOB_CONTROL}
+    job_control = {signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    shells = set() if is_init else job_control
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant

@@ -139,7 +139,7 @@ async def _send_request(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(resolver=ThreadResolver(limit)),
                 timeout=aiohttp.ClientTimeout(total=limit),
-                trust_env=not names_an_address(url),
+                trust_env=not is_ip(urlsplit(url).hostname or ""),  # addresses need no proxy
             ) as session,
             session.request(method, url, data=body, headers=headers) as reply,
         ):
@@ -154,14 +154,6 @@ async def _send_request(
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return reason(getattr(error, "os_error", None) or error)
-
-
-def names_an_address(url: str) -> bool:
-    """Return whether a URL has an IP address, which needs no proxy, instead of a host name."""
-    try:
-        return is_ip(urlsplit(url).hostname or "")
-    except ValueError:  # brackets without an IPv6 address
-        return False
 
 
 class ReadinessProbe:

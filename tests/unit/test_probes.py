@@ -16,7 +16,6 @@ from agent.runtime.probes import (
     REWARD_REQUEST,
     check_reward_reply,
     first_answer,
-    names_an_address,
     port_answers,
     reason,
     reward_answers,
@@ -133,26 +132,6 @@ def test_a_reward_server_of_no_known_name() -> None:
     """The resolver's error is the evidence."""
     said = anyio.run(reward_answers, f"http://{'a' * 70}.example:5000/get_reward", 20.0)
     assert "does not resolve" in said
-
-
-@pytest.mark.parametrize(
-    ("url", "is_address"),
-    [
-        ("http://10.0.0.1:5000/get_reward", True),
-        ("http://10.0.0.1", True),
-        ("http://user:pass@10.0.0.1:5000/x", True),
-        ("http://10.0.0.1?query=/x", True),
-        ("http://[fd00::1]:5000/x", True),
-        ("http://[fd00::1]", True),
-        ("http://reward:5000/10.0.0.1", False),
-        ("http://reward@example.org/", False),
-        ("http://[nonsense/x", False),
-        ("", False),
-    ],
-)
-def test_an_address_is_distinguished_from_a_name(url: str, is_address: object) -> None:
-    """A proxy may resolve a name; an address is always contacted directly."""
-    assert names_an_address(url) is is_address
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_messages_on_the_way() -> None:
     sentences = [
         "joining Ray at the head pod0 (10.0.0.1)",
         "`ray start` ended (exit code 1): trying again",
-        "joining Ray at the head pod0 (10.0.0.1) (try 2)",
+        "joining Ray at the head pod0 (10.0.0.1)",
         "Ray is up on this node: following the head",
         "the head's Ray was restarted: leaving the old and joining the new",
         "Ray was lost here (exit code 1): joining again",

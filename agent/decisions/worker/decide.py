@@ -361,18 +361,16 @@ def _follow(state: WorkerState, now: float) -> WorkerState:
 
 
 def _enter_joining(state: WorkerState, now: float) -> WorkerState:
-    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=None)
+    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
 
 
 def _start_join(state: WorkerState) -> Decision:
     head_ip = state.head_ip
     assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
-    tries = state.tries + 1
-    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None, tries=tries)
+    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None)
     state = replace(state, ray_attempt=state.head_attempt)
     kind = "a plain Ray head" if state.is_plain_head else "the head"
-    again = f" (try {tries})" if tries > 1 else ""
-    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
+    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip})")
     return state, (log, w.StartRay(head_ip))
 
 

@@ -82,7 +82,6 @@ class WorkerState(Value):
     ray_evidence: str = ""  # how `ray start` last exited
     raylet_evidence: str = ""  # why this node's raylet does not count as up
     retry_at: float | None = None
-    tries: int = 0
     run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
     head_is_silent: bool = False  # true while the head does not answer
     head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
