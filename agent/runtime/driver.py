@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import time
@@ -405,8 +406,7 @@ class MemoryWatch:
     ) -> None:
         self._count, self._clock = count, clock
         self.kills = count()
-        self._grew_at: float | None = None
-        self._last_sentence = ""
+        self._grew_at, self._last_sentence = -math.inf, ""
 
     def poll(self) -> str:
         """Return a sentence if there were OOM kills since the last poll, else ''."""
@@ -421,7 +421,7 @@ class MemoryWatch:
     def recent(self) -> str:
         """Return that sentence for a minute, unless another container's process may be meant."""
         self.poll()
-        is_recent = self._grew_at is not None and self._clock() - self._grew_at <= times.OOM_RECENT
+        is_recent = self._clock() - self._grew_at <= times.OOM_RECENT
         return self._last_sentence if is_recent and self.kills.of_container else ""
 
 

@@ -75,23 +75,19 @@ class ChildLog:
     def open_pipe(self) -> Iterator[int]:
         """Open the pipe; yield the file descriptor for the child's stdout."""
         self._fd, writing = os.pipe()
-        os.set_blocking(self._fd, False)
-        with suppress(OSError):  # above the user's limit
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
-            both = os.open(f"/proc/self/fd/{writing}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # without /proc the pipe breaks when this agent is killed
-            both = writing
-        else:
-            os.close(writing)
-        try:
-            yield both
+            os.set_blocking(self._fd, False)
+            with suppress(OSError):  # above the user's limit
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            # With a descriptor for both ways the pipe does not break when this agent is killed.
+            with open(f"/proc/self/fd/{writing}", "r+b", buffering=0) as both:  # noqa: PTH123 - a pipe
+                yield both.fileno()
         except BaseException:
             self.close()
             self._writer.close()
             raise
         finally:
-            os.close(both)
+            os.close(writing)
 
     def start_reading(self) -> None:
         """Start reading the output."""
@@ -172,11 +168,10 @@ class Child:
         self._output, self._keep_group = output, keep_group
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
-        self._process = psutil.Process(pid)
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
         self._output.start_reading()
-        self._await_end()
+        asyncio.get_running_loop().call_soon(self._check_end)
 
     @classmethod
     async def start(  # noqa: PLR0913 - a command, its log and what it is tied to
@@ -266,37 +261,18 @@ class Child:
         """Return the last non-empty lines of its output, on one line."""
         return informative_lines(self._output.end, lines, longest)
 
-    def _await_end(self) -> None:
-        """Check for its end when the kernel reports it, without a task or a thread.
-
-        There is no pidfd before Linux 5.3, in some sandboxes, and in conda's Pythons.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):
-            self._check_soon()
-            return
-
-        def check() -> None:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._check_end()
-
-        loop.add_reader(pidfd, check)
-
-    def _check_soon(self) -> None:
-        asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
-
     def _check_end(self) -> None:
-        """If the leader has ended, kill the rest of its group, then reap it."""
+        """If the leader has ended, kill the rest of its group, then reap it; else check again.
+
+        Timed, without a thread: not every kernel, sandbox and Python has a pidfd.
+        """
         try:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            is_over = os.waitid(os.P_PID, self.pid, options) is not None
+            runs = os.waitid(os.P_PID, self.pid, options) is None
         except ChildProcessError:  # adopted, or reaped by another process
-            is_over = not is_alive(self._process)
-        if not is_over:  # a tracer, strace or py-spy, is notified first
-            self._check_soon()
+            runs = Path(f"/proc/{self.pid}").exists()
+        if runs:
+            asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
             return
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
@@ -348,10 +324,9 @@ def informative_lines(end: bytes, lines: int, longest: int) -> str:
 
 def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Child | None:
     """Adopt a killed agent's child, if it still runs; the parent reaps it, its code is unknown."""
-    with suppress(psutil.Error):
-        if start_time(pid) == started:
-            return Child(pid, name, ChildLog(log, _open_pipe_of(pid)))
-    return None
+    if start_time(pid) != started:
+        return None
+    return Child(pid, name, ChildLog(log, _open_pipe_of(pid)))
 
 
 # --- descendants --------------------------------------------------------------------------------

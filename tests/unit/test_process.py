@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 ENV = {"PATH": os.defpath}
-
-
-@pytest.fixture(params=["pidfd", "timer"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test also as on a kernel without pidfd."""
-    if request.param == "timer":
-
-        def refuse(_pid: int) -> int:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-
-        monkeypatch.setattr(os, "pidfd_open", refuse)
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

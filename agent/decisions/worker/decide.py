@@ -37,7 +37,9 @@ def first_state(
         awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
         steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
         state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-        return _hold_back(state, frozenset(steps) - awaiting)
+        return replace(
+            state, blocked=frozenset(_unmet_dependencies(state, steps.keys() - awaiting))
+        )
     since = surviving.unreached_since
     return WorkerState(
         goal,
@@ -158,11 +160,6 @@ def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, l
     steps = (step for step in state.goal.steps if step.name in names)
     unmet = {step.name: [name for name in step.after if name in undone] for step in steps}
     return {name: missing for name, missing in unmet.items() if missing}
-
-
-def _hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
-    """Block those of these steps that depend on steps of this node which are not done."""
-    return replace(state, blocked=state.blocked | _unmet_dependencies(state, names).keys())
 
 
 def _start_unblocked(state: WorkerState, now: float) -> Decision:
@@ -337,9 +334,8 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         state = replace(state, epoch=event.epoch)
     if state.is_plain_head and state.ray_ready and state.awaiting_order:
         # the head has no agent that could order or report steps: nothing on other nodes is awaited
-        state = _hold_back(state, state.awaiting_order)
-        state, runs = _run_steps(state, state.awaiting_order - state.blocked, now)
-        return replace(state, awaiting_order=frozenset()), runs
+        blocked = state.blocked | state.awaiting_order
+        return replace(state, blocked=blocked, awaiting_order=frozenset()), ()
     if state.service_only and state.epoch is not None and not state.preparing:
         log = v.LogLine("this node joins no Ray: it is there for a service only")
         return _follow(state, now), (log,)
