@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,10 +9,12 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
-from msgspec import ValidationError, convert
+from msgspec import MsgspecError
+from msgspec.json import decode
 
 from agent.base import times
 from agent.base.text import without_controls
+from agent.base.value import Value
 from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
 from agent.decisions.values import StopAsked
 from agent.plan.show import held_sentence, how_to_end
@@ -129,20 +130,19 @@ class Held:
         return answer
 
 
+class _Problem(Value):
+    detail: str = ""
+
+
 def _read_answer(code: int, body: bytes) -> PodAnswer:
     """Read an answer; a pod that the description does not allow is none."""
     try:
-        data = json.loads(body or b"null")
-    except (ValueError, RecursionError):
-        data = None
-    if code != 200:
-        detail = data.get("detail") if isinstance(data, dict) else None
-        text = without_controls(detail) if isinstance(detail, str) else ""
-        return PodAnswer(code, text[:_LONGEST_DETAIL])
-    try:
-        return PodAnswer(code, pod=convert(data, PodState, strict=False))
-    except ValidationError as error:
-        return PodAnswer(code, f"an answer that is no pod: {error}")
+        if code == 200:
+            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
+        detail = decode(body, type=_Problem).detail if body else ""
+    except (MsgspecError, RecursionError) as error:
+        detail = f"an answer that is no pod: {error}"
+    return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])
 
 
 async def hold_until_signal(held: Held, outcome: Outcome) -> None:

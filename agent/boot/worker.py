@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.holding import hold_after_verdict
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from agent.base.ends import Outcome
-    from agent.base.value import Addresses
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.runtime.process import Child
@@ -101,7 +98,7 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,
         fingerprint="" if last is None else last.fingerprint,
-        facts=shorten_facts(plan.facts),
+        facts=facts_to_send(plan.facts),
         clock=time.time(),
         findings=tuple(
             replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
@@ -109,24 +106,9 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
     )
 
 
-def shorten_facts(facts: Facts) -> Facts:
-    """Return facts whose lists fit into a hello.
-
-    A Kubernetes machine may have thousands of interfaces and addresses, of which the first are its
-    own; a temporary folder may have as many names.
-    """
-
-    def first(found: Addresses) -> Addresses:
-        return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
-
-    folder, most = facts.ray_temp, MOST_ITEMS
-    return replace(
-        facts,
-        interfaces=first(facts.interfaces),
-        known_names=first(facts.known_names),
-        reserved_ports=facts.reserved_ports[:most],
-        ray_temp=folder and replace(folder, strangers=folder.strangers[:most]),
-    )
+def facts_to_send(facts: Facts) -> Facts:
+    """Return facts without what only their own node uses, such as thousands of addresses."""
+    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
 
 
 class WorkerAgent:

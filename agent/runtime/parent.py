@@ -135,14 +135,15 @@ def become_parent(*, restarts_agent: bool) -> int | None:
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
-    forked = _fork(before, ())
-    if forked is None:
-        return None
-    agent, code_pipe = forked
     crashes: list[float] = []
     killed: tuple[int, ...] = ()
     while True:
+        forked = _fork(before, killed)
+        if forked is None:
+            return None
+        agent, code_pipe = forked
         status = _follow(agent, code_pipe, everything)
+        os.close(code_pipe)
         if not restarts_agent or -status not in _CRASHES:
             break
         now = time.monotonic()
@@ -153,12 +154,7 @@ def become_parent(*, restarts_agent: bool) -> int | None:
             status = GAVE_UP
             break
         _say(f"the agent was killed by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
-        os.close(code_pipe)
         killed = (agent, *killed)
-        forked = _fork(before, killed)
-        if forked is None:
-            return None
-        agent, code_pipe = forked
     if crashes:
         _kill_leftovers()  # a restarted agent is not the parent of its predecessor's children
     if status >= 0:
@@ -180,8 +176,16 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     parent = os.getpid()
     reading, writing = os.pipe()
     until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
-    while (child := _try_fork(is_last=time.monotonic() >= until)) is None:
-        signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
+    child = None
+    while child is None:
+        try:
+            child = os.fork()
+        except OSError as error:  # noqa: PERF203 - a wait for room: pids.max is reached
+            if time.monotonic() >= until:
+                _say(f"no room for a process: {error.strerror}; raise pids.max")
+                _kill_leftovers()
+                os._exit(NO_PROCESS)
+            signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
     if child:
         os.close(writing)
         os.set_blocking(reading, False)
@@ -197,18 +201,6 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
         os.kill(os.getpid(), signal.SIGTERM)
     former_agents = killed
     return None
-
-
-def _try_fork(*, is_last: bool) -> int | None:
-    """Fork; without room for a process return None, or end all after the last try."""
-    try:
-        return os.fork()
-    except OSError as error:  # not even a second process: pids.max
-        if not is_last:
-            return None
-        _say(f"no room for a process: {error.strerror}; raise pids.max")
-        _kill_leftovers()
-        os._exit(NO_PROCESS)
 
 
 def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:

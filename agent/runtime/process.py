@@ -48,12 +48,9 @@ _WRITE_STEPS = 50  # Steps of `times.WRITE_PAUSE`, one second in all, to write t
 UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look like success
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
-    r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
-      | authentication_token_setup\.py:\d+\ -- | network_util\.cc:
-      | (?:^|--\ )(?:Some\ Ray\ subprocesses\ exited\ unexpectedly:
-        | Remaining\ processes\ will\ be\ killed\. | -----\ (?:BEGIN|END)\ .*)$
-    """,
-    re.VERBOSE,
+    r"\t(?:SUCC|INFO)\s+\w+\.py:\d+ -- |authentication_token_setup\.py:\d+ -- |network_util\.cc:"
+    r"|(?:^|-- )(?:Some Ray subprocesses exited unexpectedly:"
+    r"|Remaining processes will be killed\.|----- (?:BEGIN|END) .*)$"
 )
 """Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
