@@ -219,7 +219,6 @@ SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 WAIT_POLL = 0.05  # The one polling loop, for what sends no event.
 WAIT_READ = 1.0  # For a short read in a thread, such as a file.
 OUTPUT_POLL = 0.05  # Between two reads of the job's output.
-COPY_POLL = 0.2  # Between two reads of the output for its copy in job.log.
 PROCESS_POLL = 0.05  # Between two checks whether a child process has ended.
 WRITE_PAUSE = 0.02  # Output is read again after this while its disk is slow.
 RAY_POLL = 0.5  # Between two checks of this node's Ray and GCS.

@@ -245,15 +245,10 @@ class Utilization:
     async def sample(self, submission_id: str | None) -> str:
         """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
         for tool in self._tools:
-            name = tool.argv[0]
-            path = shutil.which(name, path=self._env.get("PATH"))
-            if path is None:
-                continue
-            log = partial(self._log, f"{name}.log")
-            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, times.GPUS_ANSWER)
+            log = partial(self._log, f"{tool.argv[0]}.log")
+            text, _ = await output_of(tool.argv, self._env, log, times.GPUS_ANSWER)
             with suppress(ValueError):  # not the expected output
-                uses = tool.read(text)
-                if uses:
+                if uses := tool.read(text):
                     return busy_gpu(uses)
         found = await anyio.to_thread.run_sync(job_processes, submission_id)
         used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
@@ -304,7 +299,6 @@ _NAMES = {
     "ray::RuntimeEnvAgent": "agent for runtime_env",
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
-_MAX_ARGUMENTS = 1000
 
 
 class RayParts:
@@ -389,8 +383,8 @@ def _helpers_below(pid: int) -> Iterator[tuple[int, str]]:
     """Yield pids and names of the helpers, at any depth."""
     for child in children_of(pid):
         line = ""
-        with suppress(OSError), Path(f"/proc/{child}/cmdline").open("rb") as file:
-            line = file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
+        with suppress(OSError):
+            line = Path(f"/proc/{child}/cmdline").read_text(errors="replace").replace("\0", " ")
         name = next((name for mark, name in _NAMES.items() if mark in line), None)
         if name is not None:
             yield child, name

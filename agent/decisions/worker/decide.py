@@ -44,7 +44,6 @@ def first_state(
     return WorkerState(
         goal,
         phase=WorkerPhase.FOLLOWING,
-        evidence="not asked yet by the agent that goes on",
         head_ip=surviving.head_ip,
         epoch=surviving.epoch,
         has_agent=True,
