@@ -72,7 +72,6 @@ more often, also in another container that shares the folder.
 """
 RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
-ADDRESS_REUSED = 10.0  # A late DNS answer is reused for so long; a recreated pod has a new address.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
 # --- Probes between nodes before the job ----------------------------------------------------------
@@ -219,8 +218,7 @@ SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 WAIT_POLL = 0.05  # The one polling loop, for what sends no event.
 WAIT_READ = 1.0  # For a short read in a thread, such as a file.
 OUTPUT_POLL = 0.05  # Between two reads of the job's output.
-COPY_POLL = 0.2  # Between two reads of the output for its copy in job.log.
-PROCESS_POLL = 0.1  # The kernel reports an end once: a process whose group runs is checked again.
+PROCESS_POLL = 0.05  # Between two checks whether a child process has ended.
 WRITE_PAUSE = 0.02  # Output is read again after this while its disk is slow.
 RAY_POLL = 0.5  # Between two checks of this node's Ray and GCS.
 RAY_HELPERS_POLL = 1.0  # Between two checks of Ray's dashboard and agents.

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import STARTING, Kind
-from agent.base.text import listed
 from agent.boot.node_run import without_addresses
 from agent.decisions.attempts import FailureCause
 from agent.decisions.causes.find import (
@@ -29,7 +28,7 @@ from agent.decisions.causes.find import (
 )
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
-from agent.decisions.values import OrderKind, Step
+from agent.decisions.values import OrderKind
 from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
 from agent.plan.show import render
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
     from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
     from agent.bridge.link import RayLink
-    from agent.control.protocol import Bye
     from agent.control.reports import Reports
-    from agent.decisions.head.fleet import Worker
     from agent.node.facts import Facts
     from agent.record.run_record import AttemptRecord
 
@@ -123,22 +120,19 @@ class Elsewhere(NamedTuple):
 
 
 def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
-    """Return what to do: a full disk counts before what is written about it."""
-    plan, remedy = run.plan, found.remedy() if found.row or kind is Kind.JOB_FAILED else ""
-    if found.row and found.key != "disk full":
-        return remedy
-    if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
-        path, purpose = plan.facts.temp, "where Ray keeps its sessions"
-        move = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
-    elif found.row and plan.job is not None and plan.job.checkpoints:
-        path, purpose = plan.job.checkpoints, "where the checkpoints go"
-        move = "choose another folder (AGENT_CHECKPOINTS)"
-    else:
+    """Return what to do: that Ray's disk is full counts before what is written about it."""
+    remedy = found.remedy() if found.row or kind is Kind.JOB_FAILED else ""
+    is_other = bool(found.row) and found.key != "disk full"
+    path = run.plan.facts.temp
+    if kind is Kind.JOB_FAILED or run.plan.own_ray is None or is_other:
         return remedy
     free = free_at(path)
     if free is None or free >= _FULL_BELOW:
         return remedy
-    return f"the disk of {path}, {purpose}, is full. Free some space there, or {move}"
+    return (
+        f"the disk of {path}, where Ray keeps its sessions, is full. Free some space there, or "
+        "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
+    )
 
 
 def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
@@ -170,7 +164,6 @@ def ray_log_folder(run: NodeRun) -> Path | None:
 
 _MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
 """Most bytes of the agent's and the job's log, and of any other log in the run folder."""
-_MOST_LOGS = 64
 _DRIVERS = 3
 
 
@@ -238,98 +231,56 @@ def local_logs(run: NodeRun) -> Iterator[BundlePart]:
     folder, node = run.folder.path, bundle_folder(run)
     for name in (AGENT_LOG, JOB_LOG):
         yield BundlePart(f"{node}/{name}", folder / name, _MOST_OF_MAIN_LOG)
-    others = [path for path in folder.glob("*.log") if path.name not in {AGENT_LOG, JOB_LOG}]
-    for path in _newest(others, _MOST_LOGS):
+    for path in sorted({*folder.glob("*.log")} - {folder / AGENT_LOG, folder / JOB_LOG}):
         yield BundlePart(f"{node}/{path.name}", path, _MOST_OF_OTHER_LOG)
     logs = ray_log_folder(run)
     if logs is not None:
-        drivers = _newest(logs.glob("job-driver-*.log"), _DRIVERS)
-        for path in (*(logs / name for name in RAY_LOGS), *drivers):
+        drivers = sorted(logs.glob("job-driver-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in (*(logs / name for name in RAY_LOGS), *drivers[-_DRIVERS:]):
             yield BundlePart(f"{node}/ray/{path.name}", path)
 
 
-def _newest(paths: Iterable[Path], most: int) -> list[Path]:
-    changed = []
-    for path in paths:
-        with suppress(OSError):  # it was just removed
-            changed.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(changed, reverse=True)[:most]]
-
-
-_MOST_COMPLAINTS = 8  # number of complaints per worker for which logs are requested
 _MOST_ASKED = 64  # number of workers whose logs are requested when the job is stopped
 
 
-class WorkerLogs:
-    """Requests the tails of workers' logs while the workers can still send them."""
+def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports: Reports) -> None:
+    """Order the tails of the workers' logs when a failing run begins to stop.
 
-    def __init__(self, run: NodeRun, status: RunStatus) -> None:
-        self._run, self._status = run, status
-        self._complaints: dict[str, list[str]] = {}
-
-    def request_logs(
-        self, event: h.HeadEvent, before: h.HeadPhase, state: h.HeadState, reports: Reports
-    ) -> None:
-        """Order logs when a worker reports a new error, or a failing run stops."""
-        ray = () if self._run.plan.own_ray is None else ("ray",)
-        if isinstance(event, h.WorkerReplaced):
-            self._complaints.pop(event.key, None)
-        if isinstance(event, h.WorkerReported):
-            worker = event.worker
-            lost = [item for item in worker.items if item.step is Step.LOST]
-            errors = (worker.error, *(f"{item.name}: {item.evidence}" for item in lost))
-            complaint = re.sub(r"\d+", "", "; ".join(filter(None, errors)))
-            known = self._complaints.setdefault(worker.key, [])
-            is_new = bool(complaint) and complaint not in known and len(known) < _MOST_COMPLAINTS
-            if is_new and not worker.has_left:
-                known.append(complaint)
-                of_ray = ray if worker.error else ()
-                for name in ("agent", *of_ray, *(item.name for item in lost)):
-                    reports.order(worker.key, OrderKind.SEND_LOG, name)
-        begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
-        if begins_to_stop and state.verdict is not None and state.verdict.is_failure:
-            present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
-            for worker in islice(present, _MOST_ASKED):
-                for name in ("agent", *ray):
-                    reports.order(worker.key, OrderKind.SEND_LOG, name)
-
-    def bundle_parts(self, state: h.HeadState, reports: Reports) -> Iterator[BundlePart]:
-        """Yield the workers' logs and reports; workers without a goodbye come first."""
-        clean, now, taken = self._run.redactor.clean, self._run.now(), {bundle_folder(self._run)}
-        status, fleet = self._status, state.fleet
-        yield BundlePart("status.json", _to_json({**status.status(), **status.private_details()}))
-        yield BundlePart("findings.json", _to_json(status.findings()))
-        for worker in sorted(fleet.workers.values(), key=lambda one: one.key in reports.byes):
-            key, bye = worker.key, reports.byes.get(worker.key)
-            folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
-            taken.add(folder)
-            stage = NodeState.LEFT if bye else worker.state(counts=fleet.counts(worker))
-            text = last_report_text(worker, stage, now, bye)
-            yield BundlePart(f"{folder}/last-report.txt", text)
-            logs = ((name, text) for (sender, name), text in reports.logs.items() if sender == key)
-            for name, text in logs:
-                yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)
-            if key in fleet.facts:
-                yield BundlePart(f"{folder}/facts.json", _facts(fleet.facts[key], clean))
+    Some of the workers may be killed before they send a goodbye.
+    """
+    begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
+    if not begins_to_stop or state.verdict is None or not state.verdict.is_failure:
+        return
+    present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
+    for worker in islice(present, _MOST_ASKED):
+        for name in ("agent",) if run.plan.own_ray is None else ("agent", "ray"):
+            reports.order(worker.key, OrderKind.SEND_LOG, name)
 
 
-def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | None = None) -> str:
-    """Render a worker's last report as text."""
-    age = max(0.0, now - worker.last_report_at)
-    lines = {
-        "node": f"{worker.label} at {worker.ip or 'an unknown address'}",
-        "state": state.value,
-        "goodbye": "" if bye is None else bye.cause,
-        "last report": f"{age:.1f} s before the end" if bye is None else "",
-        "phase": worker.phase,
-        "detail": worker.detail,
-        "silent": worker.silent,
-        "refused": worker.refused,
-        "last error": worker.error,
-        "runs": listed(f"{one.name} ({one.step.value}) {one.evidence}" for one in worker.items),
-        "share of the job": "" if worker.share is None else f"{worker.share.end}",
-    }
-    return "\n".join(f"{name}: {text}" for name, text in lines.items() if text) + "\n"
+def parts_of_workers(
+    run: NodeRun, status: RunStatus, state: h.HeadState, reports: Reports
+) -> Iterator[BundlePart]:
+    """Yield the workers' logs and reports; workers without a goodbye come first."""
+    clean, now, taken, fleet = run.redactor.clean, run.now(), {bundle_folder(run)}, state.fleet
+    yield BundlePart("status.json", _to_json({**status.status(), **status.private_details()}))
+    yield BundlePart("findings.json", _to_json(status.findings()))
+    for worker in sorted(fleet.workers.values(), key=lambda one: one.key in reports.byes):
+        key, bye = worker.key, reports.byes.get(worker.key)
+        folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
+        taken.add(folder)
+        stage = NodeState.LEFT if bye else worker.state(counts=fleet.counts(worker))
+        report = {
+            "state": stage.value,
+            "goodbye": None if bye is None else bye.cause,
+            "seconds_ago": round(now - worker.last_report_at, 1),
+            **to_builtins(worker),
+        }
+        yield BundlePart(f"{folder}/last-report.json", _to_json(report))
+        logs = ((name, text) for (sender, name), text in reports.logs.items() if sender == key)
+        for name, text in logs:
+            yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)
+        if key in fleet.facts:
+            yield BundlePart(f"{folder}/facts.json", _facts(fleet.facts[key], clean))
 
 
 def _to_json(data: Mapping[str, object]) -> str:

@@ -14,7 +14,14 @@ from agent.base import times
 from agent.base.ends import Kind
 from agent.base.text import error_text, in_url
 from agent.boot import head_job, head_server
-from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
+from agent.boot.diagnose import (
+    Elsewhere,
+    explain_end,
+    find_cause,
+    make_bundle,
+    parts_of_workers,
+    request_logs,
+)
 from agent.boot.head_job import Submission, SubmissionTask
 from agent.boot.holding import hold_after_verdict
 from agent.boot.make_ready import prune_sessions
@@ -92,7 +99,6 @@ class HeadAgent:
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         self._prober = Prober(run)
-        self._worker_logs = WorkerLogs(run, self._status)
         self._reports: Reports
         self._link: RayLink | TorchrunLink
         if plan.torchrun is not None:
@@ -208,7 +214,7 @@ class HeadAgent:
             about = (head.decide, h.FROM_OUTSIDE, self._state)
             event, self._state, actions = run.decide(*about, event)
             self._status.apply_event(event)
-            self._worker_logs.request_logs(event, before, self._state, self._reports)
+            request_logs(run, before, self._state, self._reports)
             run.set_phase(self._state.phase.value)
             for action in actions:
                 if not isinstance(action, h.EndRun):
@@ -466,7 +472,7 @@ class HeadAgent:
             if isinstance(self._link, TorchrunLink):
                 tasks.start_soon(self._link.share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
-        parts = self._worker_logs.bundle_parts(self._state, self._reports)
+        parts = parts_of_workers(self._run, self._status, self._state, self._reports)
         return await make_bundle(self._run, outcome, self._keeper.record.attempts, parts)
 
 

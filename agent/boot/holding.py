@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
-from msgspec import ValidationError, convert
+from msgspec import MsgspecError
+from msgspec.json import decode
 
 from agent.base import times
 from agent.base.text import without_controls
+from agent.base.value import Value
 from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
 from agent.decisions.values import StopAsked
 from agent.plan.show import held_sentence, how_to_end
@@ -92,11 +94,8 @@ class Held:
         while True:
             await anyio.sleep(stop.pause)
             if stop.acts:  # it ends this container
-                try:
+                with suppress(TimedOutError):
                     await until(is_log_written, times.FLUSH)
-                except TimedOutError:
-                    what = "the log is not written in time"
-                    say(f"{what}: the pod is stopped all the same", "warning")
             had_obstacle = bool(stop.obstacle)
             stop, line = after_answer(stop, await self._ask(acts=stop.acts))
             if line is not None:
@@ -120,7 +119,7 @@ class Held:
                     method, url, json=body, proxy=proxy, allow_redirects=False
                 ) as reply,
             ):
-                answer = _read_answer(reply.status, reply.headers, await reply.read())
+                answer = _read_answer(reply.status, await reply.read())
         except TimeoutError:
             return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -131,22 +130,19 @@ class Held:
         return answer
 
 
-def _read_answer(code: int, headers: Mapping[str, str], body: bytes) -> PodAnswer:
+class _Problem(Value):
+    detail: str = ""
+
+
+def _read_answer(code: int, body: bytes) -> PodAnswer:
     """Read an answer; a pod that the description does not allow is none."""
-    wait = headers.get("Retry-After", "")
-    retry_after = float(wait) if wait.isascii() and wait.isdigit() else 0.0
     try:
-        data = json.loads(body or b"null")
-    except (ValueError, RecursionError):
-        data = None
-    if code != 200:
-        detail = data.get("detail") if isinstance(data, dict) else None
-        text = without_controls(detail) if isinstance(detail, str) else ""
-        return PodAnswer(code, text[:_LONGEST_DETAIL], retry_after=retry_after)
-    try:
-        return PodAnswer(code, pod=convert(data, PodState, strict=False))
-    except ValidationError as error:
-        return PodAnswer(code, f"an answer that is no pod: {error}")
+        if code == 200:
+            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
+        detail = decode(body, type=_Problem).detail if body else ""
+    except (MsgspecError, RecursionError) as error:
+        detail = f"an answer that is no pod: {error}"
+    return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])
 
 
 async def hold_until_signal(held: Held, outcome: Outcome) -> None:
@@ -182,21 +178,11 @@ async def hold_after_verdict(
 async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
     """Wait until the agents of these nodes no longer answer."""
 
-    async def look() -> bool | NotYet:
-        answering = []
+    async def is_gone(ip: str, port: int) -> bool | NotYet:
+        return bool(await port_answers(ip, port)) or NotYet()
 
-        async def probe(ip: str, port: int) -> None:
-            if not await port_answers(ip, port):
-                answering.append(ip)
-
-        async with anyio.create_task_group() as tasks:
-            for ip, port in others:
-                tasks.start_soon(probe, ip, port)
-        return NotYet(f"{len(answering)} of {len(others)}") if answering else True
-
-    if not others:
-        return
-    try:
-        await until(look, times.WORKERS_STOP_FIRST, step=0.5)
-    except TimedOutError as late:
-        say(f"the pods of {late} workers still run: this one is stopped now", "warning")
+    with anyio.move_on_after(times.WORKERS_STOP_FIRST) as scope:
+        for ip, port in others:
+            await until(partial(is_gone, ip, port), None, step=0.5)
+    if scope.cancelled_caught:
+        say("not all pods of the workers have stopped: this one is stopped now", "warning")

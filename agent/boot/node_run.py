@@ -35,7 +35,7 @@ from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, NodeRecorder, running_processes
 from agent.record.run_folder import outcome_text, write_outcome
-from agent.runtime import descendants, driver, parent
+from agent.runtime import driver, parent, process
 from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.process import Child, adopt
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
@@ -118,9 +118,9 @@ class SurvivingProcesses:
         started = {one.name for one in record.started}
         useful = set() if RAY in started and not self.has_ray else {*names}
         for name in {*self.running} - useful:
-            descendants.kill_tree(self.running.pop(name).pid)
+            process.kill_tree(self.running.pop(name).pid)
         if TORCHRUN in started:  # ranks have their own sessions
-            descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+            process.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
 
     @property
     def has_ray(self) -> bool:
@@ -132,7 +132,7 @@ class SurvivingProcesses:
         one = self.running.pop(RAY, None)
         if one is not None:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
-            descendants.kill_tree(one.pid)
+            process.kill_tree(one.pid)
         driver.kill_leftovers()
 
     def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
@@ -323,7 +323,7 @@ class NodeRun:
 
     async def stop_descendants(self, limit: float) -> None:
         """Stop every remaining descendant process."""
-        for name in await descendants.stop_descendants(limit):
+        for name in await process.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
 
 

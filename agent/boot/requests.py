@@ -63,7 +63,7 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
     words = await in_thread(partial(text_of, out)) or ""
     if words or (code == 0 and not is_head):
         return Answer(ALL_REDUCE, "", words=words)
-    return Answer(ALL_REDUCE, "", await child.tail() or "its ranks ended without output")
+    return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")
 
 
 _TRIES = 3

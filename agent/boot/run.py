@@ -31,7 +31,7 @@ from agent.record.files import access, iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE, RunFolder, read_outcome
-from agent.runtime import descendants, parent, signals
+from agent.runtime import parent, process, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
 from agent.settings.load import settings_for_end
@@ -292,7 +292,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         outcome = anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
-        descendants.kill_descendants()
+        process.kill(process.list_descendants())
         outcome = bug(failure) if error is None else error.outcome()
         from agent.boot.diagnose import write_bundle  # noqa: PLC0415 - see `_run_head`
 

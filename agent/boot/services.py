@@ -28,7 +28,7 @@ from agent.plan.plan import JOB_LOG
 from agent.record.background import in_thread
 from agent.record.files import iso_time, read_end
 from agent.record.log import say
-from agent.runtime import descendants
+from agent.runtime import process
 from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, until
@@ -120,7 +120,7 @@ class LocalWork:
                 run.node.remove_process(child.pid)
                 run.stats.progress.pop(name, None)
         if code != 0:
-            return await child.end_sentence(code)
+            return child.end_sentence(code)
         if marker is not None:
             await anyio.to_thread.run_sync(_mark, marker, name)
         run.node.update(done=(*run.node.record.done, name))
@@ -128,10 +128,10 @@ class LocalWork:
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
-        before, pause = await child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
+        before, pause = child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
 
         async def read_line() -> NotYet | None:
-            return NotYet(await child.tail(1, _LONGEST_LINE))
+            return NotYet(child.tail(1, _LONGEST_LINE))
 
         def log(line: str) -> None:
             if line and line != before:
@@ -167,7 +167,7 @@ class LocalWork:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.node.remove_process(child.pid)
-        why = dead or await child.end_sentence(code)
+        why = dead or child.end_sentence(code)
         self._send(ServiceGone(name, why, generation=generation))
 
     async def stop_services(self, grace: float) -> None:
@@ -282,7 +282,7 @@ class LocalShare:
         self._run.node.remove_process(child.pid)
         if code != 0:  # a killed torchrun leaves its ranks, each in its own session
             for name in await anyio.to_thread.run_sync(
-                descendants.kill_marked, RANK_VARIABLE, attempt_id.__eq__
+                process.kill_marked, RANK_VARIABLE, attempt_id.__eq__
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text = await self._read_output()
@@ -295,7 +295,7 @@ class LocalShare:
         if end is None and self._is_stopped:
             end = ShareEnd(code, by_order=True)
         elif end is None:
-            end = ShareEnd(code, words="" if code == 0 else await child.tail())
+            end = ShareEnd(code, words="" if code == 0 else child.tail())
         self._send(ShareOver(attempt, end))
 
     async def _read_output(self) -> str:

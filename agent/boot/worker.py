@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,7 +13,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.holding import hold_after_verdict
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from agent.base.ends import Outcome
-    from agent.base.value import Addresses
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.runtime.process import Child
@@ -102,7 +98,7 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,
         fingerprint="" if last is None else last.fingerprint,
-        facts=shorten_facts(plan.facts),
+        facts=facts_to_send(plan.facts),
         clock=time.time(),
         findings=tuple(
             replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
@@ -110,24 +106,9 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
     )
 
 
-def shorten_facts(facts: Facts) -> Facts:
-    """Return facts whose lists fit into a hello.
-
-    A Kubernetes machine may have thousands of interfaces and addresses, of which the first are its
-    own; a temporary folder may have as many names.
-    """
-
-    def first(found: Addresses) -> Addresses:
-        return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
-
-    folder, most = facts.ray_temp, MOST_ITEMS
-    return replace(
-        facts,
-        interfaces=first(facts.interfaces),
-        known_names=first(facts.known_names),
-        reserved_ports=facts.reserved_ports[:most],
-        ray_temp=folder and replace(folder, strangers=folder.strangers[:most]),
-    )
+def facts_to_send(facts: Facts) -> Facts:
+    """Return facts without what only their own node uses, such as thousands of addresses."""
+    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
 
 
 class WorkerAgent:
@@ -195,8 +176,6 @@ class WorkerAgent:
                 start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
-            for line in worker.first_messages(self._state):
-                say(line.sentence, line.level)
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(run, leave.outcome))
         outcome = await self._shut_down(leave)
@@ -221,7 +200,7 @@ class WorkerAgent:
                 if isinstance(action, w.EndWorker):
                     return action
                 await self._perform(action)
-            progress = (state.phase, state.joined, state.preparing, state.tries)
+            progress = (state.phase, state.joined, state.preparing, state.ray)
             running = (worker.item_reports(state), state.share_over, state.running_attempt)
             former, reported = reported, (*progress, *running, state.last_order, state.taken_at)
             if reported != former:
@@ -303,26 +282,23 @@ class WorkerAgent:
         runner = await site.open(sockets)
         early = self._plan.address.ip or self._plan.facts.default_source
         try:
-            first = await self._listen_on(runner, early)
+            await self._listen_on(runner, early)
             await self._addressed.wait()
             if self._own_ip != early:
                 await self._listen_on(runner, self._own_ip)
-                if first is not None:
-                    await first.stop()
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
 
-    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> web.BaseSite | None:
+    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> None:
         """Open the agent's port on an address, if it may be opened there."""
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
-            return None
-        with suppress(PreflightError):  # probes by that address fail; the run does not need them
-            (site,) = await server.listen(runner, bind([ip], self._plan.ports.agent))
-            return site
-        say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
-        return None
+            return
+        try:
+            await server.listen(runner, bind([ip], self._plan.ports.agent))
+        except PreflightError:  # the run does not need them
+            say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state

@@ -64,7 +64,7 @@ class RayLink:
                 if self._restarted:
                     self._restarted = False
                     continue
-                why = await self._child.end_sentence(code)
+                why = self._child.end_sentence(code)
                 self._emit(h.HeadRaySilent(f"the ray bridge ended, {why}"))
                 await anyio.sleep(times.BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
@@ -77,7 +77,7 @@ class RayLink:
 
         async def start() -> Child | NotYet:
             try:
-                return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
+                return await Child.start("ray bridge", self._argv, self._env, self._log, piped=True)
             except ProcessLimitError as error:
                 return NotYet(error.sentence())
             except OSError as error:

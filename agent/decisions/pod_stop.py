@@ -33,7 +33,6 @@ class PodAnswer(Value):
     code: int  # the HTTP status; 0 if there was no valid answer
     detail: str = ""
     pod: PodState | None = None
-    retry_after: float = 0.0  # Seconds, as a rate limit asks
 
 
 class PodStop(Value):
@@ -53,20 +52,20 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
     if stop.acts and code in {200, 204}:
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
     if stop.acts and code == 409:  # the status changed since it was read: read it again
-        return _held(stop, f"its status forbids it{about}", answer)
+        return _held(stop, f"its status forbids it{about}")
     if code == 404 and stop.accepted:
         return _accepted(stop, "RunPod no longer lists this pod")
     if pod is None:
         why = _REFUSALS.get(code, f"no success ({code or 'no answer'})")
-        return _held(stop, f"{why}{about}", answer, is_refused=code in _REFUSALS)
+        return _held(stop, f"{why}{about}", is_refused=code in _REFUSALS)
     if pod.status in RUNPOD_OVER:
         return _accepted(stop, f"RunPod lists this pod as {pod.status}")
     if pod.cluster is not None or pod.locked:
         cluster = pod.cluster and f"it belongs to cluster {pod.cluster.id} and stops only with it"
-        return _held(stop, cluster or "it is locked", answer, is_refused=True)
+        return _held(stop, cluster or "it is locked", is_refused=True)
     if stop.action not in pod.actions:
         can = ", ".join(pod.actions) or "nothing"
-        return _held(stop, f"its status {pod.status} allows {can}", answer)
+        return _held(stop, f"its status {pod.status} allows {can}")
     # A failure before stays counted: where the action itself fails, the pauses grow.
     return replace(stop, acts=True, pause=0.0), None
 
@@ -84,12 +83,9 @@ def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
     return PodStop(stop.action, pause=times.POD_STOPS, accepted=True), log
 
 
-def _held(
-    stop: PodStop, why: str, answer: PodAnswer, *, is_refused: bool = False
-) -> tuple[PodStop, LogLine | None]:
+def _held(stop: PodStop, why: str, *, is_refused: bool = False) -> tuple[PodStop, LogLine | None]:
     """Hold the pod, and try again: soon, or after a refusal, which is logged each time, later."""
     pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
-    pause = max(pause, min(answer.retry_after, times.HOLD_REMINDER))
     failures = 0 if is_refused else min(stop.failures + 1, 30)
     pause = times.HOLD_REMINDER if is_refused else pause
     text = f"holding the pod, which RunPod does not {stop.action}: {why}; trying again"

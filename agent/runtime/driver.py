@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import time
@@ -20,9 +21,16 @@ from agent.node.gpus import busy_gpu
 from agent.node.limits import OomKills, ProcessLimitError, oom_kills
 from agent.record.log import say
 from agent.record.node_record import read_stat
-from agent.runtime import descendants
-from agent.runtime.descendants import cpu_seconds, known
-from agent.runtime.process import Child
+from agent.runtime.process import (
+    Child,
+    children_of,
+    cpu_seconds,
+    kill,
+    known,
+    list_descendants,
+    send_signal,
+    tree_of,
+)
 from agent.runtime.waiting import NotYet, until
 from agent.work.torchrun import RANK_VARIABLE
 
@@ -30,9 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.node.gpus import Tool
+    from agent.record.node_record import ProcessStat
     from agent.runtime.waiting import BestEffort
-
-_MAX_OUTPUT = 1 << 20
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
@@ -48,9 +55,8 @@ _PREFERRED_ROLES = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02  # Cores used by idle processes: a base, and per process
 _MAX_STACK = 6_000
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
-_PERMISSION_ERRORS = ("permission denied", "operation not permitted", "sys_ptrace")
 NO_PTRACE = (
-    "py-spy may not look into processes here: give the container SYS_PTRACE (`--cap-add "
+    "Where py-spy may not look into processes, give the container SYS_PTRACE (`--cap-add "
     "SYS_PTRACE`, on Kubernetes securityContext.capabilities.add)"
 )
 NO_PY_SPY = "py-spy is not installed here: `pip install py-spy` in the image shows where it hangs"
@@ -61,33 +67,25 @@ async def output_of(
 ) -> tuple[str, str]:
     """Run a tool; return its stdout, and why it failed or ''. Its stderr goes to a log."""
     try:
-        child = await Child.start_piped(argv[0].rpartition("/")[2], argv, env, log)
-    except OSError as error:
-        return "", f"{argv[0]}: {error.strerror}"
-    except ProcessLimitError as error:
-        return "", error.reason
+        child = await Child.start(argv[0].rpartition("/")[2], argv, env, log, piped=True)
+    except (OSError, ProcessLimitError) as error:
+        return "", str(error)
     text, code = b"", None
     with anyio.move_on_after(limit):
-        while chunk := await child.stdout.read(_MAX_OUTPUT - len(text)):
-            text += chunk
-        if len(text) < _MAX_OUTPUT:
-            code = await child.wait()
+        text = await child.stdout.read()
+        code = await child.wait()
     with anyio.CancelScope(shield=True):
         await child.stop(0.0)
     if code is None:
         return "", f"{child.name} did not end within {limit:g} s"
     output = text.decode(errors="replace")
-    return output, "" if code == 0 else await child.end_sentence(code)
+    return output, "" if code == 0 else child.end_sentence(code)
 
 
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
-    jobs = known(_jobs_by_leader, dict[psutil.Process, str | None]())
-    named = [process for process, job in jobs.items() if job == submission_id]
-    # A program that sets a long process title overwrites its environment.
-    nameless = [process for process, job in jobs.items() if job is None]
-    found = named or (nameless if len(nameless) == 1 else [])
-    return found[0] if found else None
+    jobs = _jobs_by_leader().items()
+    return next((process for process, job in jobs if job == submission_id), None)
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
@@ -100,8 +98,7 @@ def find_first_rank(attempt: str) -> psutil.Process | None:
 
 
 def _oldest_first() -> list[psutil.Process]:
-    processes = known(descendants.list_descendants, list[psutil.Process]())
-    return sorted(processes, key=lambda one: (known(one.create_time, 0.0), one.pid))
+    return sorted(list_descendants(), key=lambda one: (known(one.create_time, 0.0), one.pid))
 
 
 def handles_signal(process: psutil.Process | None, signum: int) -> bool:
@@ -113,32 +110,25 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
 
 def any_driver_runs() -> bool:
     """Return whether a driver of any job is a descendant of this agent."""
-    return known(lambda: any(job != "" for job in _jobs_by_leader().values()), otherwise=False)
+    return any(_jobs_by_leader().values())
 
 
-def _jobs_by_leader() -> dict[psutil.Process, str | None]:
-    """Return session leaders below Ray's workers, with jobs: '' for none, None if unknown."""
-    jobs: dict[psutil.Process, str | None] = {}
-    for process in descendants.list_descendants():
-        with suppress(psutil.Error, OSError):
+def _jobs_by_leader() -> dict[psutil.Process, str]:
+    """Return the submission ids of jobs by their drivers, session leaders below Ray's workers."""
+    jobs = {}
+    for process in list_descendants():
+        with suppress(psutil.Error, OSError, ValueError, LookupError, TypeError):
             above = process.parent() if getsid(process.pid) == process.pid else None
-            if above is None or not above.name().startswith(_WORKERS_TITLE):
-                continue
-            jobs[process] = ""
-            environ = process.environ()
-            if _DRIVER_MARK in environ:
-                with suppress(ValueError, LookupError, TypeError):
-                    config = json.loads(environ[_DRIVER_MARK])
-                    jobs[process] = str(config["metadata"]["job_submission_id"])
-            elif _WORKERS_MARK not in environ:
-                jobs[process] = None
+            if above is not None and above.name().startswith(_WORKERS_TITLE):
+                config = json.loads(process.environ()[_DRIVER_MARK])
+                jobs[process] = str(config["metadata"]["job_submission_id"])
     return jobs
 
 
 def kill_leftovers() -> list[str]:
     """Kill remaining processes of jobs and Ray workers; return their names."""
     with suppress(psutil.Error, OSError):
-        own, processes = psutil.Process(), descendants.list_descendants()
+        own, processes = psutil.Process(), list_descendants()
         inherited, marked = own.environ(), []  # the agent may run in a job, too
         for process in processes:
             with suppress(psutil.Error, OSError):
@@ -148,8 +138,7 @@ def kill_leftovers() -> list[str]:
                     marked.append(process)
         session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
         sessions = {session_of[process] for process in marked} - {session_of[own], None}
-        left = [one for one in processes if one in marked or session_of[one] in sessions]
-        return [name for process in left for name in descendants.kill(process)]
+        return kill(one for one in processes if one in marked or session_of[one] in sessions)
     return []
 
 
@@ -158,13 +147,9 @@ def terminate_driver(submission_id: str) -> str:
     driver = find_driver(submission_id)
     if driver is None:
         return ""
-    with suppress(psutil.Error, OSError):
-        named = f"pid {driver.pid}, {driver.name()}"
-        for process in (driver, *driver.children(recursive=True)):
-            with suppress(psutil.Error, OSError):  # it has ended meanwhile
-                process.send_signal(signal.SIGTERM)
-        return named
-    return ""
+    named = known(lambda: f"pid {driver.pid}, {driver.name()}", "")
+    send_signal(tree_of(driver.pid), signal.SIGTERM)
+    return named
 
 
 def forward_signal(driver: psutil.Process | None, signum: int) -> str:
@@ -175,12 +160,8 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
         process = _signal_target(driver, signum)
         label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
         process.send_signal(signum)
-    except psutil.NoSuchProcess:
-        return not_passed_on(signum, "the job has just ended")
-    except psutil.AccessDenied:
-        return not_passed_on(signum, "no right to signal the job")
-    except OSError as error:
-        return not_passed_on(signum, f"{error.strerror}")
+    except (psutil.Error, OSError) as error:
+        return not_passed_on(signum, f"the job cannot be signaled: {error}")
     name = signal.Signals(signum).name
     suffix = "" if is_caught else ", which does not catch it"
     return f"{name} passed on to the job ({label}){suffix}"
@@ -194,19 +175,13 @@ def not_passed_on(signum: int, why: str) -> str:
 def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
     """Return the leader; if it is a shell without a handler, its only child that may have one."""
     process = leader
-    while not _catches(process, signum):
-        try:  # the process name of a script is its own
-            program = process.exe()
-        except psutil.AccessDenied:
-            program = process.name()
-        if Path(program).name not in _SHELLS:
-            break
+    # The process name of a script is its own.
+    while not _catches(process, signum) and Path(process.exe()).name in _SHELLS:
         children = process.children()
-        if len(children) > 1:
-            children = [child for child in children if _catches(child, signum)]
-        if len(children) != 1:
+        handling = [child for child in children if _catches(child, signum)] or children
+        if len(handling) != 1:
             break
-        process = children[0]
+        process = handling[0]
     return process
 
 
@@ -270,15 +245,10 @@ class Utilization:
     async def sample(self, submission_id: str | None) -> str:
         """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
         for tool in self._tools:
-            name = tool.argv[0]
-            path = shutil.which(name, path=self._env.get("PATH"))
-            if path is None:
-                continue
-            log = partial(self._log, f"{name}.log")
-            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, times.GPUS_ANSWER)
+            log = partial(self._log, f"{tool.argv[0]}.log")
+            text, _ = await output_of(tool.argv, self._env, log, times.GPUS_ANSWER)
             with suppress(ValueError):  # not the expected output
-                uses = tool.read(text)
-                if uses:
+                if uses := tool.read(text):
                     return busy_gpu(uses)
         found = await anyio.to_thread.run_sync(job_processes, submission_id)
         used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
@@ -305,9 +275,7 @@ async def stacks_of(
             return NO_PY_SPY
         argv = [py_spy, "dump", "--pid", str(process.pid)]
         text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
-        if fault and any(text in fault.lower() for text in _PERMISSION_ERRORS):
-            return NO_PTRACE
-        lines.append(f"no stack: {fault}" if fault else text[:_MAX_STACK].rstrip())
+        lines.append(f"no stack: {fault}. {NO_PTRACE}" if fault else text[:_MAX_STACK].rstrip())
     return "\n".join(lines) or "no Python process of the job runs here"
 
 
@@ -319,9 +287,8 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 
 # --- Ray's own processes -------------------------------------------------------------------------
 
-REQUIRED_PROCESSES = ("gcs_server", "raylet")  # Ray restarts all others
-STOPPED_LIMIT = times.RAY_HANGS
-_ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
+_REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
+_ENDED_STATES, _STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
 _DASHBOARD = "/dashboard/dashboard.py"
 _WITH_HELPERS = ("/raylet", "multiprocessing.forkserver", _DASHBOARD)
@@ -332,40 +299,6 @@ _NAMES = {
     "ray::RuntimeEnvAgent": "agent for runtime_env",
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
-_MAX_ARGUMENTS = 1000
-# Every so many checks also search for helpers that were started since; at first until all run
-_SEARCH_EVERY = 10
-
-
-class RayProcess(NamedTuple):
-    """A process of Ray and its last state."""
-
-    pid: int
-    state: str
-
-
-class RayPartsState:
-    """Ray's processes found so far, and since when one is stopped."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-        self._stopped_since: dict[str, float] = {}
-
-    def update(self, found: Mapping[str, RayProcess], now: float) -> tuple[str, str]:
-        """Record one check; return why this Ray is lost, and which process is stopped, or ''."""
-        self._known |= {name: part.pid for name, part in found.items()}
-        for name, pid in self._known.items():
-            if name not in found or found[name].state in _ENDED_STATES:
-                return f"its {name} (pid {pid}) is gone", ""
-        for name, part in found.items():
-            if part.state not in STOPPED_STATES:
-                self._stopped_since.pop(name, None)
-                continue
-            seconds = now - self._stopped_since.setdefault(name, now)
-            what = f"its {name} (pid {part.pid}) is stopped"
-            is_lost = seconds >= STOPPED_LIMIT
-            return (f"{what} for {round(seconds)} s", "") if is_lost else ("", what)
-        return "", ""
 
 
 class RayParts:
@@ -373,53 +306,63 @@ class RayParts:
 
     def __init__(self, child: Child, clock: Callable[[], float]) -> None:
         self._child, self._clock = child, clock
+        self._known: dict[str, int] = {}
+        self._stopped_since: dict[str, float] = {}
         self.evidence = ""  # Why it was stopped, or ''
 
     async def watch(self) -> None:
         """Watch until one is gone or stopped for too long; then stop this Ray."""
-        state, warned = RayPartsState(), ""
 
         async def check() -> str | NotYet:
-            nonlocal warned
             if self._child.is_stopping:
                 return NotYet()
-            gone, stopped = state.update(ray_processes(self._child.pid), self._clock())
-            if stopped and stopped != warned:
-                say(f"{stopped}: Ray is taken for lost after {STOPPED_LIMIT:g} s", "warning")
-            warned = stopped
-            return gone or NotYet()
+            return self.find_lost(ray_processes(self._child.pid)) or NotYet()
 
         self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
         with anyio.move_on_after(times.RAY_EXIT_NOTICED):
             await self._child.wait()
         await self._child.stop(0.0)
 
+    def find_lost(self, found: Mapping[int, ProcessStat]) -> str:
+        """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
+        now, limit = self._clock(), times.RAY_HANGS
+        self._known |= {stat.name: pid for pid, stat in found.items()}
+        for name, pid in self._known.items():
+            if pid not in found or found[pid].state in _ENDED_STATES:
+                return f"its {name} (pid {pid}) is gone"
+            if found[pid].state not in _STOPPED_STATES:
+                self._stopped_since.pop(name, None)
+                continue
+            what = f"its {name} (pid {pid}) is stopped"
+            if name not in self._stopped_since:
+                say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")
+            if now - self._stopped_since.setdefault(name, now) >= limit:
+                return f"{what} for {limit:g} s"
+        return ""
+
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with how this Ray ended."""
-        end = f"`ray start` ended, {await self._child.end_sentence(code)}"
+        end = f"`ray start` ended, {self._child.end_sentence(code)}"
         return f"{self.evidence}; {end}" if self.evidence else end
 
 
-def ray_processes(pid: int) -> dict[str, RayProcess]:
+def ray_processes(pid: int) -> dict[int, ProcessStat]:
     """Return the required processes of Ray among a process's children."""
-    found: dict[str, RayProcess] = {}
-    for child in descendants.children_of(pid):
-        stat = read_stat(child)
-        if stat is not None and stat.name in REQUIRED_PROCESSES:
-            found[stat.name] = RayProcess(child, stat.state)
-    return found
+    stats = {child: read_stat(child) for child in children_of(pid)}
+    return {child: stat for child, stat in stats.items() if stat and stat.name in _REQUIRED}
 
 
 async def watch_helpers(
     child: Child, emit: Callable[[str, bool], None], best_effort: BestEffort
 ) -> None:
     """Emit changes of which helper of a `ray start` is stopped ('': none), and if a job runs."""
-    emitted, helpers = ("", False), RayHelpers(child.pid)
+    emitted = ("", False)
 
     async def check() -> None:
         nonlocal emitted
-        stopped = "" if child.is_stopping else helpers.stopped()
-        runs = stopped != "" and await anyio.to_thread.run_sync(any_driver_runs)
+        in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
+        stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
+        runs = stopped != "" and await in_thread(any_driver_runs)
         if (stopped, runs) != emitted:
             emitted = (stopped, runs)
             emit(*emitted)
@@ -427,39 +370,26 @@ async def watch_helpers(
     await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
 
 
-class RayHelpers:
-    """Checks the helpers of one `ray start`; their pids are cached, since a search takes 5 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._known: dict[int, str] = {}
-        self._checks = 0
-
-    def stopped(self) -> str:
-        """Return which helper is stopped; '' for none."""
-        stats = {pid: read_stat(pid) for pid in self._known}
-        is_booting = self._checks < _SEARCH_EVERY and len(self._known) < len(_NAMES)
-        if is_booting or self._checks % _SEARCH_EVERY == 0 or None in stats.values():
-            self._known = dict(_found_below(self._pid))
-            stats = {pid: read_stat(pid) for pid in self._known}
-        self._checks += 1
-        for pid, stat in stats.items():
-            if stat is not None and stat.state in STOPPED_STATES:
-                return f"its {self._known[pid]} (pid {pid}) is stopped"
-        return ""
+def stopped_helper(pid: int) -> str:
+    """Return which helper of a `ray start` is stopped; '' for none."""
+    for helper, name in _helpers_below(pid):
+        stat = read_stat(helper)
+        if stat is not None and stat.state in _STOPPED_STATES:
+            return f"its {name} (pid {helper}) is stopped"
+    return ""
 
 
-def _found_below(pid: int) -> Iterator[tuple[int, str]]:
+def _helpers_below(pid: int) -> Iterator[tuple[int, str]]:
     """Yield pids and names of the helpers, at any depth."""
-    for child in descendants.children_of(pid):
+    for child in children_of(pid):
         line = ""
-        with suppress(OSError), Path(f"/proc/{child}/cmdline").open("rb") as file:
-            line = file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
+        with suppress(OSError):
+            line = Path(f"/proc/{child}/cmdline").read_text(errors="replace").replace("\0", " ")
         name = next((name for mark, name in _NAMES.items() if mark in line), None)
         if name is not None:
             yield child, name
         if any(mark in line for mark in _WITH_HELPERS):
-            yield from _found_below(child)
+            yield from _helpers_below(child)
 
 
 class MemoryWatch:
@@ -470,8 +400,7 @@ class MemoryWatch:
     ) -> None:
         self._count, self._clock = count, clock
         self.kills = count()
-        self._grew_at: float | None = None
-        self._last_sentence = ""
+        self._grew_at, self._last_sentence = -math.inf, ""
 
     def poll(self) -> str:
         """Return a sentence if there were OOM kills since the last poll, else ''."""
@@ -486,7 +415,7 @@ class MemoryWatch:
     def recent(self) -> str:
         """Return that sentence for a minute, unless another container's process may be meant."""
         self.poll()
-        is_recent = self._grew_at is not None and self._clock() - self._grew_at <= times.OOM_RECENT
+        is_recent = self._clock() - self._grew_at <= times.OOM_RECENT
         return self._last_sentence if is_recent and self.kills.of_container else ""
 
 

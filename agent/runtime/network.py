@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from contextlib import suppress
 from functools import partial
 
-from agent.base import times
 from agent.base.text import is_ip
-from agent.record.background import in_background, start_thread
-
-_REUSE_SECONDS = times.ADDRESS_REUSED
+from agent.record.background import in_background, run_within
 
 
 class NoDnsAnswer(str):
@@ -41,48 +37,39 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     """
     if is_ip(host):
         return (host,)
-    pending = _lookups.get(host)
-    now = time.monotonic()
-    if pending is None or (pending.done() and now - pending.result()[1] > _REUSE_SECONDS):
-        pending = in_background(partial(_answer, host))
-        if pending is None:
-            return f"{host} cannot be looked up (can't start new thread)"
-        _lookups[host] = pending
+    pending = _lookups.get(host) or in_background(partial(_answer, host))
+    if pending is None:
+        return f"{host} cannot be looked up (can't start new thread)"
+    _lookups[host] = pending
     await asyncio.wait([pending], timeout=limit)
     if not pending.done():
         return NoDnsAnswer(f"no answer from DNS about {host} so far")
     if _lookups.get(host) is pending:
         del _lookups[host]
-    return pending.result()[0]
+    return pending.result()
 
 
-_Answer = tuple[tuple[str, ...] | str, float]  # Addresses, or why there are none; and when
-_lookups: dict[str, asyncio.Future[_Answer]] = {}
+_lookups: dict[str, asyncio.Future[tuple[str, ...] | str]] = {}
 
 
-def _answer(host: str) -> _Answer:
+def _answer(host: str) -> tuple[str, ...] | str:
     try:
-        found: tuple[str, ...] | str = lookup(host)
+        return lookup(host)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        found = f"{host} does not resolve ({why})"
-        if getattr(error, "errno", None) == socket.EAI_AGAIN:
-            found = NoDnsAnswer(found)
-    return found, time.monotonic()
+        why = f"{host} does not resolve ({getattr(error, 'strerror', None) or error})"
+        is_mute = getattr(error, "errno", None) == socket.EAI_AGAIN
+        return NoDnsAnswer(why) if is_mute else why
 
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     """Look up a name without an event loop; returns () if DNS is slow or has no such name."""
-    found: list[str] = []
 
-    def work() -> None:
+    def read() -> tuple[str, ...]:
         with suppress(OSError, UnicodeError):
-            found.extend(lookup(host))
+            return lookup(host)
+        return ()
 
-    thread = start_thread(work)
-    if thread is not None:
-        thread.join(limit)
-    return tuple(found)
+    return run_within(limit, read) or ()
 
 
 def set_keepalive(connection: socket.socket, within: float) -> None:

@@ -51,18 +51,10 @@ class PreambleFilter:
         if at >= 0:
             self.found = True
             return data[:at] + data[at + len(self._line) :]
-        held = 0 if last else self._partial_match(data)
+        sizes = () if last else range(min(len(self._line), len(data)), 0, -1)
+        held = next((size for size in sizes if data.endswith(self._line[:size])), 0)
         self.held = data[len(data) - held :]
         return data[: len(data) - held]
-
-    def _partial_match(self, data: bytes) -> int:
-        """Return how many bytes at the end may be the start of Ray's line."""
-        at = data.find(self._line[:1], max(0, len(data) - len(self._line) + 1))
-        while at >= 0:
-            if self._line.startswith(data[at:]):
-                return len(data) - at
-            at = data.find(self._line[:1], at + 1)
-        return 0
 
 
 class ByteSink(Protocol):
@@ -78,21 +70,21 @@ class ByteSink(Protocol):
 class OutputCopy(Background):
     """Copies the source to one sink, in a thread: a blocked sink stalls only its own copy."""
 
-    def __init__(  # noqa: PLR0913 - one copy's source, sink and callbacks
+    def __init__(
         self,
+        copies: OutputCopies,
         name: str,
-        source: Path,
-        preamble: PreambleFilter,
         sink: ByteSink,
         skip: int,
-        step: float,
-        warn: Callable[[str], None],
         on_passed: Callable[[int], None],
     ) -> None:
         super().__init__(name)
-        self._filter, self._sink, self._warn = preamble, sink, warn
-        self._skip, self._step = skip, step
-        self.source, self.on_passed = source, on_passed
+        self._source, self._filter, self._warn = (
+            copies.source,
+            copy_of(copies.preamble),
+            copies.warn,
+        )
+        self._sink, self._skip, self.on_passed = sink, skip, on_passed
         self._former: threading.Thread | None = None
 
     def start(self) -> bool:
@@ -126,15 +118,15 @@ class OutputCopy(Background):
         """Wait until the source exists; None if it never did."""
         while True:
             try:
-                return self.source.open("rb", buffering=0)
+                return self._source.open("rb", buffering=0)
             except (FileNotFoundError, NotADirectoryError):
                 pass  # Ray has not made it yet
             except OSError as error:
                 self._warn_of(error)
-            if not self._pause(self._step):
+            if not self._pause(times.OUTPUT_POLL):
                 break
-        if not self.source.parent.is_dir():
-            self._warn(f"the job's output cannot be read: {self.source.parent} is not there")
+        if not self._source.parent.is_dir():
+            self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
         return None
 
     def _skip_copied(self, source: BinaryIO) -> int:
@@ -144,7 +136,9 @@ class OutputCopy(Background):
             chunk = self._read(source, min(_CHUNK, left))
             left -= len(chunk)
             self._filter.feed(chunk)
-            if not chunk and not self._pause(self._step):  # the bridge may be writing it again
+            if not chunk and not self._pause(
+                times.OUTPUT_POLL
+            ):  # the bridge may be writing it again
                 break
         self._filter.held = b""  # the former agent has passed it on
         return source.seek(self._skip)
@@ -154,7 +148,7 @@ class OutputCopy(Background):
         while not self._closing:
             while not self._closing and (chunk := self._read(source, _CHUNK)):
                 yield chunk
-            self._pause(self._step)
+            self._pause(times.OUTPUT_POLL)
         left = os.fstat(source.fileno()).st_size - source.tell()
         while left > 0 and (chunk := self._read(source, min(_CHUNK, left))):
             left -= len(chunk)
@@ -168,7 +162,7 @@ class OutputCopy(Background):
             return b""
 
     def _warn_of(self, error: OSError) -> None:
-        self._warn(f"the job's output cannot be read: {error.strerror} ({self.source})")
+        self._warn(f"the job's output cannot be read: {error.strerror} ({self._source})")
 
     def _write(self, chunk: bytes) -> bool:
         return not chunk or self._sink.write(chunk, self._pause)
@@ -184,7 +178,7 @@ class OutputCopies:
     """
 
     def __init__(self, source: Path, preamble: PreambleFilter) -> None:
-        self.source, self._preamble = source, preamble
+        self.source, self.preamble = source, preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._copies: list[OutputCopy] = []
@@ -197,23 +191,17 @@ class OutputCopies:
             say(f"stdout {what}", "warning")
 
         sink = Sink(partial(os.dup, 1), on_trouble)
-        self._add("job output", sink, begins, times.OUTPUT_POLL, on_passed)
+        self._copies.append(OutputCopy(self, "job output", sink, begins, on_passed))
 
     def to_file(self, path: Path, begins: int, on_passed: Callable[[int], None]) -> None:
         """Copy to a file, in the same way."""
         sink = Sink(appending(path), partial(disk_alarm.report, path.name))
         disk_alarm.watch(path.name, lambda: sink.busy_since)
-        self._add("job.log", sink, begins, times.COPY_POLL, on_passed)
+        self._copies.append(OutputCopy(self, "job.log", sink, begins, on_passed))
 
     def to_watcher(self, watcher: ByteSink, begins: int = 0) -> None:
         """Copy to a reader in this process, from an offset on."""
-        self._add("job watcher", watcher, begins, times.COPY_POLL, lambda _count: None)
-
-    def _add(
-        self, name: str, sink: ByteSink, begins: int, step: float, on_passed: Callable[[int], None]
-    ) -> None:
-        source = (name, self.source, copy_of(self._preamble))
-        self._copies.append(OutputCopy(*source, sink, begins, step, self._warn, on_passed))
+        self._copies.append(OutputCopy(self, "job watcher", watcher, begins, lambda _count: None))
 
     def start(self) -> None:
         """Start copying."""
@@ -231,7 +219,7 @@ class OutputCopies:
             copier.finish(until - time.monotonic())
             copier.on_passed = lambda _count: None  # the offsets belong to the next attempt now
 
-    def _warn(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
         """Log a warning once for all copies."""
         with self._lock:
             is_new = sentence not in self._warned

@@ -35,8 +35,6 @@ _UNHANDLED = (
     *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
-SHELL_JOB_CONTROL = (signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-"""A shell's job control stops and continues processes with these."""
 _REQUESTS = signal.valid_signals() - {*_UNHANDLED, *NOTICES}
 STOPS: dict[int, signal.Signals] = {
     # All others that would end the agent without teardown count as SIGTERM: a closed terminal,
@@ -47,7 +45,7 @@ STOPS: dict[int, signal.Signals] = {
 """Signals that request a stop, and the signal that each counts as."""
 
 _pending: set[int] = set()
-_handler: Callable[[int], None] = _pending.add
+_handler: Callable[[int], object] = _pending.add
 
 MAX_CRASHES = 3  # An agent killed more often within AGENT_CRASH_WINDOW is not restarted
 GAVE_UP, NO_PROCESS = 70, 69  # AGENT_KILLED and NO_PROCESS in base/ends.py, not imported here
@@ -88,7 +86,7 @@ def record_stop_requests() -> None:
         signal.signal(signum, _handle)
 
 
-def set_handler(handler: Callable[[int], None]) -> None:
+def set_handler(handler: Callable[[int], object]) -> None:
     """Call a function for each signal, including those recorded so far.
 
     It may run between any two bytecodes.
@@ -132,18 +130,20 @@ def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
     global is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
     is_init = os.getpid() == 1
-    shells = set() if is_init else {*SHELL_JOB_CONTROL}
+    job_control = {signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    shells = set() if is_init else job_control
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
-    forked = _fork(before, ())
-    if forked is None:
-        return None
-    agent, code_pipe = forked
     crashes: list[float] = []
     killed: tuple[int, ...] = ()
     while True:
+        forked = _fork(before, killed)
+        if forked is None:
+            return None
+        agent, code_pipe = forked
         status = _follow(agent, code_pipe, everything)
+        os.close(code_pipe)
         if not restarts_agent or -status not in _CRASHES:
             break
         now = time.monotonic()
@@ -154,12 +154,7 @@ def become_parent(*, restarts_agent: bool) -> int | None:
             status = GAVE_UP
             break
         _say(f"the agent was killed by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
-        os.close(code_pipe)
         killed = (agent, *killed)
-        forked = _fork(before, killed)
-        if forked is None:
-            return None
-        agent, code_pipe = forked
     if crashes:
         _kill_leftovers()  # a restarted agent is not the parent of its predecessor's children
     if status >= 0:
@@ -181,8 +176,16 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     parent = os.getpid()
     reading, writing = os.pipe()
     until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
-    while (child := _try_fork(is_last=time.monotonic() >= until)) is None:
-        signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
+    child = None
+    while child is None:
+        try:
+            child = os.fork()
+        except OSError as error:  # noqa: PERF203 - a wait for room: pids.max is reached
+            if time.monotonic() >= until:
+                _say(f"no room for a process: {error.strerror}; raise pids.max")
+                _kill_leftovers()
+                os._exit(NO_PROCESS)
+            signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
     if child:
         os.close(writing)
         os.set_blocking(reading, False)
@@ -198,18 +201,6 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
         os.kill(os.getpid(), signal.SIGTERM)
     former_agents = killed
     return None
-
-
-def _try_fork(*, is_last: bool) -> int | None:
-    """Fork; without room for a process return None, or end all after the last try."""
-    try:
-        return os.fork()
-    except OSError as error:  # not even a second process: pids.max
-        if not is_last:
-            return None
-        _say(f"no room for a process: {error.strerror}; raise pids.max")
-        _kill_leftovers()
-        os._exit(NO_PROCESS)
 
 
 def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:

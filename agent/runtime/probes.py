@@ -9,17 +9,19 @@ import os
 import re
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver
+from msgspec import Meta, convert
 
 from agent.base import times
 from agent.base.text import in_url, is_ip
-from agent.runtime.descendants import cpu_seconds, tree_of
+from agent.base.value import Value
 from agent.runtime.network import resolve
+from agent.runtime.process import cpu_seconds, tree_of
 from agent.runtime.waiting import NotYet, until
 from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 
@@ -94,29 +96,24 @@ def reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def check_reward_reply(status: int, body: bytes) -> str:
-    """Return '' for a valid scoring reply, else what is wrong with it."""
+class _RewardReply(Value):
+    rewards: Annotated[list[float], Meta(min_length=1, max_length=1)]
+
+
+def check_reward_reply(body: bytes) -> str:
+    """Return '' for a scoring reply with one finite number, else what is wrong with it."""
     excerpt = body[:120].decode(errors="replace").strip()
-    if status != 200:
-        return f"it answered {status}: {excerpt}"
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        return f"its reply is not JSON: {excerpt}"
-    rewards = data.get("rewards") if isinstance(data, dict) else None
-    if not isinstance(rewards, list) or len(rewards) != 1:
-        return f'its reply has no "rewards" list of one number: {excerpt}'
-    try:
-        is_finite = not isinstance(rewards[0], bool) and math.isfinite(rewards[0])
-    except (TypeError, OverflowError):  # no number, or an integer larger than any float
-        is_finite = False
-    return "" if is_finite else f"its reward is not a finite number: {excerpt}"
+        (reward,) = convert(json.loads(body), _RewardReply).rewards
+    except (ValueError, RecursionError, OverflowError) as error:
+        return f'its reply is not JSON with "rewards", a list of one number ({error}): {excerpt}'
+    return "" if math.isfinite(reward) else f"its reward is not a finite number: {excerpt}"
 
 
 async def reward_answers(url: str, limit: float = 10.0, token: str | None = None) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
     reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit, token)
-    return reply if isinstance(reply, str) else check_reward_reply(*reply)
+    return reply if isinstance(reply, str) else check_reward_reply(reply)
 
 
 async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
@@ -124,16 +121,14 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
     reply = await _send_request(url, body, limit)
     if isinstance(reply, str):
         return reply
-    status, text = reply[0], reply[1].decode(errors="replace")
-    if not 200 <= status < 300:
-        return f"it answered {status}: {text[:120].strip()}"
+    text = reply.decode(errors="replace")
     return "" if expect in text else f"its reply lacks {expect!r}: {text[:120].strip()}"
 
 
 async def _send_request(
     url: str, body: str | None, limit: float, token: str | None = None
-) -> tuple[int, bytes] | str:
-    """Send one request; return status and body of the reply, or why there is none."""
+) -> bytes | str:
+    """Send one request; return the body of a good reply, or why there is none."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
@@ -144,7 +139,7 @@ async def _send_request(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(resolver=ThreadResolver(limit)),
                 timeout=aiohttp.ClientTimeout(total=limit),
-                trust_env=not names_an_address(url),
+                trust_env=not is_ip(urlsplit(url).hostname or ""),  # addresses need no proxy
             ) as session,
             session.request(method, url, data=body, headers=headers) as reply,
         ):
@@ -152,19 +147,13 @@ async def _send_request(
                 text += chunk
                 if len(text) > _MAX_REPLY:
                     return f"its reply is longer than {_MAX_REPLY} bytes"
-            return reply.status, text
+            if reply.ok:
+                return text
+            return f"it answered {reply.status}: {text[:120].decode(errors='replace').strip()}"
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return reason(getattr(error, "os_error", None) or error)
-
-
-def names_an_address(url: str) -> bool:
-    """Return whether a URL has an IP address, which needs no proxy, instead of a host name."""
-    try:
-        return is_ip(urlsplit(url).hostname or "")
-    except ValueError:  # brackets without an IPv6 address
-        return False
 
 
 class ReadinessProbe:

@@ -1,8 +1,9 @@
-"""Child processes: started in their own session, logged to a file, stopped as a group.
+"""Child processes, each a group with a log; and all other descendants, reaped and stopped.
 
 A group's id is its leader's pid, which can be reused once the leader is reaped. So a child's end is
 detected without reaping; the rest of its group is killed while the leader is a zombie; then the
-leader is reaped.
+leader is reaped. Ray's job driver starts its own session and so leaves its process group; when its
+parent exits, this process, a child subreaper, becomes its parent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import psutil
@@ -24,14 +25,17 @@ from agent.base import times
 from agent.base.ends import name_of_code, shell_code
 from agent.base.text import LAST_OUTPUT, without_controls
 from agent.node.limits import starting
-from agent.record.background import Writer, in_thread
+from agent.record.background import Writer
 from agent.record.files import appending, read_end
 from agent.record.log import disk_alarm
 from agent.record.node_record import read_stat
-from agent.runtime import descendants
+from agent.runtime import parent
+from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 
 _CHUNK = 1 << 16
 _MAX_LINE = 1 << 22  # Longest line of a piped stdout; the bridge sends all nodes in one
@@ -44,15 +48,13 @@ _WRITE_STEPS = 50  # Steps of `times.WRITE_PAUSE`, one second in all, to write t
 UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look like success
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
-    r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
-      | authentication_token_setup\.py:\d+\ -- | network_util\.cc:
-      | (?:^|--\ )(?:Some\ Ray\ subprocesses\ exited\ unexpectedly:
-        | Remaining\ processes\ will\ be\ killed\. | -----\ (?:BEGIN|END)\ .*)$
-    """,
-    re.VERBOSE,
+    r"\t(?:SUCC|INFO)\s+\w+\.py:\d+ -- |authentication_token_setup\.py:\d+ -- |network_util\.cc:"
+    r"|(?:^|-- )(?:Some Ray subprocesses exited unexpectedly:"
+    r"|Remaining processes will be killed\.|----- (?:BEGIN|END) .*)$"
 )
 """Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
+managed: set[int] = set()  # Children whose ends are awaited: `reap` must not take their codes
 
 
 class ChildLog:
@@ -60,7 +62,6 @@ class ChildLog:
 
     def __init__(self, log: Callable[[], Path], fd: int = -1) -> None:
         """Write to the file at `log()`; `fd` is the pipe of a child that runs already."""
-        self.path = log
         writer = Writer(log().name, appending(log), most=_QUEUE_BYTES)
         self._writer = disk_alarm.follow(writer)
         self._fd = fd
@@ -71,23 +72,19 @@ class ChildLog:
     def open_pipe(self) -> Iterator[int]:
         """Open the pipe; yield the file descriptor for the child's stdout."""
         self._fd, writing = os.pipe()
-        os.set_blocking(self._fd, False)
-        with suppress(OSError):  # above the user's limit
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
-            both = os.open(f"/proc/self/fd/{writing}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # without /proc the pipe breaks when this agent is killed
-            both = writing
-        else:
-            os.close(writing)
-        try:
-            yield both
+            os.set_blocking(self._fd, False)
+            with suppress(OSError):  # above the user's limit
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            # With a descriptor for both ways the pipe does not break when this agent is killed.
+            with open(f"/proc/self/fd/{writing}", "r+b", buffering=0) as both:  # noqa: PTH123 - a pipe
+                yield both.fileno()
         except BaseException:
             self.close()
             self._writer.close()
             raise
         finally:
-            os.close(both)
+            os.close(writing)
 
     def start_reading(self) -> None:
         """Start reading the output."""
@@ -144,61 +141,37 @@ class ChildLog:
         return bool(data)
 
 
-def _open_pipe_of(leader: int) -> int:
-    """Open a session's output, the one pipe with a descriptor for both ways; -1 for none."""
-    session = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            if os.getsid(int(entry.name)) == leader:
-                session.append(entry)
-    for process in (Path(f"/proc/{leader}"), *session):
-        for number in (1, 2):
-            place = process / f"fd/{number}"
-            with suppress(OSError, ValueError, IndexError):
-                info = (process / f"fdinfo/{number}").read_text(encoding="ascii")
-                flags = int(info.partition("flags:")[2].split()[0], 8)
-                is_ours = place.readlink().name.startswith("pipe:")
-                if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
-                    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open_pipe_of(pid: int) -> int:
+    """Open a child's output, the pipe with a descriptor for both ways; -1 for none."""
+    for number in (1, 2):
+        place = Path(f"/proc/{pid}/fd/{number}")
+        with suppress(OSError, ValueError, IndexError):
+            info = Path(f"/proc/{pid}/fdinfo/{number}").read_text(encoding="ascii")
+            flags = int(info.partition("flags:")[2].split()[0], 8)
+            is_ours = place.readlink().name.startswith("pipe:")
+            if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
+                return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return -1
 
 
 class Child:
     """A child process and its process group."""
 
-    def __init__(
-        self,
-        pid: int,
-        name: str,
-        output: ChildLog,
-        *,
-        keep_group: bool,
-        popen: subprocess.Popen[bytes] | None = None,
-    ) -> None:
-        self.pid = pid  # Its process id, which is also its group's and its session's
-        self.name, self._popen = name, popen
-        self.started = start_time(pid)  # In ticks since boot; identifies it with its pid
-        self.stdin: asyncio.StreamWriter | None = None  # Set by `start_piped`
-        self.stdout = asyncio.StreamReader(_MAX_LINE)  # Its end for `start_piped`
+    def __init__(self, pid: int, name: str, output: ChildLog, *, keep_group: bool = False) -> None:
+        self.pid, self.name = pid, name  # The pid is also that of its group and its session
+        self.stdin: asyncio.StreamWriter | None = None  # Of a child that was started `piped`
+        self.stdout = asyncio.StreamReader(_MAX_LINE)  # The same
         self._reading: asyncio.ReadTransport | None = None
         self._output, self._keep_group = output, keep_group
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
-        self._pidfd = -1
-        with suppress(OSError):
-            self._pidfd = descendants.open_pidfd(pid)
         self._output.start_reading()
-        # No task and no thread: its end is also detected while no thread can be started.
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.add_reader(self._pidfd, self._check_end)
-        else:
-            loop.call_later(times.PROCESS_POLL, self._check_end)
+        asyncio.get_running_loop().call_soon(self._check_end)
 
     @classmethod
-    async def start(
+    async def start(  # noqa: PLR0913 - a command, its log and what it is tied to
         cls,
         name: str,
         argv: Sequence[str],
@@ -206,33 +179,45 @@ class Child:
         log: Callable[[], Path],
         *,
         keep_group: bool = False,
+        piped: bool = False,
     ) -> Child:
-        """Start a command logged to `log`; its end kills its group unless `keep_group`."""
-        process, output = _spawn(name, argv, env, log, piped=False)
-        return cls(process.pid, name, output, keep_group=keep_group, popen=process)
+        """Start a command in its own session; its end kills its group unless `keep_group`.
 
-    @classmethod
-    async def start_piped(
-        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
-    ) -> Child:
-        """Start a command with pipes for stdin and stdout."""
-        process, output = _spawn(name, argv, env, log, piped=True)
-        child = cls(process.pid, name, output, keep_group=False, popen=process)
-        assert process.stdin is not None  # noqa: S101 - started with pipes
-        assert process.stdout is not None  # noqa: S101 - same
-        loop = asyncio.get_running_loop()
+        Its output is logged to `log`; `piped`: only stderr, and stdin and stdout are pipes.
+        """
+        output = ChildLog(log)
+        with output.open_pipe() as end, starting(name):
+            popen = subprocess.Popen(  # noqa: ASYNC220 - asyncio would reap it before its group ends
+                list(argv),
+                env=dict(env),
+                bufsize=0,
+                start_new_session=True,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else end,
+                stderr=end,
+            )
+            managed.add(popen.pid)
+        popen.returncode = 0  # Popen need not reap it: `_check_end` does
+        child = cls(popen.pid, name, output, keep_group=keep_group)
         try:
-            unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
-            protocol = asyncio.StreamReaderProtocol(unfed)
-            writing, _ = await loop.connect_write_pipe(lambda: protocol, process.stdin)
-            child.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
-            reading = asyncio.StreamReaderProtocol(child.stdout)
-            child._reading, _ = await loop.connect_read_pipe(lambda: reading, process.stdout)
+            await child._connect(popen)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await child.stop(0.0)
             raise
         return child
+
+    async def _connect(self, popen: subprocess.Popen[bytes]) -> None:
+        """Connect `stdin` and `stdout` to the process's pipes, if it has them."""
+        if popen.stdin is None or popen.stdout is None:
+            return
+        loop = asyncio.get_running_loop()
+        unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
+        protocol = asyncio.StreamReaderProtocol(unfed)
+        writing, _ = await loop.connect_write_pipe(lambda: protocol, popen.stdin)
+        self.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
+        reading = asyncio.StreamReaderProtocol(self.stdout)
+        self._reading, _ = await loop.connect_read_pipe(lambda: reading, popen.stdout)
 
     @property
     def running(self) -> bool:
@@ -264,49 +249,34 @@ class Child:
                 if pipe is not None:
                     pipe.close()
 
-    async def end_sentence(self, code: int) -> str:
-        """Return a sentence with its exit code and the end of its log."""
-        tail = await self.tail()
+    def end_sentence(self, code: int) -> str:
+        """Return a sentence with its exit code and the end of its output."""
+        tail = self.tail()
         return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
 
-    async def tail(self, lines: int = 3, longest: int = 300) -> str:
-        """Return the last non-empty lines of its log, on one line."""
-        if self._output.end:  # in memory, also if the disk failed
-            return informative_lines(self._output.end, lines, longest)
-        return await in_thread(lambda: tail_of(self._output.path(), lines, longest)) or ""
+    def tail(self, lines: int = 3, longest: int = 300) -> str:
+        """Return the last non-empty lines of its output, on one line."""
+        return informative_lines(self._output.end, lines, longest)
 
     def _check_end(self) -> None:
-        """If the leader has ended, kill the rest of its group, then reap it."""
+        """If the leader has ended, kill the rest of its group, then reap it; else check again.
+
+        Timed, without a thread: not every kernel, sandbox and Python has a pidfd.
+        """
         try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            self._close(UNKNOWN_CODE)
-            return
-        if ended is None:  # a tracer, strace or py-spy, is notified first
-            self._poll_later()
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            runs = os.waitid(os.P_PID, self.pid, options) is None
+        except ChildProcessError:  # adopted, or reaped by another process
+            runs = Path(f"/proc/{self.pid}").exists()
+        if runs:
+            asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
             return
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
-        code = UNKNOWN_CODE if self._popen is None else self._popen.wait()
-        self._close(shell_code(code))
-
-    def _poll_later(self) -> None:
-        """Check again shortly: the kernel reports each end only once."""
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.remove_reader(self._pidfd)
-        loop.call_later(times.PROCESS_POLL, self._check_end)
-
-    def _close(self, code: int) -> None:
-        """Finish after its end, once its log is written."""
-        self._is_over = True
-        if self._popen is not None:
-            self._popen.returncode = code  # also where another process reaped it
-        descendants.managed.discard(self.pid)
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._is_over, code = True, UNKNOWN_CODE
+        with suppress(ChildProcessError):
+            code = shell_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        managed.discard(self.pid)
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()
@@ -324,25 +294,6 @@ class Child:
         if not self._is_over:
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
-
-
-def _spawn(
-    name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path], *, piped: bool
-) -> tuple[subprocess.Popen[bytes], ChildLog]:
-    """Start a process in its own session; `reap` does not touch it."""
-    output = ChildLog(log)
-    with output.open_pipe() as end, starting(name):
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            bufsize=0,
-            start_new_session=True,
-            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if piped else end,
-            stderr=end,
-        )
-        descendants.managed.add(process.pid)
-    return process, output
 
 
 def start_time(pid: int) -> int:
@@ -368,30 +319,118 @@ def informative_lines(end: bytes, lines: int, longest: int) -> str:
     return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
 
 
-class AdoptedChild(Child):
-    """A child of a killed agent: the parent reaps it, and its exit code is unknown."""
-
-    def __init__(self, pid: int, name: str, log: Callable[[], Path]) -> None:
-        self._process = psutil.Process(pid)
-        super().__init__(pid, name, ChildLog(log, _open_pipe_of(pid)), keep_group=False)
-
-    def _check_end(self) -> None:
-        """If it has ended, kill the rest of its session."""
-        if descendants.is_alive(self._process):
-            self._poll_later()
-            return
-        descendants.kill_session(self.pid)
-        self._close(UNKNOWN_CODE)
-
-    def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
-        """Signal it or its group while it runs, so that the pid is its own."""
-        if descendants.is_alive(self._process):
-            super()._signal(send, signum)
+def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Child | None:
+    """Adopt a killed agent's child, if it still runs; the parent reaps it, its code is unknown."""
+    if start_time(pid) != started:
+        return None
+    return Child(pid, name, ChildLog(log, _open_pipe_of(pid)))
 
 
-def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> AdoptedChild | None:
-    """Adopt a process, if it still runs and has this start time."""
+# --- descendants --------------------------------------------------------------------------------
+
+
+def reap() -> None:
+    """Reap ended orphans; called on SIGCHLD, in the thread that starts children."""
+    for pid in children_of("self"):
+        if pid not in managed:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+
+def children_of(pid: int | Literal["self"]) -> list[int]:
+    """Return a process's children, without a scan of all processes."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(pid) for pid in path.read_text().split()]
+    return found
+
+
+def list_descendants() -> list[psutil.Process]:
+    """Return all running descendants, and those of a killed agent, which are the parent's."""
+    own = os.getpid()
+    tops = (own, os.getppid()) if parent.former_agents else (own,)
+    found = {process for top in tops for process in tree_of(top)[1:]}
+    return [process for process in found if process.pid != own and is_alive(process)]
+
+
+async def stop_descendants(grace: float) -> list[str]:
+    """Stop all descendants, of any session; return the names of those killed."""
+    send_signal(list_descendants(), signal.SIGTERM)
+    if await _wait_until_gone(grace):
+        return []
+    killed = kill(list_descendants())
+    await _wait_until_gone(2.0)
+    return killed
+
+
+async def _wait_until_gone(limit: float) -> bool:
+    async def check() -> bool | NotYet:
+        alive = list_descendants()
+        reap()  # after the check, so that the last one leaves no zombie
+        return NotYet() if alive else True
+
+    try:
+        return await until(check, limit, longest=0.1)
+    except TimedOutError:
+        return False
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, of any parent, and wait for their end.
+
+    An exiting process loses its command line first and its ports last: without the wait, its ports
+    would still be taken, by no visible process.
+    """
+    tree = tree_of(pid)
+    send_signal(tree, signal.SIGKILL)
+    psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants; nothing if it has ended."""
     with suppress(psutil.Error):
-        if start_time(pid) == started:
-            return AdoptedChild(pid, name, log)
-    return None
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    return []
+
+
+def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
+    """Kill descendants by a variable in their environment; return their names."""
+    of = {one: known(one.environ, dict[str, str]()) for one in list_descendants()}
+    return kill(one for one, environ in of.items() if matches(environ.get(variable, "")))
+
+
+def kill(processes: Iterable[psutil.Process]) -> list[str]:
+    """Kill processes of any parent; return the names of those that were running."""
+    alive = [process for process in processes if is_alive(process)]
+    names = [f"{known(process.name, 'a process')} (pid {process.pid})" for process in alive]
+    send_signal(alive, signal.SIGKILL)
+    return names
+
+
+def send_signal(processes: Iterable[psutil.Process], signum: int) -> None:
+    """Signal those of the processes that still run; a reused pid is no such process."""
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            process.send_signal(signum)
+
+
+def known(read: Callable[[], T], otherwise: T) -> T:
+    """Return what psutil reads; the default if the process has ended or belongs to another user."""
+    with suppress(psutil.Error, OSError):
+        return read()
+    return otherwise
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process still runs; a zombie and a reused pid do not count."""
+    return known(
+        lambda: bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE),
+        otherwise=False,
+    )
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used so far."""
+    return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)

@@ -7,24 +7,21 @@ import io
 import os
 import signal
 import sys
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from anyio import TASK_STATUS_IGNORED
+import anyio
 
 from agent.base import times
 from agent.record.background import finish_all, start_thread
 from agent.record.log import say
-from agent.runtime import descendants, parent
+from agent.runtime import parent, process
 from agent.runtime.parent import NOTICES, ignore_signals, set_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anyio.abc import TaskStatus
-
-_MAX_PENDING = 2  # Pending signals of one kind; two, since a second SIGINT has its own meaning
 
 
 def exit_now(code: int) -> None:
@@ -64,7 +61,7 @@ async def watch_signals(
     stop: Callable[[int], None],
     notify: Callable[[int], None],
     *,
-    task_status: TaskStatus[None] = TASK_STATUS_IGNORED,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Call `stop` and `notify` for signals, and reap orphans; a second Ctrl-C kills everything.
 
@@ -74,31 +71,23 @@ async def watch_signals(
     When it ends, signals are ignored: the exit code is decided, and a late signal (srun stops all
     nodes when the first one has left) must not change it to 143.
     """
-    loop, has_signal = asyncio.get_running_loop(), asyncio.Event()
-    pending: deque[int] = deque()
+    loop, interrupts = asyncio.get_running_loop(), 0
 
-    def record(signum: int) -> None:
-        if pending.count(signum) < _MAX_PENDING:
-            pending.append(signum)
-            loop.call_soon_threadsafe(has_signal.set)
+    def act(signum: int) -> None:
+        nonlocal interrupts
+        interrupts += signum == signal.SIGINT
+        if interrupts > 1:
+            say("second SIGINT: killing everything", "warning")
+            process.kill(process.list_descendants())
+            exit_now(128 + signal.SIGINT)
+        if signum == signal.SIGCHLD:
+            process.reap()
+        else:
+            (notify if signum in NOTICES else stop)(signum)
 
-    interrupts = 0
-    set_handler(record)
+    set_handler(lambda signum: loop.call_soon_threadsafe(act, signum))
     task_status.started()
     try:
-        while True:
-            await has_signal.wait()
-            has_signal.clear()
-            while pending:
-                signum = pending.popleft()
-                interrupts += signum == signal.SIGINT
-                if interrupts > 1:
-                    say("second SIGINT: killing everything", "warning")
-                    descendants.kill_descendants()
-                    exit_now(128 + signal.SIGINT)
-                if signum == signal.SIGCHLD:
-                    descendants.reap()
-                else:
-                    (notify if signum in NOTICES else stop)(signum)
+        await anyio.sleep_forever()
     finally:
         ignore_signals()

@@ -10,7 +10,6 @@ import anyio
 
 from agent.base import times
 from agent.base.errors import AgentError, innermost
-from agent.base.text import error_text
 from agent.base.value import Value
 from agent.node.limits import process_limit_error
 from agent.record.log import say
@@ -51,31 +50,28 @@ async def until(
 
     grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
     over = math.inf if limit is None else limit
-    reported: str | None = None
+    answer: T | NotYet = NotYet()
 
     def pause(state: tenacity.RetryCallState) -> float:
         return max(0.0, min(grows(state), over - (state.seconds_since_start or 0.0)))
 
-    def report(state: tenacity.RetryCallState) -> None:
-        nonlocal reported
-        result = state.outcome.result() if state.outcome else None
-        if on_evidence is not None and isinstance(result, NotYet) and result.evidence != reported:
-            reported = result.evidence
-            on_evidence(reported)
+    async def ask() -> bool:
+        nonlocal answer
+        former, answer = answer, await check()
+        if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
+            on_evidence(answer.evidence)
+        return not isinstance(answer, NotYet)
 
     retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_result(lambda answer: isinstance(answer, NotYet)),
+        retry=tenacity.retry_if_result(lambda holds: not holds),
         wait=pause,
         stop=tenacity.stop_after_delay(over),
         sleep=anyio.sleep,
-        after=report,
+        retry_error_callback=lambda _state: False,
     )
-    try:
-        answer: T | NotYet = await retrying(check)
-    except tenacity.RetryError as error:
-        last = error.last_attempt.result()
-        raise TimedOutError(last.evidence if isinstance(last, NotYet) else "") from None
-    assert not isinstance(answer, NotYet)  # noqa: S101 - such answers are retried
+    await retrying(ask)
+    if isinstance(answer, NotYet):
+        raise TimedOutError(answer.evidence)
     return answer
 
 
@@ -130,15 +126,10 @@ class BestEffort:
             return await do(*arguments)
         except Exception as error:  # noqa: BLE001 - no error may end a healthy job
             failure = innermost(error)
-            limit = process_limit_error(what, failure)
+            failure = process_limit_error(what, failure) or failure
+            reason = f"{type(failure).__name__}: {failure}"
             if isinstance(failure, AgentError):
                 reason = failure.sentence()
-            elif limit is not None:
-                reason = f"{limit.why}. {limit.remedy}"
-            elif isinstance(failure, OSError):
-                reason = error_text(failure)
-            else:
-                reason = f"{type(failure).__name__}: {failure}"
         if what not in self._logged:
             self._logged.add(what)
             self._log(f"{what} failed, the run continues without it: {reason}", "warning")

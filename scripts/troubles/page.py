@@ -56,11 +56,11 @@ _IN_A_BUNDLE = (
         "`<worker>/`",
         (
             "the ends of its logs, sent when it left; if it was lost, as the head requested them "
-            "before: at its warnings, and when the job was stopped"
+            "when the job was stopped"
         ),
     ),
     (
-        "`<worker>/last-report.txt`, `facts.json`",
+        "`<worker>/last-report.json`, `facts.json`",
         "its last report, and the facts of its machine",
     ),
 )

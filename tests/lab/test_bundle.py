@@ -54,9 +54,9 @@ def test_the_bundle_of_a_lost_worker(cluster: Cluster) -> None:
     worker.kill()
     assert head.wait(60) == 75
     found = bundle_contents(cluster, 0, head)
-    assert "state: lost" in found["podb/last-report.txt"]
-    assert "phase: following the head" in found["podb/last-report.txt"]
-    assert "silent: " in found["podb/last-report.txt"]
+    report = json.loads(found["podb/last-report.json"])
+    assert (report["state"], report["phase"]) == ("lost", "following the head")
+    assert report["silent"]
 
 
 @pytest.mark.pods(2)

@@ -66,7 +66,7 @@ def test_a_fenced_workers_prepare_step_runs_again(cluster: Cluster) -> None:
     await_true("nothing of it runs", lambda: not _sleepers(worker), 15)
     (cluster.pods[1].tmp / "go").touch()
     cluster.pods[1].heal()
-    worker.wait_for("is reached again: running AGENT_PREPARE_EACH from the beginning", timeout=30)
+    worker.wait_for(r"stopping all that runs here[\s\S]*AGENT_PREPARE_EACH: running", timeout=30)
     assert ends([head, worker]) == [7, 7], head.tail() + worker.tail()
 
 

@@ -218,12 +218,12 @@ def test_a_failed_run_leaves_one_bundle(ended: Run) -> None:
         *("poda/agent.log", "poda/events.jsonl", "poda/facts.json", "poda/ray-start.log"),
         *("poda/reward-server.log", "poda/ray/gcs_server.out", "poda/ray/raylet.out"),
         *("poda/ray/dashboard.log", "podb/agent.log", "podb/ray.log", "podb/raylet.out"),
-        *("podb/facts.json", "podb/last-report.txt"),
+        *("podb/facts.json", "podb/last-report.json"),
     }
     assert wanted <= found.keys(), sorted(found)
     assert any(name.startswith("poda/ray/job-driver-") for name in found)
     assert "following the head" in found["podb/agent.log"]
-    assert "state: left" in found["podb/last-report.txt"]
+    assert json.loads(found["podb/last-report.json"])["state"] == "left"
     assert bundles(ended.cluster, 1) == []
     assert "bundle" not in ended.cluster.outcome(1)
 

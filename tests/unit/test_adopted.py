@@ -17,8 +17,8 @@ from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
-from agent.runtime import descendants, parent
-from agent.runtime.process import AdoptedChild, adopt, start_time
+from agent.runtime import parent, process
+from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def orphan(*argv: str) -> int:
     return int(told.stdout)
 
 
-def taken(pid: int) -> AdoptedChild:
+def taken(pid: int) -> Child:
     """Adopt a process."""
     child = adopt("sleep", pid, start_time(pid), lambda: LOG)
     assert child is not None
@@ -111,9 +111,7 @@ def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPa
     rank, other = (
         orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
     )
-    monkeypatch.setattr(
-        descendants, "list_descendants", lambda: [*map(psutil.Process, (rank, other))]
-    )
+    monkeypatch.setattr(process, "list_descendants", lambda: [*map(psutil.Process, (rank, other))])
     anyio.run(is_so, lambda: all(psutil.Process(p).name() == "sleep" for p in (rank, other)))
     torchrun = subprocess.Popen(["sleep", "60"])
     record = record_with(torchrun=torchrun.pid)
@@ -206,6 +204,6 @@ def test_who_is_ended_holds_no_port_any_more() -> None:
     assert child.stdout is not None
     port = int(child.stdout.readline())
     assert taken_ports([port])
-    descendants.kill_tree(child.pid)
+    process.kill_tree(child.pid)
     assert not taken_ports([port])
     child.communicate()

@@ -379,9 +379,6 @@ def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
     """Its dependencies are on this node, so it needs no order."""
     trace = workers.WorkerTrace(OF_LOCAL, [])
     assert ordered_steps(OF_LOCAL.steps) == ()
-    assert [said.sentence for said in worker.first_messages(trace.state)] == [
-        f"last waits for {PREPARE_EACH}"
-    ]
     assert trace.state.running_steps == (PREPARE_EACH,)
     (one, other) = worker.pending_waits(trace.state)[:2]
     assert (one.what, other.what, other.evidence) == (

@@ -28,12 +28,15 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.EMFILE, "Too many open files"), "OSError: [Errno 24] Too many "),
         (
             ProcessLimitError("nvidia-smi could not be started", why="full"),
             "nvidia-smi could not be ",
         ),
-        (RuntimeError("can't start new thread"), "no room for another process or thread"),
+        (
+            RuntimeError("can't start new thread"),
+            "a look could not be started: no room for another ",
+        ),
         (ValueError("a number was expected"), "ValueError: a number was expected"),
     ],
     ids=["file", "process", "thread", "bug"],
@@ -151,7 +154,7 @@ def test_a_diagnostic_that_cannot_start(open_folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     *looks, share = done.stdout.splitlines()
     full = "no room for another process or thread"
-    assert [look.partition(" (")[0] for look in looks] == [f"it cannot be looked at: {full}"] * 3
+    assert [f"could not be started: {full}" in look for look in looks] == [True] * 3
     assert f"could not be started: {full}" in share
     assert done.stderr.count("failed, the run continues without it") == 3, done.stderr
 

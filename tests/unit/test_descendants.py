@@ -10,19 +10,19 @@ import sys
 import psutil
 import pytest
 
-from agent.runtime import descendants
+from agent.runtime.process import kill, kill_marked
 
 ADOPTION = """
 import os, subprocess, sys, time
 import anyio, psutil
-from agent.runtime import descendants, parent
+from agent.runtime import parent, process
 
 parent.become_subreaper()
 # A shell that ends at once leaves two: one of another session, and one that ends by itself.
 subprocess.run(["sh", "-c", "setsid sleep 1000 & (sleep 0.1; exit 3) &"], check=True)
 adopted = psutil.Process().children()
 assert len(adopted) == 2, adopted
-assert anyio.run(descendants.stop_descendants, 20.0) == []
+assert anyio.run(process.stop_descendants, 20.0) == []
 assert psutil.Process().children() == []
 """
 
@@ -39,11 +39,11 @@ def test_a_signal_never_reaches_another_of_the_same_pid(monkeypatch: pytest.Monk
         meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
         # A former owner of this PID, in psutil's form.
         monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
-        assert descendants.kill(other) == []
+        assert kill([other]) == []
         with pytest.raises(psutil.NoSuchProcess):
             other.send_signal(signal.SIGKILL)
         assert child.poll() is None
-        assert descendants.kill(meant) == [f"sleep (pid {child.pid})"]
+        assert kill([meant]) == [f"sleep (pid {child.pid})"]
         assert child.wait(20) == -signal.SIGKILL
 
 
@@ -51,7 +51,7 @@ def test_the_dead_are_not_signaled() -> None:
     """A reaped process is reported as gone."""
     with subprocess.Popen(["true"]) as child:
         process = psutil.Process(child.pid)
-    assert descendants.kill(process) == []
+    assert kill([process]) == []
     assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
 
 
@@ -63,11 +63,11 @@ def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
         for mark in ("run-1", "run-2")
     ]
     try:
-        (name,) = descendants.kill_marked("RUN_ID", "run-1".__eq__)
+        (name,) = kill_marked("RUN_ID", "run-1".__eq__)
         assert name == f"sleep (pid {started[0].pid})"
         assert started[0].wait(10) == -signal.SIGKILL
         assert started[1].poll() is None
-        assert descendants.kill_marked("RUN_ID", "run-1".__eq__) == []
+        assert kill_marked("RUN_ID", "run-1".__eq__) == []
     finally:
         for process in started:
             process.kill()

@@ -13,7 +13,7 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
-from agent.runtime.driver import RayHelpers, watch_helpers
+from agent.runtime.driver import stopped_helper, watch_helpers
 from agent.runtime.process import Child
 from agent.runtime.waiting import BestEffort, NotYet, until
 from unit.heads import (
@@ -205,7 +205,7 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
             tasks.start_soon(watch_helpers, child, *tell)
             os.kill(dashboard, signal.SIGSTOP)
             await heard(1)
-            seen = RayHelpers(child.pid).stopped()
+            seen = stopped_helper(child.pid)
             os.kill(dashboard, signal.SIGCONT)
             await heard(2)
             tasks.cancel_scope.cancel()

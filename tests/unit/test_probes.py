@@ -16,7 +16,6 @@ from agent.runtime.probes import (
     REWARD_REQUEST,
     check_reward_reply,
     first_answer,
-    names_an_address,
     port_answers,
     reason,
     reward_answers,
@@ -24,40 +23,36 @@ from agent.runtime.probes import (
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("body", "words"),
     [
-        (200, b'{"rewards": [1.0]}', ""),
-        (200, b'{"rewards": [0]}', ""),
-        (200, b'{"rewards": [-2.5], "scores": [1], "extra_logs": {}}', ""),
+        (b'{"rewards": [1.0]}', ""),
+        (b'{"rewards": [0]}', ""),
+        (b'{"rewards": [-2.5], "scores": [1], "extra_logs": {}}', ""),
         # OpenRLHF's serve_rm (0.8 and 0.11), and OpenRLHF-M's math_verifier as it really answered
-        (200, b'{"rewards":[-0.73]}', ""),
-        (200, b'{"rewards":[0.3],"scores":[0.3],"extra_logs":{"dummy_scores":[0.3]}}', ""),
-        (200, b'{"acc_rewards":[0.0],"format_rewards":[0.0],"rewards":[0.0]}\n', ""),
-        (400, b'{"error":"queries field is required"}\n', "it answered 400"),
-        (500, b"Internal error", "it answered 500: Internal error"),
-        (404, b"", "it answered 404"),
-        (201, b'{"rewards": [1.0]}', "it answered 201"),
-        (200, b"", "not JSON"),
-        (200, b"<html>hello</html>", "not JSON: <html>hello</html>"),
-        (200, b"\xff\xfe\x00", "not JSON"),
-        (200, b"[1.0]", 'no "rewards" list of one number'),
-        (200, b"1.0", 'no "rewards" list'),
-        (200, b"{}", 'no "rewards" list'),
-        (200, b'{"reward": [1.0]}', 'no "rewards" list'),
-        (200, b'{"rewards": 1.0}', 'no "rewards" list'),
-        (200, b'{"rewards": []}', 'no "rewards" list of one number'),
-        (200, b'{"rewards": [1.0, 2.0]}', 'no "rewards" list of one number'),
-        (200, b'{"rewards": ["1.0"]}', "not a finite number"),
-        (200, b'{"rewards": [true]}', "not a finite number"),
-        (200, b'{"rewards": [null]}', "not a finite number"),
-        (200, b'{"rewards": [NaN]}', "not a finite number"),
-        (200, b'{"rewards": [Infinity]}', "not a finite number"),
-        (200, b'{"rewards": [[1.0]]}', "not a finite number"),
+        (b'{"rewards":[-0.73]}', ""),
+        (b'{"rewards":[0.3],"scores":[0.3],"extra_logs":{"dummy_scores":[0.3]}}', ""),
+        (b'{"acc_rewards":[0.0],"format_rewards":[0.0],"rewards":[0.0]}\n', ""),
+        (b"", "not JSON"),
+        (b"<html>hello</html>", ": <html>hello</html>"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"[1.0]", 'not JSON with "rewards", a list of one number'),
+        (b"1.0", 'not JSON with "rewards"'),
+        (b"{}", 'not JSON with "rewards"'),
+        (b'{"reward": [1.0]}', 'not JSON with "rewards"'),
+        (b'{"rewards": 1.0}', 'not JSON with "rewards"'),
+        (b'{"rewards": []}', 'not JSON with "rewards", a list of one number'),
+        (b'{"rewards": [1.0, 2.0]}', 'not JSON with "rewards", a list of one number'),
+        (b'{"rewards": ["1.0"]}', "Expected `float`"),
+        (b'{"rewards": [true]}', "Expected `float`"),
+        (b'{"rewards": [null]}', "Expected `float`"),
+        (b'{"rewards": [NaN]}', "not a finite number"),
+        (b'{"rewards": [Infinity]}', "not a finite number"),
+        (b'{"rewards": [[1.0]]}', "Expected `float`"),
     ],
 )
-def test_a_reply_is_checked(status: int, body: bytes, words: str) -> None:
-    """Only 200 with one finite number is a score; anything else is reported as what it is."""
-    told = check_reward_reply(status, body)
+def test_a_reply_is_checked(body: bytes, words: str) -> None:
+    """Only one finite number is a score; anything else is reported as what it is."""
+    told = check_reward_reply(body)
     assert words in told
     assert bool(told) == bool(words)
 
@@ -65,9 +60,9 @@ def test_a_reply_is_checked(status: int, body: bytes, words: str) -> None:
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_judge(body: bytes) -> None:
     """Any bytes of a server are evidence, shown in part, and raise no error."""
-    told = check_reward_reply(200, body)
+    told = check_reward_reply(body)
     assert told
-    assert len(told) < 250
+    assert len(told) < 400
 
 
 def test_the_sample_is_a_request_of_the_protocol() -> None:
@@ -137,26 +132,6 @@ def test_a_reward_server_of_no_known_name() -> None:
     """The resolver's error is the evidence."""
     said = anyio.run(reward_answers, f"http://{'a' * 70}.example:5000/get_reward", 20.0)
     assert "does not resolve" in said
-
-
-@pytest.mark.parametrize(
-    ("url", "is_address"),
-    [
-        ("http://10.0.0.1:5000/get_reward", True),
-        ("http://10.0.0.1", True),
-        ("http://user:pass@10.0.0.1:5000/x", True),
-        ("http://10.0.0.1?query=/x", True),
-        ("http://[fd00::1]:5000/x", True),
-        ("http://[fd00::1]", True),
-        ("http://reward:5000/10.0.0.1", False),
-        ("http://reward@example.org/", False),
-        ("http://[nonsense/x", False),
-        ("", False),
-    ],
-)
-def test_an_address_is_distinguished_from_a_name(url: str, is_address: object) -> None:
-    """A proxy may resolve a name; an address is always contacted directly."""
-    assert names_an_address(url) is is_address
 
 
 @pytest.mark.parametrize(

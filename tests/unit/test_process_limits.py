@@ -24,8 +24,7 @@ from agent.node.limits import ProcessLimitError
 from agent.runtime.process import Child
 
 async def start(piped):
-    make = Child.start_piped if piped else Child.start
-    await make("ray start", ["/bin/true"], {}, lambda: Path("/dev/null"))
+    await Child.start("ray start", ["/bin/true"], {}, lambda: Path("/dev/null"), piped=piped)
 
 def main():
     anyio.run(start, False)  # imports all that it needs while there is room, and the right to read

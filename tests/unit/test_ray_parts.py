@@ -5,62 +5,69 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 
+from agent.base import times
+from agent.record.node_record import ProcessStat
 from agent.runtime import driver
-from agent.runtime.driver import (
-    STOPPED_LIMIT,
-    RayParts,
-    RayPartsState,
-    RayProcess,
-    ray_processes,
-)
+from agent.runtime.driver import RayParts, ray_processes
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GCS, RAYLET = RayProcess(10, "S"), RayProcess(11, "R")
-BOTH = {"gcs_server": GCS, "raylet": RAYLET}
+GCS, RAYLET = ProcessStat("gcs_server", "S", 1), ProcessStat("raylet", "R", 1)
+BOTH = {10: GCS, 11: RAYLET}
+
+
+def in_state(state: str, stat: ProcessStat) -> ProcessStat:
+    """Return a process in another state."""
+    return stat._replace(state=state)
 
 
 @pytest.mark.parametrize(
-    ("looks", "gone", "stopped"),
+    ("looks", "lost", "stopped"),
     [
         ([{}], "", ""),
-        ([{"gcs_server": GCS}, BOTH], "", ""),
-        ([BOTH, {"gcs_server": GCS}], "its raylet (pid 11) is gone", ""),
-        ([{"gcs_server": RayProcess(10, "Z")}], "its gcs_server (pid 10) is gone", ""),
-        ([{"gcs_server": GCS}, {}], "its gcs_server (pid 10) is gone", ""),
-        ([BOTH, {**BOTH, "raylet": RayProcess(11, "Z")}], "its raylet (pid 11) is gone", ""),
-        ([{"raylet": RAYLET}, {"raylet": RayProcess(11, "D")}], "", ""),
-        ([BOTH, {**BOTH, "raylet": RayProcess(11, "T")}], "", "its raylet (pid 11) is stopped"),
-        ([{**BOTH, "raylet": RayProcess(11, "T")}, BOTH], "", ""),
+        ([{10: GCS}, BOTH], "", ""),
+        ([BOTH, {10: GCS}], "its raylet (pid 11) is gone", ""),
+        ([{10: in_state("Z", GCS)}], "its gcs_server (pid 10) is gone", ""),
+        ([{10: GCS}, {}], "its gcs_server (pid 10) is gone", ""),
+        ([BOTH, {**BOTH, 11: in_state("Z", RAYLET)}], "its raylet (pid 11) is gone", ""),
+        ([{11: RAYLET}, {11: in_state("D", RAYLET)}], "", ""),
+        ([BOTH, {**BOTH, 11: in_state("T", RAYLET)}], "", "its raylet (pid 11) is stopped"),
+        ([{**BOTH, 11: in_state("T", RAYLET)}, BOTH], "", "its raylet (pid 11) is stopped"),
     ],
 )
-def test_a_search_for_parts(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> None:
-    """A process seen once must stay; a stopped one may continue."""
-    seen = RayPartsState()
-    verdicts = [seen.update(look, float(at)) for at, look in enumerate(looks)]
-    assert verdicts[-1] == (gone, stopped)
-    assert not any(gone for gone, _ in verdicts[:-1])
+def test_a_search_for_parts(
+    looks: list[dict[int, ProcessStat]], lost: str, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process seen once must stay; a stopped one may continue, and is logged."""
+    told: list[str] = []
+    monkeypatch.setattr(driver, "say", lambda line, _level: told.append(line))
+    clock = iter(range(len(looks)))
+    parts = RayParts(cast("Child", None), lambda: next(clock))
+    verdicts = [parts.find_lost(look) for look in looks]
+    assert verdicts[-1] == lost
+    assert not any(verdicts[:-1])
+    assert told == ([f"{stopped}: Ray is taken for lost after 30 s"] if stopped else [])
 
 
 def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
     """Then it counts as lost; if it continued in between, the time starts again."""
-    seen, stopped = RayPartsState(), {**BOTH, "gcs_server": RayProcess(10, "T")}
-    for at in (0.0, 20.0):
-        assert not seen.update(stopped, at)[0]
-    assert seen.update(BOTH, 25.0) == ("", "")
-    assert not seen.update(stopped, 29.0)[0]
-    assert not seen.update(stopped, 29.0 + STOPPED_LIMIT - 0.1)[0]
-    assert seen.update(stopped, 29.0 + STOPPED_LIMIT)[0] == (
-        "its gcs_server (pid 10) is stopped for 30 s"
-    )
+    stopped, limit = {**BOTH, 10: in_state("T", GCS)}, times.RAY_HANGS
+    lost = "its gcs_server (pid 10) is stopped for 30 s"
+    history = [
+        *((0.0, stopped, ""), (20.0, stopped, ""), (25.0, BOTH, ""), (29.0, stopped, "")),
+        *((29.0 + limit - 0.1, stopped, ""), (29.0 + limit, stopped, lost)),
+    ]
+    clock = iter([at for at, _, _ in history])
+    parts = RayParts(cast("Child", None), lambda: next(clock))
+    assert [parts.find_lost(found) for _, found, _ in history] == [end for _, _, end in history]
 
 
 def test_a_part_that_is_killed_ends_its_ray(
@@ -88,11 +95,11 @@ def test_a_part_that_is_killed_ends_its_ray(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.watch)
             await until(both, 5.0)
-            gcs, raylet = ray_processes(child.pid)["gcs_server"], ray_processes(child.pid)["raylet"]
-            os.kill(gcs.pid, signal.SIGSTOP)
+            pids = {stat.name: pid for pid, stat in ray_processes(child.pid).items()}
+            os.kill(pids["gcs_server"], signal.SIGSTOP)
             await until(heard, 5.0)
-            os.kill(gcs.pid, signal.SIGCONT)
-            os.kill(raylet.pid, signal.SIGKILL)
+            os.kill(pids["gcs_server"], signal.SIGCONT)
+            os.kill(pids["raylet"], signal.SIGKILL)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         return await parts.end_sentence(code), code

@@ -134,33 +134,6 @@ def test_a_request_while_we_import_ends_us_at_once(number: int) -> None:
     assert told(STRUCK.format(number=int(number))) == (-number, "")
 
 
-FLOOD = """
-import os, signal, anyio
-from agent.runtime import signals
-
-async def live():
-    heard = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, heard.append, heard.append)
-        await anyio.wait_all_tasks_blocked()
-        for _ in range(10_000):
-            os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(20):
-            while signal.SIGTERM not in heard:
-                await anyio.sleep(0.01)
-        tasks.cancel_scope.cancel()
-    print(len(heard))
-
-anyio.run(live)
-"""
-
-
-def test_a_flood_does_not_pile_up() -> None:
-    """However many come while the loop is busy, two of each are enough."""
-    assert told(FLOOD) == (0, "3\n")
-
-
 CHILD = (
     "import signal; "
     "print([n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN "

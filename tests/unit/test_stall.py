@@ -188,7 +188,7 @@ def test_a_tool_has_its_time(tmp_path: Path) -> None:
     assert (said, fault) == ("one\n", "exit code 3; last output: broken")
     assert anyio.run(ask, "exec sleep 100", 0.3) == ("", "tool did not end within 0.3 s")
     missing = anyio.run(output_of, ["/none/py-spy"], {}, lambda: log, 5.0)
-    assert missing == ("", "/none/py-spy: No such file or directory")
+    assert missing == ("", "[Errno 2] No such file or directory: '/none/py-spy'")
 
 
 def myself(what: str) -> JobProcess:
@@ -238,7 +238,7 @@ def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
         found = [JobProcess("driver", psutil.Process(child.pid))]
         text = anyio.run(stacks_of, found, tool, dict(os.environ), lambda: tmp_path / "log")
         child.kill()
-    assert ("waits_here" in text) if may_trace else (text == NO_PTRACE)
+    assert ("waits_here" in text) if may_trace else text.endswith(NO_PTRACE)
 
 
 def test_no_py_spy_and_no_process(tmp_path: Path) -> None:

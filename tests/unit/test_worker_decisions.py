@@ -16,6 +16,7 @@ from agent.decisions.values import (
     StepOver,
     StopAsked,
     Tick,
+    Wait,
 )
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import StartRay, StopRay, WorkerPhase
@@ -284,7 +285,7 @@ def test_messages_on_the_way() -> None:
     sentences = [
         "joining Ray at the head pod0 (10.0.0.1)",
         "`ray start` ended (exit code 1): trying again",
-        "joining Ray at the head pod0 (10.0.0.1) (try 2)",
+        "joining Ray at the head pod0 (10.0.0.1)",
         "Ray is up on this node: following the head",
         "the head's Ray was restarted: leaving the old and joining the new",
         "Ray was lost here (exit code 1): joining again",
@@ -419,14 +420,19 @@ def test_a_held_verdict_is_not_for_a_newcomer() -> None:
     assert "holds the verdict of an earlier run" in trace.outcomes[0].reason
 
 
-def test_a_silent_head_is_logged_once() -> None:
-    """One failed call is not logged; a head that stays silent is, and its return."""
+def test_a_silent_head_is_a_wait_to_log() -> None:
+    """One failed call is not logged; a head that stays silent is, until it answers again."""
     trace = WorkerTrace(GOAL, [*JOINED, (20, SILENT), (20.5, replied())])
-    assert "silent" not in trace.log
-    for at in (30.0, 33.0, 34.0):
-        trace.take(SILENT, at)
-    assert trace.log.count("the head pod0 is silent (connection refused by 10.0.0.1:8266") == 1
-    assert "leaves unless it answers within 48 s (AGENT_HEAD_GRACE)" in trace.log
+
+    def wait() -> Wait:
+        (found,) = worker.pending_waits(trace.state)
+        return found
+
+    for at, event, is_quiet in ((30.0, SILENT, True), (33.0, SILENT, False)):
+        trace.take(event, at)
+        assert wait().is_following is is_quiet
+    said = wait().sentence(33.0)
+    assert said.startswith("waiting for a reply from the head pod0, connection refused by ")
+    assert said.endswith(" (48 s left)")
     trace.take(replied(), 40.0)
-    trace.take(replied(), 41.0)
-    assert trace.log.count("the head pod0 answers again") == 1
+    assert wait().is_following

@@ -10,15 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.boot.diagnose import WorkerLogs, last_report_text
+from agent.boot.diagnose import parts_of_workers, request_logs
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.fleet import NodeState, Worker
+from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase
-from agent.decisions.values import ItemReport, Step
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.heads import goal, reported
@@ -60,7 +59,6 @@ class Story:
         reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
         expected = Expected(None, "", "", "")
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
-        self.heard = WorkerLogs(self.run, cast("RunStatus", Shown()))
         self.state = head.first_state(goal(2))
 
     def say(self, n: int, **told: object) -> tuple[Order, ...]:
@@ -68,15 +66,17 @@ class Story:
         report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
         return anyio.run(self.reports.handle, replace(report, **told)).orders
 
-    def note(self, event: h.HeadEvent, before: HeadPhase = HeadPhase.RUNNING) -> None:
-        """Let an event be decided upon and noted."""
-        if isinstance(event, h.WorkerReported):
-            self.state = replace(self.state, fleet=self.state.fleet.with_report(event.worker))
-        self.heard.request_logs(event, before, self.state, self.reports)
+    def note(self, event: h.WorkerReported) -> None:
+        """Let a worker's report be decided upon."""
+        self.state = replace(self.state, fleet=self.state.fleet.with_report(event.worker))
+
+    def decided(self, before: HeadPhase = HeadPhase.RUNNING) -> None:
+        """Let the state follow on one with this phase."""
+        request_logs(self.run, before, self.state, self.reports)
 
     def parts(self) -> dict[str, str]:
         """Return what a bundle would have of it."""
-        parts = self.heard.bundle_parts(self.state, self.reports)
+        parts = parts_of_workers(self.run, cast("RunStatus", Shown()), self.state, self.reports)
         return {
             part.name: part.source() if callable(part.source) else str(part.source)
             for part in parts
@@ -99,39 +99,6 @@ def names(orders: tuple[Order, ...]) -> list[str]:
     return [order.name for order in orders]
 
 
-def test_a_complaint_has_the_logs_sent_once(trace: Story) -> None:
-    """A worker's message about Ray or a service triggers a request, but not at every report."""
-    said = reported(2)
-    gone = h.WorkerReported(replace(said.worker, error="exit code 1; pid 17"))
-    for event in (
-        said,
-        gone,
-        gone,
-        h.WorkerReported(replace(said.worker, error="exit code 1; pid 18")),
-    ):
-        trace.note(event)
-    assert names(trace.say(2, hello=None)) == ["agent", "ray"]
-    lost = ItemReport("retriever", Step.LOST, "exit code 2")
-    trace.note(reported(3, items=(lost,)))
-    assert names(trace.say(3, hello=None)) == ["agent", "retriever"]
-
-
-def test_complaints_of_an_agent_that_is_no_more(trace: Story) -> None:
-    """They are forgotten with it: names that come and go take no memory."""
-    for n in range(100):
-        told = reported(n, items=(ItemReport("retriever", Step.LOST, "exit code 1"),))
-        trace.note(told)
-        trace.note(h.WorkerReplaced(told.worker.key))
-    assert trace.heard._complaints == {}  # noqa: SLF001 - what must not grow
-
-
-def test_a_worker_that_always_complains_is_not_always_asked(trace: Story) -> None:
-    """Words that are new each time have an end."""
-    for letter in "abcdefghijklmnop":
-        trace.note(h.WorkerReported(replace(reported(2).worker, error=f"no {letter}")))
-    assert len(trace.say(2, hello=None)) == 2 * 8
-
-
 @pytest.mark.parametrize(
     ("verdict", "asked"),
     [(LOST, ["agent", "ray"]), (Outcome(Kind.STOPPED, 143, "asked to stop"), []), (None, [])],
@@ -143,8 +110,8 @@ def test_who_is_there_when_the_job_is_stopped(
     trace.note(reported(2))
     trace.note(reported(3, gone=True))
     trace.state = replace(trace.state, phase=HeadPhase.STOPPING, verdict=verdict)
-    trace.note(h.RayGone("exit code 1"))
-    trace.note(h.RayGone("exit code 1"), before=HeadPhase.STOPPING)
+    trace.decided()
+    trace.decided(before=HeadPhase.STOPPING)
     assert names(trace.say(2, hello=None)) == asked
     assert trace.say(3, hello=None) == ()
 
@@ -160,15 +127,16 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
     assert [*parts][:4] == [
         "status.json",
         "findings.json",
-        "pod2/last-report.txt",
+        "pod2/last-report.json",
         "pod2/facts.json",
     ]
-    assert "silent: connection refused" in parts["pod2/last-report.txt"]
-    assert "detail: all is well" in parts["pod2/last-report.txt"]
+    report = json.loads(parts["pod2/last-report.json"])
+    assert (report["silent"], report["detail"]) == ("connection refused", "all is well")
     assert json.loads(parts["pod2/facts.json"])["interfaces"] == {}
     assert parts["pod3/agent.log"] == "one\ntwo\n"
     assert parts["pod3/raylet.out"] == "end\n"
-    assert "state: left\ngoodbye: done\n" in parts["pod3/last-report.txt"]
+    report = json.loads(parts["pod3/last-report.json"])
+    assert (report["state"], report["goodbye"]) == ("left", "done")
 
 
 def test_nodes_of_one_name_have_separate_logs(trace: Story) -> None:
@@ -176,15 +144,5 @@ def test_nodes_of_one_name_have_separate_logs(trace: Story) -> None:
     for key in ("a", "b"):
         worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
         trace.note(h.WorkerReported(worker))
-    told = [name for name in trace.parts() if name.endswith("last-report.txt")]
-    assert told == ["node-a-2/last-report.txt", "node-a-3/last-report.txt"]
-
-
-def test_an_unknown_log_is_not_sent() -> None:
-    """A worker with a short log takes few lines."""
-    worker = Worker("a", "pod2", phase="joining Ray", last_report_at=5.0)
-    told = last_report_text(worker, NodeState.BOOTING, 7.5)
-    assert told == (
-        "node: pod2 at an unknown address\nstate: booting\nlast report: 2.5 s before the end\n"
-        "phase: joining Ray\n"
-    )
+    told = [name for name in trace.parts() if name.endswith("last-report.json")]
+    assert told == ["node-a-2/last-report.json", "node-a-3/last-report.json"]

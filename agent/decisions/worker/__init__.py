@@ -1,12 +1,6 @@
 """The worker's decisions as pure functions; start reading at decide.py."""
 
-from agent.decisions.worker.decide import (
-    deadline,
-    decide,
-    first_messages,
-    first_state,
-    pending_waits,
-)
+from agent.decisions.worker.decide import deadline, decide, first_state, pending_waits
 from agent.decisions.worker.state import item_reports
 
-__all__ = ["deadline", "decide", "first_messages", "first_state", "item_reports", "pending_waits"]
+__all__ = ["deadline", "decide", "first_state", "item_reports", "pending_waits"]

@@ -17,7 +17,7 @@ from agent.work.services import ordered_steps
 from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from agent.base.ends import Outcome
     from agent.decisions.worker.state import WorkerAction, WorkerEvent
@@ -37,12 +37,13 @@ def first_state(
         awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
         steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
         state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-        return _hold_back(state, frozenset(steps) - awaiting)
+        return replace(
+            state, blocked=frozenset(_unmet_dependencies(state, steps.keys() - awaiting))
+        )
     since = surviving.unreached_since
     return WorkerState(
         goal,
         phase=WorkerPhase.FOLLOWING,
-        evidence="not asked yet by the agent that goes on",
         head_ip=surviving.head_ip,
         epoch=surviving.epoch,
         has_agent=True,
@@ -67,7 +68,6 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, w.Ordered):
         return _carry_out(state, event.order, now)
     before, state = state, _apply_event(state, event, now)
-    state, log = _log_silence(state, event, now)
     # a verdict or a failed step ends the worker in any phase; else the phase decides
     decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
     state, actions = decision
@@ -77,11 +77,11 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if is_outdated and w.StopShare() not in actions:
         actions = (*actions, w.StopShare())
     # the fence is last, so that it also stops what was started before it
-    for step in (_rerun_interrupted_steps, _start_unblocked, _apply_fence):
+    for step in (_start_unblocked, _apply_fence):
         if state.phase is not WorkerPhase.LEAVING:
             state, more = step(state, now)
             actions += more
-    return state, (*log, *actions)
+    return state, actions
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -92,12 +92,6 @@ def deadline(state: WorkerState) -> float | None:
     again = state.phase is WorkerPhase.JOINING and state.ray_ready
     others = (_fence_deadline(state), state.retry_at if again else None)
     return min((*deadlines, *(at for at in others if at is not None)), default=None)
-
-
-def first_messages(state: WorkerState) -> Iterator[v.LogLine]:
-    """Yield the log lines for what is blocked at the start."""
-    for name, missing in _unmet_dependencies(state, state.blocked).items():
-        yield v.LogLine(f"{name} waits for {listed(missing)}")
 
 
 def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
@@ -127,7 +121,8 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
         found.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
         what, until = f"a reply from the head {goal.head}", _reply_deadline(state)
-        found.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
+        answers = state.silent_for < times.SILENCE_LOGGED
+        found.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, answers))
     return tuple(found)
 
 
@@ -158,24 +153,19 @@ def _join_wait(state: WorkerState) -> v.Wait:
 
 
 def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return, by step, the steps of this node that it depends on and that are not done."""
-    undone = {name for name, item in state.steps.items() if item.step is not v.Step.READY}
-    steps = [step for step in state.goal.steps if step.name in names]
-    return {step.name: [name for name in step.after if name in undone] for step in steps}
-
-
-def _hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
-    """Block those of these steps that depend on steps of this node which are not done."""
-    waiting = {name for name, missing in _unmet_dependencies(state, names).items() if missing}
-    return replace(state, blocked=state.blocked | waiting)
+    """Return the steps that depend on others of this node that are not done, with these."""
+    done = {name for name, item in state.steps.items() if item.step is v.Step.READY}
+    undone = (state.steps.keys() - done) | state.blocked
+    steps = (step for step in state.goal.steps if step.name in names)
+    unmet = {step.name: [name for name in step.after if name in undone] for step in steps}
+    return {name: missing for name, missing in unmet.items() if missing}
 
 
 def _start_unblocked(state: WorkerState, now: float) -> Decision:
     """Start blocked steps whose dependencies are done; their time starts now."""
-    if not state.blocked or state.fenced:
+    if state.fenced:
         return state, ()
-    unmet = _unmet_dependencies(state, state.blocked)
-    return _run_steps(state, {name for name, missing in unmet.items() if not missing}, now)
+    return _run_steps(state, state.blocked - _unmet_dependencies(state, state.blocked).keys(), now)
 
 
 def _run_steps(
@@ -189,7 +179,6 @@ def _run_steps(
         steps={**state.steps, **items},
         awaiting_order=state.awaiting_order - items.keys(),
         blocked=state.blocked - items.keys(),
-        interrupted_steps=state.interrupted_steps - items.keys(),
     )
     return state, tuple(map(w.RunOwnStep, items))
 
@@ -205,7 +194,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case HeadSpoke() if event.epoch is None and state.has_agent:
             gone = "its agent is gone, though Ray's GCS still answers"
             state = replace(state, last_reached_at=now, unreached_since=None, fenced=False)
-            return replace(state, evidence=gone)
+            return replace(state, evidence=gone, silent_for=0.0)
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
@@ -216,6 +205,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
                 state,
                 phase_since=now if is_new else state.phase_since,  # the join's time starts here
                 head_is_silent=False,
+                silent_for=0.0,
                 last_reached_at=now,
                 unreached_since=None,
                 fenced=False,
@@ -234,7 +224,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             ready = state.ray_ready and state.phase is WorkerPhase.FOLLOWING
             since = now if state.unreached_since is None else state.unreached_since
             state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
-            return replace(state, unreached_since=since)
+            return replace(state, unreached_since=since, silent_for=now - since)
         case w.WorkerRaySilent(evidence):
             return replace(state, raylet_evidence=evidence)
         case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
@@ -257,23 +247,6 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             return replace(state, services={**state.services, event.name: known})
         case _:
             return state
-
-
-def _log_silence(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    """Log once that the head does not answer, and that it answers again."""
-    since = state.unreached_since
-    if state.phase is not WorkerPhase.FOLLOWING:  # in other phases the wait itself is logged
-        return replace(state, silence_logged=False), ()
-    if isinstance(event, HeadSpoke) and since is None and state.silence_logged:
-        answers = v.LogLine(f"the head {state.goal.head} answers again")
-        return replace(state, silence_logged=False), (answers,)
-    late = since is not None and now >= since + times.SILENCE_LOGGED
-    if not isinstance(event, w.HeadSilent) or not late or state.silence_logged:
-        return state, ()
-    left = round(_reply_deadline(state) - now)
-    silent = f"the head {state.goal.head} is silent ({state.evidence})"
-    leaves = f"this node leaves unless it answers within {max(0, left)} s (AGENT_HEAD_GRACE)"
-    return replace(state, silence_logged=True), (v.LogLine(f"{silent}: {leaves}", "warning"),)
 
 
 def _on_stop(state: WorkerState, event: v.StopAsked, now: float) -> Decision:
@@ -319,8 +292,7 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         services = {**state.services, name: v.Item(generation=order.generation)}
         return replace(state, services=services), (w.StartOwnService(name, order.generation),)
     if kind is v.OrderKind.RUN_STEP and name in state.steps:
-        # one that was interrupted runs again after the fence
-        is_known = name in state.running_steps or name in state.interrupted_steps
+        is_known = name in state.running_steps or name in state.blocked
         return (state, ()) if is_known else _run_steps(state, {name}, now)
     if kind is v.OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
         state = replace(state, share_attempt=order.generation, share_over=None)
@@ -361,9 +333,8 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         state = replace(state, epoch=event.epoch)
     if state.is_plain_head and state.ray_ready and state.awaiting_order:
         # the head has no agent that could order or report steps: nothing on other nodes is awaited
-        state = _hold_back(state, state.awaiting_order)
-        state, runs = _run_steps(state, state.awaiting_order - state.blocked, now)
-        return replace(state, awaiting_order=frozenset()), runs
+        blocked = state.blocked | state.awaiting_order
+        return replace(state, blocked=blocked, awaiting_order=frozenset()), ()
     if state.service_only and state.epoch is not None and not state.preparing:
         log = v.LogLine("this node joins no Ray: it is there for a service only")
         return _follow(state, now), (log,)
@@ -385,18 +356,16 @@ def _follow(state: WorkerState, now: float) -> WorkerState:
 
 
 def _enter_joining(state: WorkerState, now: float) -> WorkerState:
-    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=None)
+    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
 
 
 def _start_join(state: WorkerState) -> Decision:
     head_ip = state.head_ip
     assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
-    tries = state.tries + 1
-    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None, tries=tries)
+    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None)
     state = replace(state, ray_attempt=state.head_attempt)
     kind = "a plain Ray head" if state.is_plain_head else "the head"
-    again = f" (try {tries})" if tries > 1 else ""
-    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
+    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip})")
     return state, (log, w.StartRay(head_ip))
 
 
@@ -485,7 +454,7 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     log = v.LogLine(what, "warning")
     stops = _stops(state)
     if w.StopSteps() in stops:
-        state = replace(state, interrupted_steps=frozenset(state.running_steps))
+        state = replace(state, blocked=state.blocked.union(state.running_steps))
     if w.StopRay() in stops:
         state = replace(_enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
     return replace(state, fenced=True, fenced_attempt=state.share_attempt), (log, *stops)
@@ -501,16 +470,6 @@ def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
         w.StopRay(): state.ray in {RayStep.STARTING, RayStep.UP},
     }
     return tuple(stop for stop, is_needed in needed.items() if is_needed)
-
-
-def _rerun_interrupted_steps(state: WorkerState, now: float) -> Decision:
-    """Rerun the prepare steps that the fence stopped, once the head or its GCS is reached."""
-    if state.fenced or not state.interrupted_steps:
-        return state, ()
-    state, runs = _run_steps(state, state.interrupted_steps, now)
-    again = listed(run.name for run in runs)
-    log = v.LogLine(f"the head is reached again: running {again} from the beginning")
-    return state, (log, *runs)
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

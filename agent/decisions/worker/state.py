@@ -75,15 +75,13 @@ class WorkerState(Value):
     last_reply_at: float = 0.0
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting_order: frozenset[str] = frozenset()  # steps that run when the head orders them
-    blocked: frozenset[str] = frozenset()  # not started: another step of this node is not done
-    interrupted_steps: frozenset[str] = frozenset()  # by the fence; rerun once the head is reached
+    blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
     services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
     last_order: Order | None = None  # the last order that was carried out or refused
     ray: RayStep = RayStep.DOWN
     ray_evidence: str = ""  # how `ray start` last exited
     raylet_evidence: str = ""  # why this node's raylet does not count as up
     retry_at: float | None = None
-    tries: int = 0
     run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
     head_is_silent: bool = False  # true while the head does not answer
     head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
@@ -92,7 +90,7 @@ class WorkerState(Value):
     unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
     fenced: bool = False  # the fence stopped everything, and none of them is reached yet
     fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
-    silence_logged: bool = False  # true once the log has that the head does not answer
+    silent_for: float = 0.0  # how long neither of them is reached
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
     share_attempt: int | None = None  # the attempt of this node's last share
     share_over: ShareOver | None = None  # the end of that share; None while it runs
@@ -137,7 +135,7 @@ class WorkerState(Value):
     @property
     def running_steps(self) -> tuple[str, ...]:
         """Return the prepare steps that run here."""
-        idle = self.awaiting_order | self.blocked | self.interrupted_steps
+        idle = self.awaiting_order | self.blocked
         pending = (name for name, item in self.steps.items() if item.step is Step.PENDING)
         return tuple(name for name in pending if name not in idle)
 

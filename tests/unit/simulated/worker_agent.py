@@ -97,7 +97,7 @@ class WorkerAgent(Agent):
                 state.phase,
                 state.joined,
                 state.preparing,
-                state.tries,
+                state.ray,
                 worker.item_reports(state),
             )
             rest = (state.last_order, state.share_over, state.running_attempt, state.taken_at)
