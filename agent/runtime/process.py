@@ -168,7 +168,7 @@ class Child:
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
         self._output.start_reading()
-        asyncio.get_running_loop().call_soon(self._check_end)
+        self._await_end()
 
     @classmethod
     async def start(  # noqa: PLR0913 - a command, its log and what it is tied to
@@ -258,11 +258,27 @@ class Child:
         """Return the last non-empty lines of its output, on one line."""
         return informative_lines(self._output.end, lines, longest)
 
-    def _check_end(self) -> None:
-        """If the leader has ended, kill the rest of its group, then reap it; else check again.
+    def _await_end(self) -> None:
+        """Check for its end when the kernel reports it, without a task or a thread.
 
-        Timed, without a thread: not every kernel, sandbox and Python has a pidfd.
+        There is no pidfd before Linux 5.3, in some sandboxes, and in conda's Pythons.
         """
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            loop.call_soon(self._check_end)
+            return
+
+        def check() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._check_end()
+
+        loop.add_reader(pidfd, check)
+
+    def _check_end(self) -> None:
+        """If the leader has ended, kill the rest of its group, then reap it; else check again."""
         try:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             runs = os.waitid(os.P_PID, self.pid, options) is None
