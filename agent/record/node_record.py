@@ -191,7 +191,7 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
         if not isinstance(record, NodeRecord) or record.node != node or record.ended:
             continue
         if here.sees(record.place) and record.agent.pid in agents:
-            return path.parent
+            return path.resolve().parent  # not by the link `latest`
     return None
 
 

@@ -75,7 +75,7 @@ def test_an_outcome_that_cannot_be_written_is_logged(
 
 def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> None:
     """An agent killed while it held the pod left a verdict; one killed under the job did not."""
-    folder = RunFolder(tmp_path, "run-1", "pod0")
+    folder = RunFolder(tmp_path, "20261124-1", "pod0")
     folder.own.write(folder.path / node_record.NODE_FILE)
     found = folder_of(tmp_path, "pod0", (os.getpid(),))
     assert found == folder.path

@@ -353,8 +353,8 @@ def place(
 def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
     why = sizing.why["layout"]
-    arguments.add("ds.zero_stage", "2" if sizing.layout == ZERO2 else "3", why=why)
-    if sizing.layout == ZERO3_OFFLOAD:
+    arguments.add("ds.zero_stage", "2" if sizing.layout.name == ZERO2.name else "3", why=why)
+    if sizing.layout.name == ZERO3_OFFLOAD.name:
         arguments.add("ds.adam_offload", why=why)
     if sizing.within_nodes:
         gpus = gcd(*(node.gpus for node in asked.gpu_nodes))

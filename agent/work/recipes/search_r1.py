@@ -194,7 +194,7 @@ def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[R
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
     critic = asked.recipe == "search-r1-ppo"
-    if sizing.layout == SEARCH_R1_OFFLOAD:
+    if sizing.layout.name == SEARCH_R1_OFFLOAD.name:
         for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if critic else ())):
             yield key, "True", sizing.why["layout"]
     model = asked.basis.model

@@ -91,7 +91,7 @@ def make(asked: RecipeInput) -> Command:
     if not arguments.holds("cpu"):
         sizing = _sizing(arguments, asked, world)
         if world > 1:
-            shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
+            shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
             arguments.add("shard", shard, why=sizing.why["layout"])
         _engines(arguments, asked, sizing)
         notes, warnings = (*notes, *sizing.notes), sizing.warnings

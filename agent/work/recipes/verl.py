@@ -211,7 +211,9 @@ def make(asked: RecipeInput) -> Command:
         warnings=sizing.warnings,
         # the critic's are as the actor's
         format={
-            _STRATEGY: given.get(_STRATEGY, "fsdp2" if sizing.layout == VERL_CPU else "fsdp"),
+            _STRATEGY: given.get(
+                _STRATEGY, "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
+            ),
             _FSDP_SIZE: given.get(_FSDP_SIZE, _fsdp_size(asked, sizing)),
             _DTYPE: given.get(_DTYPE, "fp32"),
         },
@@ -240,10 +242,10 @@ def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
         if part == "critic" and asked.recipe == "verl-grpo":
             continue
-        if sizing.layout == VERL_OFFLOAD:
+        if sizing.layout.name == VERL_OFFLOAD.name:
             yield f"{sharding}.param_offload", "True", sizing.why["layout"]
             yield f"{sharding}.optimizer_offload", "True", sizing.why["layout"]
-        elif sizing.layout == VERL_CPU:
+        elif sizing.layout.name == VERL_CPU.name:
             yield f"{part}.strategy", "fsdp2", "it alone trains with offloaded states"
             yield f"{sharding}.offload_policy", "True", sizing.why["layout"]
         if sizing.within_nodes:
