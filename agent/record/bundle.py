@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
+_KEPT = 3  # bundles of a run folder, the newest
 MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
 _LEAST = 512  # nothing is added once fewer bytes than this are left
@@ -74,6 +75,8 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
         _write(part, path.name.removesuffix(ENDING), parts, clean, until)
         if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
             part.replace(path)
+            for old in sorted(path.parent.glob(f"{PREFIX}*{ENDING}"))[:-_KEPT]:
+                old.unlink()
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
         why = f"{type(error).__name__}: {error}"
         return error_text(error) if isinstance(error, OSError) else why

@@ -125,8 +125,6 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
         assert time.monotonic() - began < 15
         disk.thaw()
         idle.kill()
-    if stalled == "logs":
-        assert "/tmp/logs" in next(x for x in agent.stderr().splitlines() if "does not answer" in x)
 
 
 @pytest.mark.pods(1)

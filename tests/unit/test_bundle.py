@@ -98,6 +98,15 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     assert again.name == "failure-20270115T080000Z-2.tar.gz"
 
 
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    """Runs that fail again and again do not fill the disk."""
+    for second in range(5):
+        path = new_bundle(tmp_path, 1_800_000_000 + second)
+        assert make(path, [BundlePart("a", "text")], CLEAN, until()) == ""
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"failure-20270115T08000{second}Z.tar.gz" for second in (2, 3, 4)]
+
+
 def test_secrets_and_control_characters_are_removed(tmp_path: Path) -> None:
     """Also a secret with a color code in it; tabs and line ends stay."""
     amid = f"{SECRET[:6]}\x1b[31m{SECRET[6:]}"
