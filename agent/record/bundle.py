@@ -75,8 +75,9 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
         _write(part, path.name.removesuffix(ENDING), parts, clean, until)
         if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
             part.replace(path)
-            for old in sorted(path.parent.glob(f"{PREFIX}*{ENDING}"))[:-_KEPT]:
-                old.unlink()
+            for old in sorted({*path.parent.glob(f"{PREFIX}*{ENDING}")} - {path})[: 1 - _KEPT]:
+                with suppress(OSError):
+                    old.unlink()
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
         why = f"{type(error).__name__}: {error}"
         return error_text(error) if isinstance(error, OSError) else why

@@ -78,7 +78,8 @@ def _bundle() -> Iterator[str]:
     yield ""
     yield _paragraph(
         "A failed run writes one bundle into the head's run folder; a worker that lost its head "
-        "writes one into its own. A run that was stopped on request writes none."
+        "writes one into its own. A run that was stopped on request writes none. The last three "
+        "bundles of a folder are kept."
     )
     yield ""
     yield "| file | contents |"
