@@ -165,7 +165,7 @@ class HeadAgent:
         start(run.best_effort.every, *recorded)
         what = "a look for a later head's record"
         start(run.best_effort.every, times.RUN_RECORD_CHECK, what, self._look_for_later_head)
-        runner = await server.open([*started.local_sockets, *started.sockets])
+        runner = await server.open([started.local_socket, *started.sockets])
         try:
             outcome = await self._shut_down(await self._decide())
             workers = self._state.fleet.workers.values()

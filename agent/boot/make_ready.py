@@ -229,7 +229,7 @@ class HeadStart(Value):
 
     placeholders: Placeholders
     env: Mapping[str, str]
-    local_sockets: list[socket.socket]  # the agent's port on loopback
+    local_socket: socket.socket  # the agent's port on loopback
     sockets: list[socket.socket]  # the agent's port on this node's own address
     refusal: Outcome | None  # the refusal of this node's checks; then nothing was started
     ray: Child | None  # this node's Ray, where the agent starts it
@@ -241,7 +241,7 @@ async def start_head(
     """Start Ray as early as possible; return None if a stop request canceled the scope before."""
     plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
     # The port first: a second agent on this node ends here, before it changes anything.
-    local_sockets = bind(["127.0.0.1"], plan.ports.agent)
+    local_socket = bind("127.0.0.1", plan.ports.agent)
     keeper.save(keeper.record)  # as an agent that replaces this one must find it
     run.folder.become_latest()
     with stop_scope:
@@ -263,7 +263,7 @@ async def start_head(
     ray = None
     if refusal is None and plan.own_ray is not None:
         ray = await start_ray(run, placeholders, env)
-    return HeadStart(placeholders, env, local_sockets, sockets, refusal, ray)
+    return HeadStart(placeholders, env, local_socket, sockets, refusal, ray)
 
 
 def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
@@ -276,7 +276,7 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     if is_open or (refusal is not None and not may_listen_on(ip, plan.settings)):
         return []
     try:
-        return bind([ip], plan.ports.agent)
+        return [bind(ip, plan.ports.agent)]
     except PreflightError:
         if refusal is None:
             raise

@@ -156,7 +156,7 @@ class WorkerAgent:
         """Run the worker until the run ends; return the outcome."""
         plan, run, start, put = self._plan, self._run, self._tasks.start_soon, self._inbox.put
         # The port first: a second agent on this node ends here, before it changes anything.
-        sockets = bind(["127.0.0.1"], plan.ports.agent)
+        local_socket = bind("127.0.0.1", plan.ports.agent)
         unfit = make_ready.prepare_machine(plan, run.surviving)
         why = "the job's driver runs on the head"
         await self._tasks.start(
@@ -171,7 +171,7 @@ class WorkerAgent:
         if unfit is not None:
             put(Refused(unfit))
         else:
-            start(self._serve, sockets)
+            start(self._serve, local_socket)
             if plan.own_ray is not None:
                 start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
@@ -269,7 +269,7 @@ class WorkerAgent:
         await kill_leftovers("Ray", None)
         self._inbox.put(w.RayExited(end))
 
-    async def _serve(self, sockets: list[socket.socket]) -> None:
+    async def _serve(self, local_socket: socket.socket) -> None:
         """Serve this node's probes and status on loopback and on its address."""
         topology = self._plan.topology
         site = server.AgentServer(
@@ -279,7 +279,7 @@ class WorkerAgent:
             run_id=lambda: self._run.run_id,
             names=(topology.node_name, *topology.platform.own_names),
         )
-        runner = await site.open(sockets)
+        runner = await site.open([local_socket])
         early = self._plan.address.ip or self._plan.facts.default_source
         try:
             await self._listen_on(runner, early)
@@ -296,7 +296,7 @@ class WorkerAgent:
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
             return
         try:
-            await server.listen(runner, bind([ip], self._plan.ports.agent))
+            await server.listen(runner, [bind(ip, self._plan.ports.agent)])
         except PreflightError:  # the run does not need them
             say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
 

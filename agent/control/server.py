@@ -379,12 +379,10 @@ class AgentServer:
         return web.json_response(reply.to_dict())
 
 
-async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:
-    """Serve on more sockets; return their sites, which can be stopped separately."""
-    sites: list[web.BaseSite] = [PortSite(runner, listening) for listening in sockets]
-    for site in sites:
-        await site.start()
-    return sites
+async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> None:
+    """Serve on more sockets."""
+    for listening in sockets:
+        await PortSite(runner, listening).start()
 
 
 async def _read_body(request: web.Request) -> bytes:

@@ -11,26 +11,22 @@ from agent.runtime.network import set_keepalive
 BACKLOG = 1024  # Callers that the kernel keeps until they are accepted
 
 
-def bind(addresses: list[str], port: int) -> list[socket.socket]:
-    """Take the agent's port, before anything else starts; callers wait in the backlog."""
-    sockets: list[socket.socket] = []
-    for address in dict.fromkeys(addresses):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        sockets.append(listener)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        set_keepalive(listener, times.PEER_DEAD)
-        listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-        try:
-            listener.bind((address, port))
-            listener.listen(BACKLOG)
-        except OSError as error:
-            for taken in sockets:
-                taken.close()
-            raise PreflightError(
-                f"the agent's port {address}:{port} cannot be taken",
-                why=error.strerror or str(error),
-                remedy="End the process that holds it (another agent?), or move AGENT_PORT",
-                culprit="AGENT_PORT",
-            ) from None
-    return sockets
+def bind(address: str, port: int) -> socket.socket:
+    """Take the agent's port on an address; the socket listens, and nothing is accepted yet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    set_keepalive(listener, times.PEER_DEAD)
+    listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+    try:
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PreflightError(
+            f"the agent's port {address}:{port} cannot be taken",
+            why=error.strerror or str(error),
+            remedy="End the process that holds it (another agent?), or move AGENT_PORT",
+            culprit="AGENT_PORT",
+        ) from None
+    return listener

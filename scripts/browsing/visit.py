@@ -32,7 +32,7 @@ class Shown:
         self.nodes = nodes
         self.token = token
         self.run = status(nodes)
-        (self._socket,) = bind(["127.0.0.1"], 0)
+        self._socket = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def _public(self) -> dict[str, object]:

@@ -70,7 +70,7 @@ class Head:
     @contextmanager
     def serve(self) -> Iterator[int]:
         """Serve it in a thread; yield its port."""
-        (taken,) = bind(["127.0.0.1"], 0)
+        taken = bind("127.0.0.1", 0)
         port = int(taken.getsockname()[1])
         thread = threading.Thread(target=lambda: anyio.run(self._serve, taken))
         thread.start()

@@ -70,7 +70,7 @@ class Head:
     """A head's port, which closes on a stop request."""
 
     def __init__(self, token: str | None, key: str | None, log: Log, port: int) -> None:
-        (self.socket,) = bind(["127.0.0.1"], port)
+        self.socket = bind("127.0.0.1", port)
         self.port = int(self.socket.getsockname()[1])
         self.stopped = threading.Event()
         self.over = threading.Event()

@@ -65,7 +65,7 @@ class Port:
     def __init__(self, token: str | None) -> None:
         self.heard: list[ReportEvent] = []
         self.token = token
-        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.socket = bind("127.0.0.1", 0)
         self.number = int(self.socket.getsockname()[1])
 
     @property

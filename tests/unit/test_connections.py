@@ -161,7 +161,7 @@ def status():
     return {"open": len(os.listdir("/proc/self/fd"))}
 
 async def serve():
-    (listening,) = bind(["127.0.0.1"], 0)
+    listening = bind("127.0.0.1", 0)
     runner = await AgentServer(token=None, ready=lambda: True, status=status).open([listening])
     print(listening.getsockname()[1], flush=True)
     await anyio.to_thread.run_sync(sys.stdin.read)

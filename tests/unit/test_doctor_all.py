@@ -100,7 +100,7 @@ def test_without_proof_nothing_is_answered(tmp_path: Path) -> None:
 
 def test_no_head_answers(tmp_path: Path) -> None:
     """An error with the evidence."""
-    (free,) = bind(["127.0.0.1"], 0)
+    free = bind("127.0.0.1", 0)
     port = free.getsockname()[1]
     free.close()
     with pytest.raises(UnavailableError, match="connection refused"):

@@ -69,7 +69,7 @@ class Head:
             proof = keeper.proof(keeper.next_attempt)
             reports.publish(phase="running", attempt=keeper.next_attempt, fingerprint=proof)
         site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
-        return await site.open(bind(["127.0.0.1"], port))
+        return await site.open([bind("127.0.0.1", port)])
 
 
 class Worker:

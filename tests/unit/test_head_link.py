@@ -45,7 +45,7 @@ async def a_head(port: int) -> web.AppRunner:
     """Open a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
     site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
-    return await site.open(bind(["127.0.0.1"], port))
+    return await site.open([bind("127.0.0.1", port)])
 
 
 @pytest.mark.parametrize("answer", [MUTE, UNKNOWN])
@@ -147,7 +147,7 @@ def test_reports_are_numbered_in_order() -> None:
 
     async def story() -> None:
         site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
-        runner = await site.open(bind(["127.0.0.1"], port))
+        runner = await site.open([bind("127.0.0.1", port)])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             for count in (2, 3, 4):

@@ -104,7 +104,7 @@ def test_a_goodbye_waits_for_the_head() -> None:
                 await again.wait()
                 reports = Reports(reply, Expected(None, "", "", ""), heard.append, lambda: 0.0)
                 site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
-                runner = await site.open(bind(["127.0.0.1"], port))
+                runner = await site.open([bind("127.0.0.1", port)])
         await runner.cleanup()
 
     anyio.run(story)

@@ -185,7 +185,7 @@ class Calls:
 
 async def ask_all(cases: Iterable[tuple[str, str, bytes]]) -> int:
     """Post every case; check the reply and the decisions; return the number accepted."""
-    taken, port, (listener,) = 0, Port(), bind(["127.0.0.1"], 0)
+    taken, port, listener = 0, Port(), bind("127.0.0.1", 0)
     runner = await port.site.open([listener])
     reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
     line = Line(reader, writer)

@@ -236,7 +236,7 @@ def test_a_node_that_left_is_not_awaited() -> None:
 @contextlib.asynccontextmanager
 async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
     """Serve a node's port; yield its number."""
-    (listening,) = bind(["127.0.0.1"], 0)
+    listening = bind("127.0.0.1", 0)
     site = AgentServer(token=token, ready=lambda: True, status=dict, run_id=lambda: run_id)
     runner = await site.open([listening])
     try:

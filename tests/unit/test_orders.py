@@ -70,7 +70,7 @@ async def head_at(port: int) -> AsyncIterator[Reports]:
     """Serve a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _event: None, lambda: 0.0)
     site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
-    runner = await site.open(bind(["127.0.0.1"], port))
+    runner = await site.open([bind("127.0.0.1", port)])
     try:
         yield reports
     finally:

@@ -252,10 +252,10 @@ def test_the_way_of_an_order_and_its_answer() -> None:
 def listening(count: int) -> list[socket.socket]:
     """Listen on consecutive ports, like the agent's and Ray's inner ones."""
     for _ in range(50):
-        (first,) = bind(["127.0.0.1"], 0)
+        first = bind("127.0.0.1", 0)
         port, found = int(first.getsockname()[1]), [first]
         try:
-            found += [bind(["127.0.0.1"], port + n)[0] for n in range(1, count)]
+            found += [bind("127.0.0.1", port + n) for n in range(1, count)]
         except Exception:  # noqa: BLE001 - somebody has the next one: try elsewhere
             for one in found:
                 one.close()
@@ -280,7 +280,7 @@ def test_reaching_another_worker() -> None:
 
 def test_a_score_from_nobody() -> None:
     """The URL is from this node's own plan; the error has no secret."""
-    (free,) = bind(["127.0.0.1"], 0)
+    free = bind("127.0.0.1", 0)
     port = int(free.getsockname()[1])
     free.close()
     plan = plan_of({"AGENT_REWARD": "builtin", "AGENT_REWARD_PORT": str(port)})

@@ -210,7 +210,7 @@ class Head:
     def __init__(self, token: str | None = SECRET) -> None:
         self.reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0)
         self.site = AgentServer(token=token, ready=lambda: True, status=dict, reports=self.reports)
-        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
 
     async def serve(self) -> web.AppRunner:
@@ -335,7 +335,7 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
         app.router.add_post(REPORT_PATH, reply)
         runner = web.AppRunner(app)
         await runner.setup()
-        (listening,) = bind(["127.0.0.1"], 0)
+        listening = bind("127.0.0.1", 0)
         await web.SockSite(runner, listening).start()
         worker = Worker(listening.getsockname()[1])
         async with anyio.create_task_group() as tasks:
@@ -357,7 +357,7 @@ def test_plain_ray_gets_no_token() -> None:
     async def story() -> None:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         gcs = local_port(listener)
-        (closed,) = bind(["127.0.0.1"], 0)
+        closed = bind("127.0.0.1", 0)
         port = closed.getsockname()[1]
         closed.close()
         wary, careless = (Worker(port, gcs=gcs, joins_plain_ray=joins) for joins in (False, True))

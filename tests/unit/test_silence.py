@@ -236,7 +236,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
 def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
     """Its first connection is never answered; the next one is, and it has not fallen silent."""
     counter, calls = Counter(), 0
-    (listener,) = bind(["127.0.0.1"], 0)
+    listener = bind("127.0.0.1", 0)
 
     async def livez(_request: web.Request) -> web.StreamResponse:
         nonlocal calls
@@ -300,7 +300,7 @@ def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:
 
 def test_the_kernel_probes_a_silent_connection() -> None:
     """A connection that the agent's port takes is dropped within 3 s of its peer's loss."""
-    (listener,) = bind(["127.0.0.1"], 0)
+    listener = bind("127.0.0.1", 0)
     listener.setblocking(True)  # noqa: FBT003 - the socket module's own signature
     with listener, socket.create_connection(listener.getsockname()):
         taken, _ = listener.accept()
@@ -310,7 +310,7 @@ def test_the_kernel_probes_a_silent_connection() -> None:
 
 def test_the_kernel_asks_on_a_workers_side_too() -> None:
     """A worker's own connection to its head, on which an answer is awaited, breaks as soon."""
-    (listener,) = bind(["127.0.0.1"], 0)
+    listener = bind("127.0.0.1", 0)
 
     async def begin(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()

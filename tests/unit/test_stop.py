@@ -51,7 +51,7 @@ def test_without_token_and_key_nothing_is_stopped(found: str, tmp_path: Path) ->
 
 def test_no_head_answers(tmp_path: Path) -> None:
     """An error with the evidence."""
-    (free,) = bind(["127.0.0.1"], 0)
+    free = bind("127.0.0.1", 0)
     port = free.getsockname()[1]
     free.close()
     with pytest.raises(UnavailableError, match="connection refused"):
@@ -62,7 +62,7 @@ def test_a_worker_refuses() -> None:
     """A worker's port names the head."""
 
     async def answer() -> int:
-        (socket,) = bind(["127.0.0.1"], 0)
+        socket = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
         runner = await AgentServer(token=None, ready=lambda: True, status=dict[str, object]).open(
             [socket]

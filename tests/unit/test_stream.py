@@ -33,7 +33,7 @@ class Head:
     """A head's port with a status that the test changes."""
 
     def __init__(self, token: str | None, *, is_head: bool = True) -> None:
-        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
         self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
         self.looks = 0
