@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.control.proof import PROOF_HEADER, SESSION_HEADER, Claim, Verifier, digest
+from agent.control.proof import PROOF_HEADER, Claim, Verifier, digest, equal_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class PortAccess:
         """Without a token, `key` is the control key of callers on this node."""
         self._token, self._key = token, key
         self._secret = token or key or secrets.token_hex(16)  # the last one is nobody's
-        self._verifier = Verifier(self._secret)
+        self.verifier = Verifier(self._secret)
         self._guesses: Counter[str] = Counter()  # Wrong tokens by address, in this window
         self._window_ends = 0.0
 
@@ -54,23 +54,21 @@ class PortAccess:
     def _shows_secret(self, request: web.Request) -> bool:
         """Return whether a request is signed, or has the secret as its bearer token."""
         given = request.headers.get("Authorization", "")
-        claim = self._verifier.accept(given, request.method, request.raw_path)
+        claim = self.verifier.accept(given, request.method, request.raw_path)
         if claim is not None:
             request[_CLAIM] = claim
             return True
         kind, _, token = given.partition(" ")
-        return _equal_secrets(token.strip() if kind.lower() == "bearer" else "", self._secret)
-
-    def challenge(self) -> dict[str, str]:
-        """Return the headers of a 401."""
-        return {SESSION_HEADER: self._verifier.session}
+        return equal_secrets(token.strip() if kind.lower() == "bearer" else "", self._secret)
 
     def reply_headers(
         self, request: web.Request, status: int, body: bytes | None
     ) -> dict[str, str]:
         """Return the headers that prove the reply to a signed request; a stream has no body."""
         claim = request.get(_CLAIM)
-        return {} if claim is None else {PROOF_HEADER: self._verifier.sign(claim, status, body)}
+        if claim is None:
+            return {}
+        return {PROOF_HEADER: claim.reply_signature(self._secret.encode(), status, body)}
 
     def may_guess(self, request: web.Request) -> bool:
         """Return whether an address may send a token to the form now."""
@@ -80,7 +78,7 @@ class PortAccess:
     def login(self, request: web.Request, given: object) -> bool:
         """Return whether the form was sent the token; count a wrong one."""
         own = self._token
-        if own is not None and isinstance(given, str) and _equal_secrets(given.strip(), own):
+        if own is not None and isinstance(given, str) and equal_secrets(given.strip(), own):
             return True
         now = time.monotonic()
         if now >= self._window_ends:
@@ -105,7 +103,7 @@ class PortAccess:
         ends, _, signature = request.cookies.get(name, "").partition(".")
         if not (ends.isascii() and ends.isdecimal() and len(ends) < 16):
             return False
-        is_own = _equal_secrets(signature, self._cookie_signature(name, int(ends)))
+        is_own = equal_secrets(signature, self._cookie_signature(name, int(ends)))
         return is_own and int(ends) > time.time()
 
     def _cookie_signature(self, name: str, ends: int) -> str:
@@ -116,17 +114,13 @@ class PortAccess:
 def is_signed_body(request: web.Request, body: bytes) -> bool:
     """Return whether a body is the one that was signed; True for a request without signature."""
     claim = request.get(_CLAIM)
-    return claim is None or _equal_secrets(claim.digest, digest(body))
+    return claim is None or equal_secrets(claim.digest, digest(body))
 
 
 def _cookie_name(request: web.Request) -> str:
     """Return the cookie's name, with the port that the browser uses."""
     port = (request.headers.get("Host") or "").rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and len(port) < 6 else COOKIE
-
-
-def _equal_secrets(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 
 # --- host names and other sites ------------------------------------------------------------------

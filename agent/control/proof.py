@@ -52,6 +52,11 @@ def digest(body: bytes) -> str:
     return sha256(body).hexdigest()
 
 
+def equal_secrets(given: str, wanted: str) -> bool:
+    """Compare two texts in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
 class Verifier:
     """The server's end: accepts each signed request once."""
 
@@ -70,8 +75,7 @@ class Verifier:
         if session != self.session or not count.isdecimal() or len(count) > _MOST_DIGITS:
             return None
         claim = Claim(session, client, int(count), body)
-        wanted = claim.signature(self._secret, method, path)
-        if not hmac.compare_digest(wanted.encode(), signature.encode(errors="replace")):
+        if not equal_secrets(signature, claim.signature(self._secret, method, path)):
             return None
         if claim.number <= self._counts.get(client, 0):
             return None
@@ -79,10 +83,6 @@ class Verifier:
         if len(self._counts) > MOST_CLIENTS:
             self.session, self._counts = secrets.token_hex(16), {}
         return claim
-
-    def sign(self, claim: Claim, status: int, body: bytes | None) -> str:
-        """Return the signature of a reply; a streamed one has no body here."""
-        return claim.reply_signature(self._secret, status, body)
 
 
 class ReplyProof(Enum):
@@ -140,6 +140,5 @@ class Prover:
         if request.claim is None:
             return ReplyProof.UNPROVEN
         wanted = request.claim.reply_signature(self._secret, status, body)
-        given = headers.get(PROOF_HEADER, "").encode(errors="replace")
-        is_proven = hmac.compare_digest(wanted.encode(), given)
+        is_proven = equal_secrets(headers.get(PROOF_HEADER, ""), wanted)
         return ReplyProof.PROVEN if is_proven else ReplyProof.UNPROVEN

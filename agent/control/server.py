@@ -24,6 +24,7 @@ from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.control.connections import PortRunner, PortSite, suspend_deadline, trust
+from agent.control.proof import SESSION_HEADER
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
     MAX_SAMPLE_BYTES,
@@ -246,7 +247,7 @@ class AgentServer:
         return guard
 
     def _unauthorized(self, why: str) -> web.StreamResponse:
-        return _error(401, why, self._access.challenge())
+        return _error(401, why, {SESSION_HEADER: self._access.verifier.session})
 
     async def _set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set headers against caching, framing and content sniffing, and the proof of a reply."""

@@ -60,7 +60,7 @@ def test_a_signed_request_and_its_reply() -> None:
     claim = server.accept(header(request), *POST)
     assert claim is not None
     assert claim.digest == proof.digest(BODY)
-    reply = {PROOF_HEADER: server.sign(claim, 200, b"reply")}
+    reply = {PROOF_HEADER: claim.reply_signature(SECRET.encode(), 200, b"reply")}
     assert prover.check(request, 200, reply, b"reply") is ReplyProof.PROVEN
     assert SECRET not in f"{request} {reply}"
 
@@ -148,12 +148,12 @@ def test_another_secret_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda server, claim: server.sign(claim, 400, b"reply"),
-        lambda server, claim: server.sign(claim, 200, b"other"),
-        lambda server, claim: server.sign(claim, 200, None),
-        lambda server, claim: server.sign(claim._replace(number=2), 200, b"reply"),
-        lambda _, claim: Verifier("another").sign(claim, 200, b"reply"),
-        lambda _, claim: claim.signature(SECRET.encode(), *POST),
+        lambda claim: claim.reply_signature(SECRET.encode(), 400, b"reply"),
+        lambda claim: claim.reply_signature(SECRET.encode(), 200, b"other"),
+        lambda claim: claim.reply_signature(SECRET.encode(), 200, None),
+        lambda claim: claim._replace(number=2).reply_signature(SECRET.encode(), 200, b"reply"),
+        lambda claim: claim.reply_signature(b"another", 200, b"reply"),
+        lambda claim: claim.signature(SECRET.encode(), *POST),
         lambda *_: "",
         lambda *_: "\udcff",
     ],
@@ -164,7 +164,7 @@ def test_a_reply_to_something_else_is_unproven(change: Callable[..., str]) -> No
     prover = known(Prover(SECRET), server)
     request = prover.sign(*POST, BODY)
     claim = server.accept(header(request), *POST)
-    given = {PROOF_HEADER: change(server, claim)}
+    given = {PROOF_HEADER: change(claim)}
     assert prover.check(request, 200, given, b"reply") is ReplyProof.UNPROVEN
 
 
@@ -189,7 +189,7 @@ def test_a_report_s_proof_costs_little() -> None:
         claim = server.accept(header(request), *POST)
         assert claim is not None
         assert claim.digest == proof.digest(body)
-        reply = {PROOF_HEADER: server.sign(claim, 200, body)}
+        reply = {PROOF_HEADER: claim.reply_signature(SECRET.encode(), 200, body)}
         assert prover.check(request, 200, reply, body) is ReplyProof.PROVEN
 
     def spent() -> float:
