@@ -128,7 +128,7 @@ class RunStatus:
             "phase": state.phase.value,
             "seconds": round(now, 1),
             "seconds_in_phase": round(now - state.phase_since, 1),
-            "phases": [[span.phase, round(span.start, 1)] for span in self.timeline.phases],
+            "phases": [*self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
             "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
@@ -158,7 +158,6 @@ class RunStatus:
     def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
         stats = self.worker_stats.get(worker.key)
         steps = {} if stats is None else stats.steps
-        spans = self.timeline.nodes.get(worker.key, ())
         return {
             "name": worker.name,
             "ip": worker.ip,
@@ -169,7 +168,7 @@ class RunStatus:
             "last_error": worker.refused or worker.error,
             "heard_seconds_ago": round(now - worker.last_report_at, 1) if worker.key else None,
             "joined": joined,
-            "phases": [[span.phase, round(span.start, 1)] for span in spans],
+            "phases": [*self.timeline.nodes.get(worker.key, ())],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
         }
 

@@ -102,7 +102,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     else:
         chosen, run_id = None, resumed
         former = run_id or run_record.run_to_return_to(root, topology.platform.run_id, node)
-        folder = RunFolder(root, former, node) if former else RunFolder.waiting(root, node)
+        folder = RunFolder(root, former, node)
     names = (RAY, *(spec.name for spec in plan.possible_services))
     left, keeper = find_surviving_processes(folder, names), None
     if chosen is not None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import duration_text, escaped, first_names
-from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.values import HERE
 from agent.decisions.worker.state import WorkerPhase
@@ -31,19 +30,16 @@ _MOST_WAITS = 3
 # --- phases in /status ---------------------------------------------------------------------------
 
 
-class Span(Value):
-    """A phase and when it began; it ends where the next one begins."""
-
-    phase: str
-    start: float
+Spans = list[tuple[str, float]]
+"""Phases and when each began; it ends where the next one begins."""
 
 
 class Timeline:
     """The phases of the head and of each worker; the cost per event is constant."""
 
     def __init__(self) -> None:
-        self.phases: list[Span] = []  # the head's own
-        self.nodes: dict[str, list[Span]] = {}  # by the key of a worker's agent
+        self.phases: Spans = []  # the head's own
+        self.nodes: dict[str, Spans] = {}  # by the key of a worker's agent
 
     def add(self, event: HeadEvent, state: HeadState, now: float) -> None:
         """Add what an event changed; `state` is the state after it."""
@@ -58,10 +54,10 @@ class Timeline:
             self.nodes.pop(event.key, None)
 
 
-def _enter(spans: list[Span], phase: str, now: float) -> None:
-    if spans and spans[-1].phase == phase:
+def _enter(spans: Spans, phase: str, now: float) -> None:
+    if spans and spans[-1][0] == phase:
         return
-    spans.append(Span(phase, now))
+    spans.append((phase, round(now, 1)))
     if len(spans) > MOST_SPANS:
         del spans[1]
 

@@ -187,6 +187,8 @@ class RunFolder:
     """
 
     def __init__(self, root: Path, run_id: str, node: str, *, link: bool = True) -> None:
+        """Make or reuse the folder; the `run_id` '' stands for a run that is not known yet."""
+        run_id, link = run_id or _WAITING, link and bool(run_id)
         self._root = root.absolute()
         self._name = node
         self._moving = threading.RLock()
@@ -197,11 +199,6 @@ class RunFolder:
         self.path = self._make(safe_name(run_id))
         if link:
             self.become_latest()
-
-    @classmethod
-    def waiting(cls, root: Path, node: str) -> RunFolder:
-        """Make the folder of a worker whose run is still unknown; a restart uses it again."""
-        return cls(root, _WAITING, node, link=False)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the folder."""

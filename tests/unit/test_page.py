@@ -50,8 +50,8 @@ def test_the_status_has_all_of_it() -> None:
     (reward,) = found["services"]
     assert (reward["name"], reward["state"], reward["detail"]) == (REWARD, "pending", EVIL)
     assert (reward["restarts"], reward["outages"], reward["outage_since"]) == (0, 0, None)
-    assert found["phases"] == [["booting", 0.0]]
-    assert found["nodes"][1]["phases"] == [["following the head", 2.0]]
+    assert found["phases"] == [("booting", 0.0)]
+    assert found["nodes"][1]["phases"] == [("following the head", 2.0)]
     wait = {"what": REWARD, "evidence": EVIL, "seconds_left": 291.0, "following": False}
     assert found["waits"] == [wait]
     assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}

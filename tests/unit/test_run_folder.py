@@ -254,7 +254,7 @@ def test_no_name_leaves_the_log_folder(tmp_path: Path, run: str, node: str) -> N
 
 def test_long_names_are_cut(tmp_path: Path) -> None:
     """A head may send a name that is too long for the disk."""
-    folder = RunFolder.waiting(tmp_path, "n" * 400)
+    folder = RunFolder(tmp_path, "", "n" * 400)
     folder.move_to_run("r" * 4000)
     assert folder.path.parent.name == "r" * 200
 

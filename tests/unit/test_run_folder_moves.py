@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
     """Files written while waiting move along, open ones too."""
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     waiting = folder.path.parent
     assert waiting.name == "no-head"
     with folder.file("agent.log").open("w") as log:
@@ -37,7 +37,7 @@ def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
 
 def test_the_same_run_moves_nothing(tmp_path: Path) -> None:
     """Every reply names the run; only another run moves the folder."""
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     for _ in range(2):
         folder.move_to_run("run-1")
     assert folder.path == tmp_path / "run-1" / "pod1"
@@ -48,16 +48,16 @@ def test_the_same_run_moves_nothing(tmp_path: Path) -> None:
 def test_a_restarted_worker_waits_in_the_same_folder(tmp_path: Path) -> None:
     """Another node waits in another folder."""
     for _ in range(3):
-        folder = RunFolder.waiting(tmp_path, "pod1")
+        folder = RunFolder(tmp_path, "", "pod1")
         assert folder.path == tmp_path / "no-head" / "pod1"
         folder.close()
-    assert RunFolder.waiting(tmp_path, "pod2").path == tmp_path / "no-head" / "pod2"
+    assert RunFolder(tmp_path, "", "pod2").path == tmp_path / "no-head" / "pod2"
 
 
 def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     """Head, workers and a worker of the same name have one folder each."""
     head = in_run(tmp_path)
-    workers = [RunFolder.waiting(tmp_path, name) for name in ("pod1", "pod1", "pod2")]
+    workers = [RunFolder(tmp_path, "", name) for name in ("pod1", "pod1", "pod2")]
     for worker in workers:
         worker.move_to_run("run-1")
     names = [folder.path.name for folder in (head, *workers)]
@@ -66,11 +66,11 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_restarted_worker_has_a_folder_of_its_own(tmp_path: Path) -> None:
     """The files of the agent before it stay as they are, under another name of this node."""
-    former = RunFolder.waiting(tmp_path, "pod1")
+    former = RunFolder(tmp_path, "", "pod1")
     former.move_to_run("run-1")
     former.file("agent.log").write_text("former\n")
     former.close()
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     with folder.file("agent.log").open("w") as log:
         folder.move_to_run("run-1")
         log.write("this\n")
@@ -81,7 +81,7 @@ def test_a_restarted_worker_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_events_written_during_the_move_arrive(tmp_path: Path) -> None:
     """A thread that records meanwhile loses none, and leaves no other file."""
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     waiting, begun = folder.path.parent, threading.Event()
     recorder = EventRecorder(lambda: folder.held("events.jsonl"), str, Began("worker"), lambda: 1.0)
 
@@ -104,10 +104,10 @@ def test_events_written_during_the_move_arrive(tmp_path: Path) -> None:
 
 def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
     """A running worker of the same name keeps its folder; this one gets a number."""
-    twin = RunFolder.waiting(tmp_path, "pod1")
+    twin = RunFolder(tmp_path, "", "pod1")
     twin.move_to_run("run-1")
     twin.file("agent.log").write_text("twin")
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     folder.file("agent.log").write_text("ours")
     folder.move_to_run("run-1")
     assert folder.path.name == "pod1-2"
@@ -172,7 +172,7 @@ def test_a_run_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_blocked_writer_delays_the_move(tmp_path: Path) -> None:
     """While a writer is blocked the folder stays; the head's next reply moves it."""
-    folder = RunFolder.waiting(tmp_path, "pod1")
+    folder = RunFolder(tmp_path, "", "pod1")
     held, go = threading.Event(), threading.Event()
 
     def write() -> None:
