@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,7 @@ class RayLink:
         self._commands: list[dict[str, object]] = []
         self._restarted = False
         self._stops_accepted: dict[str, anyio.Event] = {}  # by job id, set once Ray has accepted it
-        self._answers: dict[str, dict[str, Any]] = {}  # the last one to each kind of question
-        self._asked: dict[str, anyio.Event] = {}  # set once it is answered
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}  # by kind of question
 
     async def run(self) -> None:
         """Keep a bridge running until canceled; a new one is sent all commands again."""
@@ -130,13 +130,11 @@ class RayLink:
 
     async def _ask(self, limit: float, **question: object) -> dict[str, Any]:
         """Return the bridge's answer; {} if it takes longer than `limit`."""
-        kind = str(question["do"])
-        self._answers.pop(kind, None)  # of a question whose time was over
-        answered = self._asked[kind] = anyio.Event()
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[str(question["do"])] = answer
         await self._send(question)
-        with anyio.move_on_after(limit):
-            await answered.wait()
-        return self._answers.pop(kind, {})
+        await asyncio.wait([answer], timeout=limit)
+        return answer.result() if answer.done() else {}
 
     def forget(self, job_id: str) -> None:
         """Drop the commands of a job that is over."""
@@ -162,7 +160,8 @@ class RayLink:
             if data["event"] == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
             elif data["event"] in {"actors", "tasks"}:
-                self._answers[data["event"]] = data
-                self._asked[data["event"]].set()
+                answer = self._answers[data["event"]]
+                if not answer.done():
+                    answer.set_result(data)
             else:
                 self._emit(convert(data, _EVENTS[data["event"]]))

@@ -196,14 +196,11 @@ class Reply(Value):
     def from_dict(cls, data: object) -> Reply:
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
-        for at, order in enumerate(reply.orders):
-            share = order.share
-            if share is not None and share.rank >= len(share.nodes):
-                raise ValueError(
-                    f"orders[{at}].seat: expected a rank below the number of its nodes"
-                )
-            if share is not None and share.reward_ip and not is_ip(share.reward_ip):
-                raise ValueError(f"orders[{at}].seat.reward_ip: expected an address")
+        shares = [order.share for order in reply.orders if order.share is not None]
+        if any(share.rank >= len(share.nodes) for share in shares):
+            raise ValueError("orders: expected ranks below the number of nodes")
+        if not all(is_ip(share.reward_ip) for share in shares if share.reward_ip):
+            raise ValueError("orders: expected addresses of reward servers")
         return reply
 
 

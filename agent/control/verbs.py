@@ -72,16 +72,11 @@ _HEADERS = {
 
 
 class HttpAnswer(NamedTuple):
-    """An HTTP status and body, or 0 and a sentence why there is none."""
+    """An HTTP status and body, or 0 without an answer, and why it is not the wanted one."""
 
     status: int
+    failure: str
     body: bytes = b""
-    evidence: str = ""
-
-    @property
-    def failure(self) -> str:
-        """Return why this is not the wanted answer."""
-        return self.evidence or f"it answered {self.status}"
 
 
 def ask(
@@ -90,7 +85,7 @@ def ask(
     """Send one request, signed with a secret; `limit` is its total time in seconds."""
     # A socket's timeout starts again with each byte received; a thread can be abandoned.
     answer = run_within(limit, lambda: _ask("POST" if post else "GET", url, secret, limit))
-    return answer or HttpAnswer(0, evidence=f"no answer within {limit:g} s")
+    return answer or HttpAnswer(0, f"no answer within {limit:g} s")
 
 
 def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
@@ -105,13 +100,12 @@ def _ask(method: str, url: str, secret: str | None, limit: float) -> HttpAnswer:
             if verdict is not ReplyProof.AGAIN:
                 break
     except _FAILURES as error:
-        return HttpAnswer(0, evidence=_error_text(error))
+        return HttpAnswer(0, _error_text(error))
     if len(body) > MAX_BODY:
-        return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
+        return HttpAnswer(0, f"an answer of more than {MAX_BODY} bytes")
     if verdict in {ReplyProof.UNPROVEN, ReplyProof.AGAIN}:
-        why = "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key"
-        return HttpAnswer(0, evidence=why)
-    return HttpAnswer(reply.status_code, body)
+        return HttpAnswer(0, "it does not prove that it holds this shell's RAY_AUTH_TOKEN or key")
+    return HttpAnswer(reply.status_code, f"it answered {reply.status_code}", body)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def test_status_and_body_are_returned() -> None:
     """Also those of a refusal."""
     with answering(reply(b'{"a": 1}')) as peer:
         answer = ask(peer.url)
-        assert (answer.status, json.loads(answer.body), answer.evidence) == (200, {"a": 1}, "")
+        assert (answer.status, json.loads(answer.body)) == (200, {"a": 1})
     with answering(reply(b"no", "401 Unauthorized")) as peer:
         assert ask(peer.url).status == 401
 
@@ -105,7 +105,7 @@ def test_a_redirect_is_not_followed() -> None:
         elsewhere = reply(b"", f"302 Found\r\nLocation: {other.url}")
         with answering(elsewhere) as peer:
             assert ask(peer.url).status == 302
-            assert "does not prove" in ask(peer.url, SECRET).evidence
+            assert "does not prove" in ask(peer.url, SECRET).failure
     assert [asked for asked in other.asked if asked] == []
 
 
@@ -118,7 +118,7 @@ def test_a_slow_answer_ends_at_the_limit() -> None:
             connection.sendall(b" ")
 
     with answering(drip) as peer:
-        assert ask(peer.url, limit=1.0).evidence == "no answer within 1 s"
+        assert ask(peer.url, limit=1.0).failure == "no answer within 1 s"
 
 
 def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.sendall(b"x" * 65_536)
 
     with answering(flood) as peer:
-        assert ask(peer.url).evidence == "an answer of more than 1048576 bytes"
+        assert ask(peer.url).failure == "an answer of more than 1048576 bytes"
     packed = gzip.compress(b"x" * (1 << 22))
     with answering(reply(packed, "200 OK\r\nContent-Encoding: gzip")) as peer:
         assert ask(peer.url).body == packed
@@ -159,8 +159,8 @@ def test_an_invalid_answer_has_a_reason(answer: Callable[[socket.socket, Peer], 
     with answering(answer) as peer:
         found = ask(peer.url)
     assert found.status == 0
-    assert found.evidence
-    assert "\n" not in found.evidence
+    assert found.failure
+    assert "\n" not in found.failure
 
 
 @pytest.mark.parametrize(
@@ -177,5 +177,5 @@ def test_without_a_listener(url: str, words: str) -> None:
     """No listener, no such name and no such host have different reasons."""
     found = ask(url)
     assert found.status == 0
-    assert words in found.evidence
-    assert found.evidence
+    assert words in found.failure
+    assert found.failure
