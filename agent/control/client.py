@@ -46,10 +46,8 @@ class KeepaliveConnector(aiohttp.TCPConnector):
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:  # noqa: ANN401 - passed on
         """Open a connection, or reuse one."""
         connection = await super().connect(*args, **kwargs)
-        transport = connection.transport
-        made = None if transport is None else transport.get_extra_info("socket")
-        if made is not None:
-            set_keepalive(made, times.PEER_DEAD)
+        if connection.transport is not None:
+            set_keepalive(connection.transport.get_extra_info("socket"), times.PEER_DEAD)
         return connection
 
 

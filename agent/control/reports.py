@@ -249,9 +249,8 @@ class Reports:
         self._make_space()
         refusal = self._expected.refusal_of(hello)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
-        rank = None
-        if not refusal and hello.rank is None:
-            rank = self._assign_rank(hello.name)
+        needs_rank = not refusal and hello.rank is None
+        rank = self._assign_rank(hello.name) if needs_rank else None
         agent = self._agents[key] = _Agent(hello, refusal, rank)
         namesakes.append(key)
         if hello.facts is not None:

@@ -14,6 +14,8 @@ from rich.text import Text
 from agent.control.status import node_rows, one_line, run_lines
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from agent.control.status import Status
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
@@ -46,10 +48,11 @@ class LiveScreen:
         self.can_show = self._console.is_terminal and not self._console.is_dumb_terminal
         """Whether this terminal can move its cursor."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         # the exit shows the terminal's cursor again
         signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
         self._live.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()

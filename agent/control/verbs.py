@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -32,13 +32,13 @@ from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
 from agent.record import run_folder
 from agent.record.background import run_within
 from agent.record.files import read_end, read_small
-from agent.record.run_record import RUN_FILE, RunRecord
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from agent.base.text import Terminal
@@ -206,9 +206,7 @@ def _newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     if path is None:
         raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
     _warn(f"{why}; from the newest run folder, {escaped(str(path))}:")
-    record = RunRecord.read(path / RUN_FILE)
-    head = record.head if isinstance(record, RunRecord) else ""
-    return sorted(run_folder.node_folders(path), key=lambda node: (node.name != head, node.name))
+    return run_folder.node_folders(path)
 
 
 def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
@@ -393,26 +391,23 @@ def show_status(
             text = json.dumps(status) if as_json else terminal.render(status_lines(status), str)
         print(text, flush=True)
         return
-    with _open_screen(as_json=as_json) as show:
+    with _screen(as_json=as_json) as show:
         _show_until_end(show, found.where, _follow_status(found))
 
 
-@contextmanager
-def _open_screen(*, as_json: bool) -> Iterator[Show]:
-    """Open the screen to use: JSON, live on a terminal with rich, or changed lines."""
-    live = None
-    if not as_json and sys.stdout.isatty():
+def _screen(*, as_json: bool) -> AbstractContextManager[Show]:
+    """Return the screen to use: JSON, live on a terminal with rich, or changed lines."""
+    if as_json:
+        by_content = ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
+        return nullcontext(by_content)
+    if sys.stdout.isatty():
         with suppress(ImportError):
             from agent.control.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
 
             live = LiveScreen()
-    if live is not None and live.can_show:
-        with live:
-            yield live
-    elif as_json:
-        yield ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
-    else:
-        yield ChangedLines(lines_by_content)
+            if live.can_show:
+                return live
+    return nullcontext(ChangedLines(lines_by_content))
 
 
 def check_live(environ: Mapping[str, str]) -> None:

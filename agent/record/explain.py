@@ -11,7 +11,7 @@ from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported
 from agent.decisions.values import HERE
 from agent.decisions.worker.state import WorkerPhase
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
-from agent.record.files import safe_name, seconds_between
+from agent.record.files import seconds_between
 from agent.record.run_folder import OUTCOME_FILE, newest_run, node_folders, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 
@@ -72,11 +72,8 @@ def explain(folder: Path) -> list[str]:
     """
     run = newest_run(folder)
     record = RunRecord.read((run or folder) / RUN_FILE)
-    head = safe_name(record.head) if isinstance(record, RunRecord) else ""
     nodes = [] if run is None else node_folders(run)
-    node = max(
-        nodes, key=lambda path: (path == folder.resolve(), path.name == head), default=folder
-    )
+    node = folder.resolve() if folder.resolve() in nodes else next(iter(nodes), folder)
     events, starts = _on_one_clock(node)
     if not starts:
         raise PreflightError(

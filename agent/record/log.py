@@ -65,8 +65,8 @@ class _Log:
         self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", as_json=False)
         self._logger: Any = None
         self._is_colored = False
-        stderr = partial(os.dup, 2)
-        self._stderr = Writer("stderr", stderr, lost=self._lost, trouble=self._log_stderr_trouble)
+        trouble = partial(self.stream_trouble, "stderr")
+        self._stderr = Writer("stderr", partial(os.dup, 2), lost=self._lost, trouble=trouble)
         self.disk = DiskAlarm(self.say)
         self._file_writer = self.disk.follow(Writer("agent.log", lost=self._lost))
 
@@ -96,11 +96,13 @@ class _Log:
     def _lost(self, count: int) -> str:
         return self._render(f"{count} lines of this log were lost here", "warning")
 
-    def _log_stderr_trouble(self, why: str) -> None:
+    def stream_trouble(self, name: str, why: str) -> None:
+        """Log that a stream cannot be written, or by '' that it can again."""
         what = f"cannot be written: {why}" if why else "can be written again"
-        self.say(f"stderr {what}", "warning")
+        self.say(f"{name} {what}", "warning")
 
 
 _log = _Log()
 disk_alarm: DiskAlarm = _log.disk  # the alarm of the run folder's disk, shared by all its writers
 configure, log_to_file, say = _log.configure, _log.set_file, _log.say
+stream_trouble = _log.stream_trouble

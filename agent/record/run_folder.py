@@ -28,6 +28,7 @@ from agent.record.events import EVENTS_FILE
 from agent.record.files import access, read_small, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
 from agent.record.node_record import NodeRecord, own_record
+from agent.record.run_record import RUN_FILE, RunRecord
 from agent.work import checkpoints
 
 if TYPE_CHECKING:
@@ -87,8 +88,11 @@ _CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_
 
 
 def node_folders(run: Path) -> list[Path]:
-    """Return the folders of the nodes in a run's folder."""
-    return sorted(path for path in _nodes_below(run) if path.parent == run)
+    """Return the folders of the nodes in a run's folder, the head's first."""
+    record = RunRecord.read(run / RUN_FILE)
+    head = safe_name(record.head) if isinstance(record, RunRecord) else ""
+    nodes = (path for path in _nodes_below(run) if path.parent == run)
+    return sorted(nodes, key=lambda node: (node.name != head, node.name))
 
 
 def newest_run(folder: Path) -> Path | None:

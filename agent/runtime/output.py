@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from agent.base import times
 from agent.record.background import NO_THREAD, Background, Sink
 from agent.record.files import appending
-from agent.record.log import disk_alarm, say
+from agent.record.log import disk_alarm, say, stream_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,12 +185,7 @@ class OutputCopies:
 
     def to_stdout(self, begins: int, on_passed: Callable[[int], None]) -> None:
         """Copy to stdout, from an offset on; `on_passed` gets the bytes that it accepted."""
-
-        def on_trouble(why: str) -> None:
-            what = f"cannot be written: {why}" if why else "can be written again"
-            say(f"stdout {what}", "warning")
-
-        sink = Sink(partial(os.dup, 1), on_trouble)
+        sink = Sink(partial(os.dup, 1), partial(stream_trouble, "stdout"))
         self._copies.append(OutputCopy(self, "job output", sink, begins, on_passed))
 
     def to_file(self, path: Path, begins: int, on_passed: Callable[[int], None]) -> None:
