@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone
 from typing import NamedTuple
 
 from agent.settings import values
 
 _FULL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,]\d+)? ?(Z|[+-]\d\d:\d\d)?")
-_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)\b")
+_CLOCK = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\b", re.ASCII)
 _SEARCHED = 200  # Characters of a line in which its time is looked for
 
 
@@ -41,7 +41,7 @@ def _since(lines: list[str], start: datetime, end: datetime) -> list[str]:
         times.append(found)
     if not any(times):
         return lines
-    first = next((at for at, time in enumerate(reversed(times)) if time and time >= start), None)
+    first = next((at for at, when in enumerate(reversed(times)) if when and when >= start), None)
     return [] if first is None else lines[first:]
 
 
@@ -62,11 +62,7 @@ def _clock_time(line: str, later: datetime) -> datetime | None:
     match = _CLOCK.match(line)
     if match is None:
         return None
-    try:
-        time_of_day = datetime.strptime(match[0], "%H:%M:%S").time()  # noqa: DTZ007 - of `later`
-    except ValueError:  # numbers that are no time
-        return None
-    found = datetime.combine(later, time_of_day, later.tzinfo)
+    found = datetime.combine(later, time.fromisoformat(match[0]), later.tzinfo)
     return found if found <= later + timedelta(minutes=1) else found - timedelta(days=1)
 
 

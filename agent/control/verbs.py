@@ -481,8 +481,7 @@ class ChangedLines:
         if bool(outage) != bool(self._outage):
             _warn(outage or "the head answers again")
         self._outage = outage
-        lines = self._lines(status)
-        new = [line for content, line in lines.items() if content not in self._before]
-        self._before = lines
-        for line in new:
-            print(line, flush=True)
+        before, self._before = self._before, self._lines(status)
+        for content, line in self._before.items():
+            if content not in before:
+                print(line, flush=True)

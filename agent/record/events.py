@@ -192,13 +192,11 @@ class EventRecorder(Writer):
         clean: Callable[[str], str],
         began: Began,
         clock: Callable[[], float],
-        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._where, self._clean, self._clock = where, clean, clock
-        self._most_bytes = most_bytes
         self._began = self._line(began)
         super().__init__(EVENTS_FILE, most=MOST_QUEUED, lost=self._lost_events)
-        disk_alarm.follow(self).open(self._open, most_bytes)
+        disk_alarm.follow(self).open(self._open, MOST_BYTES)
 
     def add(self, event: object) -> None:
         """Queue an event."""
@@ -211,7 +209,7 @@ class EventRecorder(Writer):
         """Open the file, rotated where it is full, with the agent's first event at its end."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         with self._where() as path:
-            if path.exists() and path.stat().st_size > self._most_bytes:
+            if path.exists() and path.stat().st_size > MOST_BYTES:
                 path.replace(path.with_name(FORMER_EVENTS_FILE))
             file = access.open(path, flags)
         size = os.fstat(file).st_size

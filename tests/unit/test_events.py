@@ -275,14 +275,11 @@ def record(
     folder: Path,
     *events: tuple[float, object],
     clean: Callable[[str], str] = str,
-    most_bytes: int = e.MOST_BYTES,
 ) -> None:
     """Record events at their times, as one agent."""
     times = iter([events[0][0], *(at for at, _ in events)])
     where = folder / e.EVENTS_FILE
-    recorder = e.EventRecorder(
-        lambda: nullcontext(where), clean, BEGAN, lambda: next(times), most_bytes
-    )
+    recorder = e.EventRecorder(lambda: nullcontext(where), clean, BEGAN, lambda: next(times))
     for _, event in events:
         recorder.add(event)
     recorder.finish()
@@ -320,12 +317,13 @@ def test_a_torn_line_is_passed_over(tmp_path: Path, torn: bytes) -> None:
     assert read(tmp_path) == [recorded(1.0, e.Ended(1.0)), recorded(2.0, e.Ended(2.0))]
 
 
-def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
+def test_the_file_stays_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is rotated once, the newest stay, each part says whose it is, and order holds."""
     most, batch = 200_000, 1 << 16  # the thread writes up to 64 KiB at once
+    monkeypatch.setattr(e, "MOST_BYTES", most)
     events = [(float(number), e.PhaseEntered(str(number) * 20)) for number in range(5000)]
     for start in range(0, len(events), 100):
-        record(tmp_path, *events[start : start + 100], most_bytes=most)
+        record(tmp_path, *events[start : start + 100])
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert set(sizes) == {e.EVENTS_FILE, e.FORMER_EVENTS_FILE}
     assert max(sizes.values()) <= most + batch
@@ -346,7 +344,7 @@ def test_an_event_that_cannot_be_recorded_is_logged(tmp_path: Path) -> None:
         what: object
 
     events = (Odd(object()), "no event")
-    record(tmp_path, *((1.0, event) for event in events), most_bytes=2000)
+    record(tmp_path, *((1.0, event) for event in events))
     assert [(one.kind, *one.data.values()) for one in read(tmp_path)] == [
         ("Unrecorded", "Odd", "TypeError: object cannot be recorded"),
         ("Unrecorded", "str", "TypeError: str cannot be recorded"),
