@@ -243,7 +243,7 @@ class HeadRequests:
             logs, left = ray_log_folder(run), _MOST_OF_ALL
             files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
             for name, path in files.items() if outcome.is_failure else ():
-                text = last_lines(path, LONGEST_TAIL, clean) or ""
+                text = last_lines(path, LONGEST_TAIL, clean)
                 left -= len(text.encode())
                 if text and left > 0:
                     tails[name] = text

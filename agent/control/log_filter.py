@@ -74,7 +74,5 @@ def time_since(text: str, now: datetime | None = None) -> datetime:
         pass
     found = _full_time(text if ":" in text else f"{text}T00:00:00")
     if found is None:
-        raise ValueError(
-            f"{text!r} is neither a duration such as 10m nor a time such as 2026-11-23T10:52:16Z"
-        )
+        raise ValueError(f"{text!r} is neither a duration (10m) nor a time (2026-11-23T10:52:16Z)")
     return found

@@ -78,10 +78,7 @@ class Expected(Value):
                     "use one image on all nodes"
                 )
         if hello.services != self.services:
-            return (
-                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
-                "and have the same file there"
-            )
+            return "its AGENT_SERVICES differ from the head's; use one value and file on all nodes"
         if hello.job != self.job:
             return (
                 f"the job of {hello.name} differs from the head's; give every node the same "

@@ -353,11 +353,10 @@ class AgentServer:
             if self._control is None:
                 return _error(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
-                why = (
-                    "without RAY_AUTH_TOKEN this is done from its head's node alone, by the user "
-                    "whose agent it is and with the same AGENT_LOG_DIR, which has the key"
+                return self._unauthorized(
+                    "without RAY_AUTH_TOKEN only the agent's user can do this, on the head's node "
+                    "and with the same AGENT_LOG_DIR, which has the key"
                 )
-                return self._unauthorized(why)
             return await handler(request, self._control)
 
         return self._guarded(control)

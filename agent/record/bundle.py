@@ -37,11 +37,9 @@ class BundlePart(Value):
     most: int = MOST_OF_ONE  # bytes kept, from the end
 
 
-def last_lines(path: Path, most: int, clean: Callable[[str], str]) -> str | None:
-    """Return the last whole lines of a log, masked; None without a file."""
-    data = read_end(path, most)
-    if data is None:
-        return None
+def last_lines(path: Path, most: int, clean: Callable[[str], str]) -> str:
+    """Return the last whole lines of a log, masked; '' without a file."""
+    data = read_end(path, most) or b""
     if len(data) >= most:  # a secret that is cut in two would not be masked
         data = data.partition(b"\n")[2]
     return masked_end(data.decode(errors="replace"), most, clean)
