@@ -51,20 +51,22 @@ if TYPE_CHECKING:
     from agent.runtime.process import Child
 
 
-def surviving_ray(run: NodeRun) -> w.SurvivingRay | None:
-    """Return a killed agent's Ray that can be kept; None if there is none of an agent's head."""
-    if run.surviving is None or not run.surviving.has_ray:
-        return None
+def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
+    """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
+    if run.surviving is None:
+        return worker.first_state(goal)
     was, id_ = run.surviving.record, run.run_id
-    if not (was.epoch and was.attempt and was.head_ip and id_):
-        return None
-    unreached = run.run_time(was.unreached or None)
-    return w.SurvivingRay(was.epoch, was.head_ip, id_, was.attempt, unreached)
-
-
-def head_had_agent(run: NodeRun) -> bool:
-    """Return whether a head's agent answered the killed agent that this one replaces."""
-    return run.surviving is not None and run.surviving.record.epoch > 0
+    if not (run.surviving.has_ray and was.epoch and was.attempt and was.head_ip and id_):
+        return worker.first_state(goal, has_agent=was.epoch > 0)
+    recorded = w.WorkerState(
+        goal,
+        head_ip=was.head_ip,
+        epoch=was.epoch,
+        run_id=id_,
+        ray_attempt=was.attempt,
+        unreached_since=run.run_time(was.unreached or None),
+    )
+    return recorded.with_surviving_ray()
 
 
 def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
@@ -145,7 +147,7 @@ class WorkerAgent:
             service_only_ranks=service_only_ranks(plan.all_services),
             by_torchrun=plan.torchrun is not None,
         )
-        self._state = worker.first_state(goal, surviving_ray(run), has_agent=head_had_agent(run))
+        self._state = first_state(run, goal)
         self._requests = HeadRequests(run)
         self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
         self._own_ip = ""

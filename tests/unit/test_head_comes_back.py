@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.boot.node_run import NodeRun, SurvivingProcesses
 from agent.boot.run_keeper import RunKeeper
-from agent.boot.worker import head_had_agent, record_reachability, surviving_ray
+from agent.boot.worker import first_state, record_reachability
 from agent.control.reports import Expected, Reports
 from agent.decisions import worker
 from agent.decisions.attempts import LostAttempt
@@ -125,14 +125,14 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
     """Both agents were killed before this node joined."""
     run = NodeRun(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
     preparing = replace(GOAL, steps=(DATA,))
-    before = worker.first_state(preparing)
-    assert not head_had_agent(run)
+    before = first_state(run, preparing)
+    assert not before.has_agent
     after, _ = worker.decide(before, replied(ready=False), 1)
     record_reachability(run, before, after)
     run.surviving = SurvivingProcesses(run.node.record, ())
     run.close()
-    assert surviving_ray(run) is None
-    first = worker.first_state(preparing, surviving_ray(run), has_agent=head_had_agent(run))
+    first = first_state(run, preparing)
+    assert (first.has_agent, first.ray) == (True, w.RayStep.DOWN)
     state, actions = worker.decide(first, GCS_ALONE, 1)
     assert (state.is_plain_head, state.ray_ready, actions) == (False, False, ())
 

@@ -12,7 +12,7 @@ from unit import heads
 from unit.heads import nodes, reported
 from unit.workers import TICK, WorkerTrace, goal, replied
 
-KEPT = w.SurvivingRay(epoch=1, head_ip="10.0.0.1", run_id="run", attempt=2)
+KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
 DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("no answer")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.decisions import worker
 from agent.decisions.values import LogLine, StopAsked, Tick
 from agent.decisions.worker import state as w
@@ -57,9 +59,9 @@ class WorkerTrace:
         self,
         of: w.WorkerGoal,
         history: Iterable[tuple[float, w.WorkerEvent]],
-        kept: w.SurvivingRay | None = None,
+        kept: w.WorkerState | None = None,
     ) -> None:
-        self.state = worker.first_state(of, kept)
+        self.state = replace(kept, goal=of).with_surviving_ray() if kept else worker.first_state(of)
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
         for at, event in history:

@@ -25,36 +25,15 @@ if TYPE_CHECKING:
 Decision = tuple[WorkerState, tuple["WorkerAction", ...]]
 
 
-def first_state(
-    goal: w.WorkerGoal, surviving: w.SurvivingRay | None = None, *, has_agent: bool = False
-) -> WorkerState:
-    """Return the state in which the worker starts; with a surviving Ray it follows at once.
+def first_state(goal: w.WorkerGoal, *, has_agent: bool = False) -> WorkerState:
+    """Return the state in which the worker starts.
 
-    Its node never left the cluster: the head must count it neither as lost nor as cleared.
-    `has_agent` if a head's agent had answered the killed agent.
+    `has_agent` if a head's agent had answered the killed agent that this one replaces.
     """
-    if surviving is None:
-        awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
-        steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
-        state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-        return replace(
-            state, blocked=frozenset(_unmet_dependencies(state, steps.keys() - awaiting))
-        )
-    since = surviving.unreached_since
-    return WorkerState(
-        goal,
-        phase=WorkerPhase.FOLLOWING,
-        head_ip=surviving.head_ip,
-        epoch=surviving.epoch,
-        has_agent=True,
-        steps={step.name: v.Item().ready() for step in goal.steps},  # they are done before a join
-        ray=RayStep.UP,
-        run_id=surviving.run_id,
-        ray_attempt=surviving.attempt,
-        last_reached_at=-times.REPLY_AGE if since is None else since,
-        unreached_since=since,
-        has_joined_before=True,
-    )
+    awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
+    steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
+    state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
+    return replace(state, blocked=frozenset(_unmet_dependencies(state, steps.keys() - awaiting)))
 
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:

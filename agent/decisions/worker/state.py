@@ -7,7 +7,9 @@ from enum import Enum
 from signal import SIGTERM
 
 from msgspec import field
+from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.values import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
@@ -48,16 +50,6 @@ class WorkerGoal(Value):
     by_torchrun: bool = False  # true if torchrun starts its share of the job and no Ray runs
 
 
-class SurvivingRay(Value):
-    """This node's Ray, which survived the killed agent that this one replaces."""
-
-    epoch: int
-    head_ip: str
-    run_id: str
-    attempt: int  # the attempt for which it was started
-    unreached_since: float | None = None  # on this run's clock (below 0: before its start)
-
-
 class WorkerState(Value):
     """The whole input of the worker's decisions, apart from event and time."""
 
@@ -96,6 +88,23 @@ class WorkerState(Value):
     share_over: ShareOver | None = None  # the end of that share; None while it runs
     taken_at: float | None = None  # when it leaves at the latest, as its platform takes it away
     verdict: Outcome | None = None
+
+    def with_surviving_ray(self) -> WorkerState:
+        """Return the state of a worker that keeps a killed agent's Ray and follows at once.
+
+        Its node never left the cluster: the head must count it neither as lost nor as cleared.
+        This state has the recorded head, run and attempt, and since when the head is out of reach.
+        """
+        since = self.unreached_since
+        return replace(
+            self,
+            phase=WorkerPhase.FOLLOWING,
+            has_agent=True,
+            steps={step.name: Item().ready() for step in self.goal.steps},  # done before a join
+            ray=RayStep.UP,
+            last_reached_at=-times.REPLY_AGE if since is None else since,
+            has_joined_before=True,
+        )
 
     def notice(self, now: float) -> float | None:
         """Return the seconds until this node leaves for its platform, or None."""

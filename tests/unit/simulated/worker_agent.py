@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from agent.boot.worker import head_had_agent, make_hello, record_reachability, surviving_ray
+from agent.boot.worker import first_state, make_hello, record_reachability
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.decisions import worker
@@ -40,9 +40,7 @@ class WorkerAgent(Agent):
         self._under_way: list[asyncio.Task[Any]] = []
         self._says_bye = False
         run = cast("NodeRun", node)
-        self.state = worker.first_state(
-            self._goal(), surviving_ray(run), has_agent=head_had_agent(run)
-        )
+        self.state = first_state(run, self._goal())
         if self.state.ray is not w.RayStep.UP:
             node.end_ray()
         elif self.machine.raylet is not None and self.machine.raylet.is_up:
