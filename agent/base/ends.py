@@ -258,8 +258,6 @@ BUG = _row(Kind.BUG, 70, "a bug in the agent: {error}", remedy="Please report it
 AGENT_KILLED = _row(Kind.BUG, 70, "the agent was killed by {signal} {count} times: giving up")
 """Printed by the parent, as `NO_PROCESS`."""
 
-ENDS = {name: row for name, row in globals().items() if isinstance(row, Outcome)}  # by name
-
 
 def stopped(signum: int, *, expected: bool) -> Outcome:
     """Return the outcome of a run that a signal stopped.

@@ -77,11 +77,6 @@ _SIGNS: Mapping[Level, tuple[str, Tone]] = {
 ORDER = tuple(_SIGNS)  # the worst first
 
 
-def finding_line(finding: Finding) -> str:
-    """Render one finding."""
-    return f"{_SIGNS[finding.level][0]} {finding.sentence()}"
-
-
 def toned_line(finding: Finding, nodes: str = "") -> Line:
     """Return one finding as a line for people, with the nodes that have it."""
     sign, tone = _SIGNS[finding.level]

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
-from agent.checks.finding import Level, finding_line, problem_lines
+from agent.checks.finding import Level, problem_lines, toned_line
 from agent.plan import environment
 from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
@@ -30,7 +30,7 @@ def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
     names = [finding for finding in plan.findings if finding.check == NAMES]  # the first of all
     others = plan.findings[len(names) :]
-    lines = [*map(finding_line, names), *(f"{row.label}{row.text}" for row in _rows(plan))]
+    lines = [f"{row.label}{row.text}" for row in (*map(toned_line, names), *_rows(plan))]
     sections: dict[str, Iterable[str]] = {
         "commands": commands_of(plan),
         "environment of what starts here": (
@@ -38,7 +38,7 @@ def render(plan: Plan, redactor: Redactor) -> str:
         ),
         "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
         "waits": (f"{duration_text(w.seconds):<10} {w.what} ({w.variable})" for w in plan.waits),
-        "checks of this machine": map(finding_line, others),
+        "checks of this machine": (f"{row.label}{row.text}" for row in map(toned_line, others)),
         "notes": plan.notes,
     }
     for title, section in sections.items():
