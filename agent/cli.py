@@ -44,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except SettingsError as error:
         return _report_failure(
-            error.exit_code,
+            error.end.exit_code,
             "pod-agent: the settings are wrong, nothing was started:",
             *(f"  {problem.sentence()}" for problem in error.problems),
             *(f"  {hint}" for hint in error.hints),
             f"refused: {len(error.problems)} problem(s) (exit code 78). {error.remedy}",
         )
     except AgentError as error:
-        return _report_failure(error.exit_code, f"pod-agent: {error.sentence()}")
+        return _report_failure(error.end.exit_code, f"pod-agent: {error.sentence()}")
     return int(code)
 
 

@@ -33,7 +33,7 @@ class Problem(Value):
 class AgentError(Exception):
     """An error that a user can cause; it is shown without a traceback."""
 
-    end: ClassVar[Outcome]
+    end: ClassVar[Outcome]  # its row; a verb that fails with this error has its exit code
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", culprit: str = "") -> None:
         super().__init__(what)
@@ -47,11 +47,6 @@ class AgentError(Exception):
     def sentence(self) -> str:
         """Return reason and remedy in one line."""
         return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
-
-    @property
-    def exit_code(self) -> int:
-        """Return the exit code of a verb that fails with this error."""
-        return self.outcome().exit_code
 
     def outcome(self) -> Outcome:
         """Return the outcome of a run that this error prevents from starting."""

@@ -271,7 +271,7 @@ def test_what_the_seeds_give(tmp_path: Path, seed: dict[str, Any], probe: dict[s
         command, _ = recipe_command(whole, ours["recipe"], nodes, release)
         found = (0, " ".join(command.argv))
     except AgentError as error:
-        found = (error.exit_code, error.sentence())
+        found = (error.end.exit_code, error.sentence())
     assert found[0] == probe["exit"], found[1]
     for words in [*probe.get("has", []), *([probe["says"]] if "says" in probe else [])]:
         assert words in found[1]

@@ -113,7 +113,7 @@ def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
         try:
             verbs.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
         except UnavailableError as error:
-            codes.append(error.exit_code)
+            codes.append(error.end.exit_code)
             print(error, file=sys.stderr)
         else:
             codes.append(0)

@@ -69,7 +69,7 @@ def test_one_role_or_one_error(environ: dict[str, str]) -> None:
     """For any variables, a node has exactly one role, or one error that names its variables."""
     plan = plan_or_error(environ)
     if isinstance(plan, SettingsError):
-        assert plan.exit_code == 78
+        assert plan.end.exit_code == 78
         assert all(p.variable and p.got and p.expected for p in plan.problems)
         return
     topology = plan.topology

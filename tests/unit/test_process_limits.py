@@ -40,7 +40,7 @@ def main():
         try:
             call()
         except ProcessLimitError as error:
-            print(error.exit_code, error.sentence())
+            print(error.end.exit_code, error.sentence())
         else:
             print("started")
 
@@ -86,7 +86,7 @@ def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
     group.exceptions = (error,)  # type: ignore[attr-defined] # as a group of exceptions has it
     found = _agent_error_in(group)
     assert found is not None
-    assert (found.exit_code, words in found.reason) == (69, True)
+    assert (found.end.exit_code, words in found.reason) == (69, True)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_recipe_that_cannot_be_made_is_refused(
     """The exit code is 78, with the reason."""
     with pytest.raises(AgentError) as caught:
         recipe_command({**ENVIRON, **environ}, NAME, parsed("2", gpus), version)
-    assert caught.value.exit_code == 78
+    assert caught.value.end.exit_code == 78
     assert said in caught.value.sentence()
     assert isinstance(caught.value, PreflightError) == (version is None)
 

@@ -76,7 +76,7 @@ class Container:
         try:
             return run.run_safely(self.environ, command or JOB).exit_code
         except PreflightError as error:
-            return error.exit_code
+            return error.end.exit_code
 
     def _plan(self, environ: dict[str, str], command: list[str]) -> Any:  # noqa: ANN401 - a Plan
         return plan_of(environ, self.facts, command)

@@ -45,7 +45,7 @@ def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tu
     """Return the problems of an environment that must be refused."""
     with pytest.raises(SettingsError) as caught:
         load(environ, command)
-    assert caught.value.exit_code == 78
+    assert caught.value.end.exit_code == 78
     return caught.value.problems
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: 
     """78 with the smallest nodes that fit; whoever sets such an argument gets a warning."""
     with pytest.raises(PreflightError) as caught:
         shown(recipe, shape, size)
-    assert caught.value.exit_code == 78
+    assert caught.value.end.exit_code == 78
     assert remedy in caught.value.sentence()
     insisting = shown(recipe, shape, size, AGENT_TENSOR_PARALLEL="1")
     assert remedy in insisting.warnings[0]

@@ -308,7 +308,7 @@ def test_one_role_or_one_error(environ: dict[str, str], facts: Facts) -> None:
     """Whatever is set, a node has exactly one role, or one error that names its variables."""
     topology = role_or_error(environ, facts)
     if isinstance(topology, SettingsError):
-        assert topology.exit_code == 78
+        assert topology.end.exit_code == 78
         assert all(problem.variable and problem.expected for problem in topology.problems)
         return
     assert topology.is_head or topology.head_host is not None
