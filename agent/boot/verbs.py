@@ -35,6 +35,7 @@ from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.settings.load import env_lines, env_rows
 from agent.settings.redact import redactor_for
+from agent.settings.values import whole
 from agent.work.recipes.recipe import ModelShape
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 
 SHELLS = ("bash", "zsh", "fish")
-_LARGEST = 100_000
 _TAKE_A_COMMAND = ("run", "plan")
+_AFTER_DASHES = "A job's command goes after --: pod-agent run -- python train.py"
 _OF_RUN = """\
 variables (`pod-agent env` lists all):
   AGENT_JOB            a recipe, or `none`: start the cluster and no job
@@ -85,10 +86,7 @@ def name_among(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 def whole_number(text: str) -> int:
     """Read a number of nodes, processors or lines."""
-    word = text.strip()
-    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
-        raise ValueError(f"{text!r} is no whole number from 0 to {_LARGEST}")
-    return int(word)
+    return whole(0, 100_000, f"{text!r} is no whole number")(text)
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -207,7 +205,7 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
         prog="pod-agent",
         description="Turn this pod and the other pods of its run into one RL training job. "
         "What to do comes from the environment: see `pod-agent env`.",
-        epilog="A job's command goes after --: pod-agent run -- python train.py",
+        epilog=_AFTER_DASHES,
         allow_abbrev=False,
     )
     about = "versions of agent, Python and Ray"
@@ -229,17 +227,11 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
             verb.add_argument(*names, **settings)
     verbs["run"].usage = "pod-agent run [-h] [-- CMD ARG...]"
 
-    def how_to_run(verb: str, words: Sequence[str]) -> str:
-        line = shlex.join([*words, *(command or ())])
-        return f"; a job's command goes after --: pod-agent {verb} -- {line}"
-
     given = next((word for word in before if not word.startswith("-")), None)
     if given is not None and given not in verbs:
         meant = _meant_by(given, verbs)
-        if meant:
-            parser.error(f"no verb {given!r}: did you mean {meant!r}?")
-        known = f"no verb {given!r} ({', '.join(verbs)})"
-        parser.error(f"{known}{how_to_run('run', before[before.index(given) :])}")
+        hint = f"did you mean {meant!r}?" if meant else f"{', '.join(verbs)}. {_AFTER_DASHES}"
+        parser.error(f"no verb {given!r}: {hint}")
     options, unknown = parser.parse_known_args(before)
     verb = verbs[options.verb] if given else parser
     takes_a_command = options.verb in _TAKE_A_COMMAND
@@ -249,8 +241,8 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
         hint = ""
         if any(flags):
             hint = f": did you mean {' '.join(filter(None, flags))}?"
-        elif takes_a_command and not unknown[0].startswith("-"):
-            hint = how_to_run(options.verb, unknown)
+        elif takes_a_command:
+            hint = f". {_AFTER_DASHES}"
         verb.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if command is not None and not takes_a_command:
         verb.error(f"{options.verb} takes no command after --")

@@ -97,8 +97,8 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
     ("arguments", "words"),
     [
         (("run", "python", "train.py"), "pod-agent run -- python train.py"),
-        (("run", "python", "train.py", "--", "--lr", "1"), "run -- python train.py --lr 1"),
-        (("plan", "python", "a b"), "pod-agent plan -- python 'a b'"),
+        (("run", "python", "a b"), "unrecognized arguments: python 'a b'. A job's command goes"),
+        (("plan", "python", "train.py", "--", "--lr", "1"), "pod-agent run -- python train.py"),
         (("python", "train.py"), "pod-agent run -- python train.py"),
         (("staus",), "no verb 'staus': did you mean 'status'?"),
         (("docter", "--json"), "did you mean 'doctor'?"),
