@@ -121,18 +121,16 @@ class Elsewhere(NamedTuple):
 
 def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
     """Return what to do: that Ray's disk is full counts before what is written about it."""
-    remedy = found.remedy() if found.row or kind is Kind.JOB_FAILED else ""
-    is_other = bool(found.row) and found.key != "disk full"
-    path = run.plan.facts.temp
-    if kind is Kind.JOB_FAILED or run.plan.own_ray is None or is_other:
-        return remedy
-    free = free_at(path)
-    if free is None or free >= _FULL_BELOW:
-        return remedy
-    return (
-        f"the disk of {path}, where Ray keeps its sessions, is full. Free some space there, or "
-        "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
-    )
+    if kind is Kind.JOB_FAILED:
+        return found.remedy()
+    path, is_vague = run.plan.facts.temp, found.key in {"", "disk full"}
+    free = free_at(path) if is_vague and run.plan.own_ray is not None else None
+    if free is not None and free < _FULL_BELOW:
+        return (
+            f"the disk of {path}, where Ray keeps its sessions, is full. Free some space there, or "
+            "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
+        )
+    return found.remedy() if found.row else ""
 
 
 def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
