@@ -21,7 +21,7 @@ from agent.plan.plan import Listener, Plan, PlannedProcess, address_of, log_root
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
-from agent.settings.rules import TEMP_DIR, port_problems, reward_port
+from agent.settings.rules import TEMP_DIR, reward_port
 from agent.topology.platforms import GivenRay
 from agent.work import services as work
 from agent.work.checkpoints import folder_of
@@ -254,8 +254,7 @@ def _notes(plan: Plan) -> Iterator[str]:
             yield hidden
         if most is not None and topology.is_head:
             nodes = topology.expected_workers + 1
-            total = 0.0 if price is None else most * price * nodes
-            cost = f", at most ${total:.2f} for {nodes} node(s)" if price is not None else ""
+            cost = f", at most ${most * price * nodes:.2f} for {nodes} node(s)" if price else ""
             yield f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
 
 
@@ -309,9 +308,12 @@ def _listeners(plan: Plan) -> Iterator[Listener]:
 def port_clashes(
     settings: Settings, command: tuple[str, ...] | None, base: Ports, given: GivenRay | None
 ) -> tuple[Problem, ...]:
-    """Find port conflicts of this run."""
+    """Find port conflicts of this run, as problems of the variables that set these ports."""
     single, workers = _ports_here(settings, base, given)
-    return port_problems(port_conflicts({**single, **reward_port(settings, command)}, workers))
+    names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
+    expected = "different ports; without these variables `plan` shows the defaults"
+    found = port_conflicts({**single, **reward_port(settings, command)}, workers)
+    return tuple(Problem(names, conflict, expected) for conflict in found)
 
 
 def _ports_here(

@@ -165,13 +165,6 @@ def reward_port(settings: Settings, command: tuple[str, ...] | None) -> dict[str
     return {} if reward == "off" or is_url(reward) else {"reward server": settings.reward_port}
 
 
-def port_problems(lines: Iterable[str]) -> tuple[Problem, ...]:
-    """Turn port conflicts into problems of the variables that set these ports."""
-    names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
-    expected = "different ports; without these variables `plan` shows the defaults"
-    return tuple(Problem(names, line, expected) for line in lines)
-
-
 def _check_workers(settings: Settings) -> Iterator[Problem]:
     expected, least, head = settings.expected_workers, settings.min_workers, settings.head or ""
     if (settings.partial == "proceed") != (least is not None):
