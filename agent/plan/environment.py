@@ -63,16 +63,6 @@ def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) ->
     return {**inherited, **secret_texts(settings, INHERITED_SECRETS), **chosen, **unproxied}
 
 
-def for_given_ray(
-    environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
-) -> dict[str, str]:
-    """Return the environment of processes beside a Ray that the platform started."""
-    found = for_children(environ, settings, node_ip, ray_host)
-    if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
-        found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds by itself
-    return found
-
-
 def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return the bridge's environment: without secrets, except those for Ray.
 
