@@ -81,14 +81,11 @@ def command_fault(command: Sequence[str] | None, path: str | None) -> str:
     if command is None or "{" in program:
         return ""
     if shutil.which(program, path=path) is None:
-        if "/" not in program:
-            fault = "is no program on PATH"
-            if any(sign.isspace() for sign in program):
-                fault += ": give its words one by one, or a shell: -- bash -c '…'"
-        elif Path(program).exists():
+        fault = "does not exist" if "/" in program else "is no program on PATH"
+        if "/" in program and Path(program).exists():
             fault = "may not be executed: run `chmod +x`, or name its interpreter before it"
-        else:
-            fault = "does not exist"
+        elif any(sign.isspace() for sign in program):
+            fault += ": give its words one by one, or a shell: -- bash -c '…'"
         return f"{program!r} {fault}"
     is_script = _INTERPRETER.fullmatch(Path(program).name) and script.endswith((".py", ".sh"))
     is_missing_script = is_script and "{" not in script and not Path(script).exists()

@@ -102,11 +102,8 @@ class Topology(Value):
 
 def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
     """Combine settings and platform; settings win, contradictions raise SettingsError."""
-    platform, own, given_role = (
-        detect_platform(environ, settings),
-        own_pod(environ),
-        settings.ray_worker,
-    )
+    platform, own = detect_platform(environ, settings), own_pod(environ)
+    given_role = settings.ray_worker
     is_head, evidence = platform.is_head, platform.evidence
     head_host, expected = settings.head or platform.head_host, settings.expected_workers
     claims = _claims(settings, platform, facts, own)
@@ -125,11 +122,9 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     problems = []
     if len({role for role, _ in claims.values()}) > 1:
         roles = (f"{why} ({'head' if role else 'worker'})" for role, why in claims.values())
-        expected_role = (
-            "one role: unset what is wrong, or set RAY_WORKER and AGENT_HEAD on all nodes"
-        )
         got = f"a contradiction: {' but '.join(roles)}"
-        problems.append(Problem(" + ".join(claims), got, expected_role))
+        wanted = "one role: unset what is wrong, or set RAY_WORKER and AGENT_HEAD on all nodes"
+        problems.append(Problem(" + ".join(claims), got, wanted))
     given = platform.given_ray
     if not (is_head or head_host or given):
         got = f"neither, on a worker ({', '.join(evidence)})"
