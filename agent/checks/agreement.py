@@ -8,7 +8,7 @@ from agent.base import times
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level
 from agent.node.facts import COLLECTIVES, DEBUGGER, INTERFACES
-from agent.node.python_facts import CUDA, NCCL, TORCH
+from agent.node.python_facts import CUDA, LIBRARIES, NCCL, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     Nodes = Sequence[tuple[str, Facts]]  # name and facts of each node, the head's first
 
 _UNSET = "not set"
-_LIBRARIES = (
-    *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
-    *("transformers", "flash-attn"),
-)
+_LIBRARIES = tuple(dict.fromkeys((TORCH, CUDA, NCCL, *LIBRARIES.values())))
 _MAY_DIFFER = {"transformers", "flash-attn"}
 
 

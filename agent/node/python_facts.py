@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TORCH, CUDA, NCCL = "torch", "CUDA of torch", "NCCL"
-_LIBRARIES = {
+LIBRARIES = {
     **{name: name for name in ("torch", "vllm", "sglang", "verl", "openrlhf", "trl")},
     **{name: name for name in ("deepspeed", "transformers", "flash-attn")},
     "nvidia-nccl-cu12": NCCL,
@@ -54,7 +54,7 @@ def installed(path: Iterable[str]) -> dict[str, str]:
     """Return the versions of known libraries on a Python's path; the first of a name counts."""
     found: dict[str, str] = {}
     for name, version, folder in _distributions(path):
-        known = _LIBRARIES.get(name)
+        known = LIBRARIES.get(name)
         if known is not None and known not in found:
             found |= {known: version, **(_of_torch(folder) if known == TORCH else {})}
     return found
