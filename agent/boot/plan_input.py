@@ -232,7 +232,7 @@ def plan_from_environment(
     if settings.head is not None and not is_ip(settings.head):  # its address decides the role
         names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
     program, torch, temp = words, None, temp_root(settings, problems)
-    if launcher(settings, None) == TORCHRUN:
+    if launcher(settings) == TORCHRUN:
         program, torch = None, read.find_torch(path, split_python(words or ())[0])
         problems += torchrun_problems(settings, words, wants_job=wants_job)
     elif settings.preflight is not None:  # the all-reduce before the job is Ray's Python's

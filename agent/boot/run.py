@@ -76,9 +76,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     root = log_root(plan.settings)
     _check_log_dir(root)
     argv, recipe = job_identity(plan.job)
-    own = run_record.fingerprint(
-        argv, launcher(plan.settings, plan.command), recipe, redactor.clean
-    )
+    own = run_record.fingerprint(argv, launcher(plan.settings), recipe, redactor.clean)
     restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
     restarts = Restarts(
         *(root, node, run_record.settings_digest(environ, command)),

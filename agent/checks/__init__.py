@@ -60,7 +60,7 @@ def run_checks(
     """Run every check that applies to this node, or `only` the one of this name."""
     if topology.is_idle:
         return ()
-    by_torchrun = launcher(settings, None) == TORCHRUN
+    by_torchrun = launcher(settings) == TORCHRUN
     kind = _TORCHRUN if by_torchrun else _OWN if topology.given_ray is None else _GIVEN
     node = CheckedNode(facts, settings, topology)
     results = [

@@ -36,7 +36,7 @@ def ray_installed(node: CheckedNode) -> Result:
 
 def torch_installed(node: CheckedNode) -> Result | None:
     """Torchrun, and the all-reduce before a job of Ray, need a Python with torch."""
-    found, by_torchrun = node.facts.torch, launcher(node.settings, None) == TORCHRUN
+    found, by_torchrun = node.facts.torch, launcher(node.settings) == TORCHRUN
     if not by_torchrun and node.settings.preflight is None:
         return None
     if found is not None and found.version is not None:
@@ -55,7 +55,7 @@ SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by tryi
 def token(node: CheckedNode) -> Result:
     """Ray executes any code that it is sent; only the token protects it and the agent's port."""
     settings, topology, ray = node.settings, node.topology, node.facts.ray.version
-    by_torchrun, given = launcher(settings, None) == TORCHRUN, topology.given_ray
+    by_torchrun, given = launcher(settings) == TORCHRUN, topology.given_ray
     if settings.ray_auth_token is None:
         what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
         if node.is_alone and given is None:
@@ -84,7 +84,7 @@ def token(node: CheckedNode) -> Result:
 
 def public_addresses(node: CheckedNode) -> Result:
     """Ray and torchrun's store listen on every interface; Ray's token guards it, torch has none."""
-    settings, by_torchrun = node.settings, launcher(node.settings, None) == TORCHRUN
+    settings, by_torchrun = node.settings, launcher(node.settings) == TORCHRUN
     has_auth = node.topology.given_ray is not None or supports_token_auth(node.facts.ray.version)
     is_guarded = settings.ray_auth_token is not None and has_auth and not by_torchrun
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))

@@ -73,7 +73,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     launch: Launch
     if topology.given_ray is not None:
         launch = topology.given_ray
-    elif launcher(settings, None) == TORCHRUN:
+    elif launcher(settings) == TORCHRUN:
         count = processes(gpus_of(settings, facts.gpus, environ), settings)
         launch = Torchrun(facts.job_python, ports.gcs, count, budget.job - 1.0)
     else:
@@ -153,7 +153,7 @@ def _planned_job(
 ) -> Job | None:
     """Return the job; None without one, and on a worker where Ray runs it."""
     folder = checkpoint_folder(node.settings, command)
-    if not folder or not (node.topology.is_head or launcher(node.settings, command) == TORCHRUN):
+    if not folder or not (node.topology.is_head or launcher(node.settings) == TORCHRUN):
         return None
     if recipe is None:
         return Job(COMMAND, command or (), runtime_env, folder, upload=upload)
@@ -321,7 +321,7 @@ def _ports_here(
 ) -> tuple[dict[str, int], tuple[int, int] | None]:
     """Return the ports that a node listens on besides its services, and those of Ray's workers."""
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    if launcher(settings, None) == TORCHRUN:
+    if launcher(settings) == TORCHRUN:
         return {"rendezvous": ports.gcs, "agent": ports.agent}, None
     if not joins_ray or (given is not None and given.session is None):  # no Ray here
         return {"agent": ports.agent}, None

@@ -109,7 +109,7 @@ def notice_signal(settings: Settings) -> int:
     return Signals[name] if name else 0
 
 
-def launcher(settings: Settings, command: tuple[str, ...] | None) -> Literal["ray", "torchrun"]:
+def launcher(settings: Settings) -> Literal["ray", "torchrun"]:
     """Return what starts the job's processes: AGENT_LAUNCHER, else the recipe's, else Ray."""
-    job = recipe_info(settings, command)
+    job = BY_NAME.get(settings.job or "")  # none beside a command
     return settings.launcher or ("ray" if job is None else job.launcher)

@@ -180,7 +180,7 @@ def _check_workers(settings: Settings) -> Iterator[Problem]:
 
 def _check_launcher(settings: Settings) -> Iterator[Problem]:
     """Refuse settings that only Ray supports, where torchrun starts the job."""
-    if launcher(settings, None) != "torchrun":
+    if launcher(settings) != "torchrun":
         return
     if settings.job == NO_JOB:
         given = f"'{NO_JOB}', though without Ray there is no cluster to keep"

@@ -180,7 +180,7 @@ def _claims(
 def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Yield a problem for settings that have no effect on a Ray the agent does not start."""
     names = [*changed(settings, _FOR_OWN_RAY)]
-    if launcher(settings, None) != "ray":
+    if launcher(settings) != "ray":
         names.append("AGENT_LAUNCHER")
     if names:
         got = f"a value, though {given.owner} starts Ray, with no agent on its nodes"

@@ -98,7 +98,7 @@ class HeadAgent(Agent):
     def _fingerprint(self, plan: Plan) -> str:
         assert plan.job is not None
         argv, recipe = job_identity(plan.job)
-        return fingerprint(argv, launcher(plan.settings, plan.command), recipe, str)
+        return fingerprint(argv, launcher(plan.settings), recipe, str)
 
     def _keeper(self, plan: Plan) -> RunKeeper:
         own = self._fingerprint(plan)
