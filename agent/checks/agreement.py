@@ -79,11 +79,8 @@ def _version(facts: Facts, name: str) -> str:
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
-    differing = []
-    for name, facts in nodes:
-        ahead = facts.node_versions.clock_ahead or 0.0
-        if abs(ahead) > times.CLOCKS_DIFFER:
-            differing.append(f"{name} ({ahead:+.0f} s)")
+    clocks = [(name, facts.node_versions.clock_ahead or 0.0) for name, facts in nodes]
+    differing = [f"{name} ({by:+.0f} s)" for name, by in clocks if abs(by) > times.CLOCKS_DIFFER]
     if differing:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
         what = f"differs from the head's on {first_names(differing)}"

@@ -309,10 +309,8 @@ class RdmaDevice(Value):
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Names of interfaces: in NCCL's syntax, and plain lists for the others."""
 STALE_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")  # of another Ray
-PROXIES = (
-    *("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY"),
-)  # their values may hold passwords
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+PROXIES = (*_PROXIES, *map(str.upper, _PROXIES))  # their values may hold passwords
 DEBUGGER = "DEBUG_RAY"
 CUDA = "CUDA_VISIBLE_DEVICES"
 _PLAIN = (*INTERFACES, *STALE_ADDRESSES, DEBUGGER, CUDA, "WANDB_MODE")

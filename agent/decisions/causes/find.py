@@ -374,7 +374,10 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         current = known
     best = _strongest(texts, current, errors)
     if best is None:
-        return _unexplained(logs, texts, steps, errors)
+        spots = errors or _loud_lines(texts, _SYMPTOM)
+        if not spots:
+            spots = [spot for spot in _loud_lines(texts, _ERROR_LINE) if spot[1] > steps[spot[0]]]
+        return _unexplained(logs, texts, spots)
     row = current[best]
     cause, what_to_do = row.filled(texts[best[0]][best[1]])
     return replace(_found_at(logs, texts, best), row=row, cause=cause, what_to_do=what_to_do)
@@ -404,15 +407,9 @@ def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -
 
 
 def _unexplained(
-    logs: Sequence[Log],
-    texts: Sequence[Sequence[str]],
-    steps: Sequence[int],
-    errors: Sequence[Spot],
+    logs: Sequence[Log], texts: Sequence[Sequence[str]], spots: Sequence[Spot]
 ) -> Diagnosis:
-    """Return the first error's own line, or the first symptom."""
-    spots = errors or _loud_lines(texts, _SYMPTOM)
-    if not spots:
-        spots = [(log, at) for log, at in _loud_lines(texts, _ERROR_LINE) if at > steps[log]]
+    """Return the first of these lines, which no cause explains; a symptom is explained."""
     if not spots:
         return Diagnosis()
     first = _first(texts, spots)
