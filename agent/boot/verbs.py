@@ -230,8 +230,8 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
     given = next((word for word in before if not word.startswith("-")), None)
     if given is not None and given not in verbs:
         meant = _meant_by(given, verbs)
-        hint = f"did you mean {meant!r}?" if meant else f"{', '.join(verbs)}. {_AFTER_DASHES}"
-        parser.error(f"no verb {given!r}: {hint}")
+        known = f"known are {', '.join(verbs)}. {_AFTER_DASHES}"
+        parser.error(f"no verb {given!r}: {f'did you mean {meant!r}?' if meant else known}")
     options, unknown = parser.parse_known_args(before)
     verb = verbs[options.verb] if given else parser
     takes_a_command = options.verb in _TAKE_A_COMMAND
