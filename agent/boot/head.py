@@ -35,7 +35,7 @@ from agent.boot.node_run import (
 )
 from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal
-from agent.boot.services import LocalWork, TorchrunLink, remove_file, size_at_start
+from agent.boot.services import LocalWork, TorchrunLink, remove_file
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
 from agent.control.reports import Reports, agent_limit
@@ -46,7 +46,7 @@ from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
 from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, Step, StopAsked
 from agent.plan import environment
-from agent.plan.plan import BRIDGE, JOB_LOG
+from agent.plan.plan import BRIDGE
 from agent.record.background import in_thread
 from agent.record.events import AttemptOver, GoodbyeReceived
 from agent.record.files import write_atomically
@@ -363,7 +363,8 @@ class HeadAgent:
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)
-        mirror = await self._start_output(job_id, made.line)
+        output = (self._run, job_id, made.line, self._status.job_lines)
+        self._output, mirror = await head_job.start_job_output(*output)
         if made.secrets:
             self._secrets = Path(made.secrets_file)
             write = partial(write_atomically, self._secrets, made.secrets, mode=0o600)
@@ -381,16 +382,9 @@ class HeadAgent:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(is_followed=True)
         line = made.line if isinstance(made, Submission) else ""
-        await self._link.follow(job_id, await self._start_output(job_id, line))
-
-    async def _start_output(self, job_id: str, line: str) -> Path | None:
-        """Start to pass on a job's output; return the file that the bridge must write."""
-        run = self._run
-        size = await size_at_start(run, run.folder.file(JOB_LOG))
-        run.output_begins = max(0, size - run.node.record.copied)
-        watcher = self._status.job_lines
-        self._output, mirror = head_job.start_job_output(run, job_id, line, watcher)
-        return mirror
+        about = (self._run, job_id, line, self._status.job_lines)
+        self._output, mirror = await head_job.start_job_output(*about)
+        await self._link.follow(job_id, mirror)
 
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         place = replace(self._placeholders, node_ip=self._reward_ip)

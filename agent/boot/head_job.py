@@ -15,12 +15,14 @@ from agent.base import ends, times
 from agent.base.ends import Outcome
 from agent.base.text import mib
 from agent.base.value import Value
+from agent.boot.services import size_at_start
 from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.head.state import CheckpointSeen, SaveOver
 from agent.decisions.values import LogLine
 from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
+from agent.plan.plan import JOB_LOG
 from agent.record import run_folder
 from agent.record.background import in_thread
 from agent.record.files import safe_name
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from agent.work.services import Placeholders
 
 
-def start_job_output(
+async def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: ByteSink
 ) -> tuple[OutputCopies, Path | None]:
     """Start to pass on a job's output; return it, and the file that the bridge must write."""
@@ -61,13 +63,14 @@ def start_job_output(
     if session is None:  # the driver's output is on another machine
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
     else:
-        latest = Path(session, "session_latest").resolve()
+        latest = Path(session, "session_latest").resolve()  # noqa: ASYNC240 - a link on a local disk
         source = latest / "logs" / f"job-driver-{job_id}.log"
         run.node.update(session=str(latest))
-    known, update = run.node.record, run.node.update
+    known, update, log = run.node.record, run.node.update, run.folder.file(JOB_LOG)
+    run.output_begins = max(0, await size_at_start(run, log) - known.copied)
     output = OutputCopies(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
-    output.to_file(run.folder.file("job.log"), known.copied, lambda count: update(copied=count))
+    output.to_file(log, known.copied, lambda count: update(copied=count))
     output.to_watcher(watcher)
     output.start()
     return output, mirror
@@ -193,12 +196,8 @@ class SubmissionMaker:
     def __init__(
         self, plan: Plan, state: HeadState, run_id: str, basis: JobBasis, *, is_followed: bool
     ) -> None:
-        """Make it without a check of the checkpoint folder for a job that is followed again.
-
-        Such a job has already written to it.
-        """
         self._plan, self._state, self._run_id, self._basis = plan, state, run_id, basis
-        self._writes_first = not is_followed
+        self._writes_first = not is_followed  # else it has written to its checkpoint folder
 
     async def make(
         self,

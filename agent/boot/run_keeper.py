@@ -72,7 +72,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,
-        disks=plan.facts.disks,
         max_prepare_seconds=preparing,
         finished_steps=frozenset(done),
         retries=settings.job_retries,

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
-
 _SETUP_FAILURE = "RUNTIME_ENV_SETUP_FAILURE"
 _SETUP_WORDS = re.compile(
     r"runtime_env setup failed|failed to set up (the )?runtime", re.IGNORECASE
@@ -59,7 +57,7 @@ class JobReport(Value):
     @property
     def ended(self) -> bool:
         """Return whether the job has ended."""
-        return self.status in TERMINAL
+        return self.status in {"SUCCEEDED", "FAILED", "STOPPED"}
 
     @property
     def first_message_line(self) -> str:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 LIFE = """
 import sys, time
 from pathlib import Path
+import anyio
 from agent.boot.head_job import start_job_output
 from agent.boot.node_run import SurvivingProcesses
 from agent.boot.node_run import NodeRun
@@ -33,7 +34,7 @@ plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
 folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
 left = None if folder.former is None else SurvivingProcesses(folder.former, ())
 run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
-output, _ = start_job_output(run, "run-1-1", "", JobLines(str))
+output, _ = anyio.run(start_job_output, run, "run-1-1", "", JobLines(str))
 sys.stdin.readline()
 output.finish(20)
 run.close()

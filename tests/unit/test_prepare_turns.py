@@ -21,7 +21,7 @@ HERE_DONE = (2.0, StepOver("data"))
 
 def of(*steps: PrepareStep) -> h.HeadGoal:
     """Return a goal with steps of a file; the head's disk is the shared one."""
-    return replace(goal(3), steps=steps, disks={"/shared/.data": "nfs"})
+    return replace(goal(3), steps=steps, facts=replace(MACHINE, disks={"/shared/.data": "nfs"}))
 
 
 def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:

@@ -224,8 +224,9 @@ _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any ot
 
 def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
     """Return the first holders of disks: the head runs its own steps from the start."""
+    known = {} if goal.facts is None else goal.facts.disks
     steps = ordered_steps(goal.steps)
-    disks = {step.name: goal.disks.get(step.once, _UNKNOWN) for step in steps if step.once}
+    disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
     return dict.fromkeys(disks.items(), HERE)
 
 

@@ -43,7 +43,6 @@ class HeadGoal(Value):
     submission_id: str | None = None  # as the owner of a given Ray expects the first
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
-    disks: Mapping[str, str] = field(default_factory=dict)  # of the head's markers of steps
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
