@@ -114,10 +114,6 @@ class Arguments:
         for flag, value, why in table:
             self.add(flag, *([value] if value else []), why=why)
 
-    def leave_out(self, flag: str) -> None:
-        """Leave out an argument of the recipe, unless the user gives it."""
-        self._users.setdefault(self.name_of(flag), None)
-
     def supports(self, flag: str) -> bool:
         """Return whether this version has the flag."""
         return self.name_of(flag) in self._flags

@@ -341,11 +341,9 @@ def place(
     arguments.add("vllm.num_engines", engines, why=text)
     reasons = sizing.why
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
-    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=reasons["share"])
-    arguments.add_all(_COLOCATED)
-    if in_pairs:
-        for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
-            arguments.leave_out(flag)
+    shared = (("vllm.gpu_memory_utilization", f"{sizing.share:g}", reasons["share"]), *_COLOCATED)
+    # in pairs the engines have GPUs of their own, unless the user says otherwise
+    arguments.add_all(row for row in shared if not in_pairs or arguments.changed(row[:1]))
     idle = 0 if in_pairs else sum(counts) - groups.total
     return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
