@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.work.recipes import verl
 from agent.work.recipes.recipe import Command, MisfitError, NodeSize, RecipeInput, Version
-from agent.work.recipes.verl import make, reward_function
+from agent.work.recipes.verl import REWARD_FUNCTION, make
 from unit.recipe_words import arguments
 from unit.verl_asked import MINI, RELEASES, TENSOR, asked
 
@@ -113,7 +113,7 @@ def test_the_reward_function_asks_the_server(version: Version) -> None:
     command = make(asked(version=version, scores=True))
     root = "custom_reward_function" if version < (0, 7, 1) else "reward.custom_reward_function"
     found = arguments(command)
-    assert found[f"{root}.path"] == reward_function()
+    assert found[f"{root}.path"] == REWARD_FUNCTION
     assert found[f"{root}.name"] == "compute_score"
     assert f"+{root}.reward_kwargs.url='{{reward_url}}'" in command.argv
     mode = found.get("actor_rollout_ref.rollout.mode")

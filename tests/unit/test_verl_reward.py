@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from agent.bundled import verl_reward
-from agent.work.recipes.verl import reward_function
+from agent.work.recipes.verl import REWARD_FUNCTION
 from reward_process import ROOT, reward_server
 from unit.worlds import SECRET
 
@@ -72,10 +72,10 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, ob
 
 def test_the_recipe_names_this_file() -> None:
     """The recipe's path is this file, and it loads without the agent."""
-    assert reward_function() == verl_reward.__file__
+    assert verl_reward.__file__ == REWARD_FUNCTION
     code = (
         "import importlib.util, inspect, sys; sys.modules['agent'] = None\n"
-        f"spec = importlib.util.spec_from_file_location('custom', {reward_function()!r})\n"
+        f"spec = importlib.util.spec_from_file_location('custom', {REWARD_FUNCTION!r})\n"
         "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
         "assert inspect.iscoroutinefunction(module.compute_score)\n"
     )

@@ -50,6 +50,7 @@ _ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 _REF = "actor_rollout_ref.ref"
 _SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
+REWARD_FUNCTION = str(Path(__file__).parents[2] / "bundled" / "verl_reward.py")  # Asks a server
 _STRATEGY = f"{ACTOR}.strategy"
 _FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
 """The keys on which the format of checkpoints depends."""
@@ -257,11 +258,6 @@ def _fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
     return str(gpus) if sizing.within_nodes else _ALL_GPUS
 
 
-def reward_function() -> str:
-    """Return the path of the reward function that asks a server."""
-    return str(Path(__file__).parents[2] / "bundled" / "verl_reward.py")
-
-
 _MOVED: tuple[tuple[Version, str, str], ...] = (
     ((0, 7, 1), "custom_reward_function", "reward.custom_reward_function"),
     ((0, 7, 1), "reward_manager", "reward.reward_manager"),
@@ -436,7 +432,7 @@ def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
         return
     if asked.version < (0, 6):
         raise MisfitError("verl 0.5 cannot await the reward server: install 0.6.1 or later")
-    yield f"{root}.path", quoted(reward_function()), "asks the reward server"
+    yield f"{root}.path", quoted(REWARD_FUNCTION), "asks the reward server"
     yield f"{root}.name", "compute_score", "its function"
     yield f"+{root}.reward_kwargs.url", quoted("{reward_url}"), "the run's reward server"
     if _needs_async(asked):
