@@ -24,6 +24,7 @@ import math
 import os
 import signal
 import sys
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -97,15 +98,12 @@ async def score(pool: MathVerifyPool, batch: list[ScoredItem]) -> list[maths.Gra
     """Return grades in order; math-verify compares what may be equal as expressions."""
     scored: list[maths.Grade] = []
     for start in range(0, len(batch), _CHUNK):
-        scored += await asyncio.to_thread(_grades, batch[start : start + _CHUNK])
+        grades = starmap(maths.grade, batch[start : start + _CHUNK])
+        scored += await asyncio.to_thread(list, grades)
     verdicts = await pool.decide((one.answer, one.gold) for one in scored if one.is_open)
     return [
         one._replace(reward=1.0) if verdicts.get((one.answer, one.gold)) else one for one in scored
     ]
-
-
-def _grades(batch: list[ScoredItem]) -> list[maths.Grade]:
-    return [maths.grade(*item) for item in batch]
 
 
 def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
@@ -222,10 +220,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM: 0 then, 2 for a wrong flag, 78 if it cannot listen."""
-    try:
-        options = _arguments(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
+    options = _arguments(argv)
     token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
     app = make_app(options.path, options.limit, options.dialect, token)
     hosts = list(dict.fromkeys(options.host.split(",")))

@@ -210,7 +210,9 @@ def test_a_taken_port_is_refused() -> None:
 @pytest.mark.parametrize("flags", [["--port", "x"], ["--port", "70000"], ["--path", "nope"]])
 def test_wrong_flags_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong flag is 2, and names the flag."""
-    assert main(flags) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
     assert flags[0] in capsys.readouterr().err
 
 
