@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import state as h
+from agent.decisions.head.retry import MAX_LOST_NODES
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, access, iso_time, safe_name
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from agent.control.protocol import Hello
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
-
-
-MOST_NODES = 20_000  # workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000
 
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
@@ -279,10 +277,10 @@ class RunKeeper:
         self.epoch = max(self.epoch, epoch)
 
     def record_nodes(self, nodes: Iterable[str]) -> None:
-        """Record the nodes of a running attempt: Ray may use any that joins."""
+        """Record the nodes of a running attempt, any of which may be lost: Ray may use all."""
         last, now = self.record.open_attempt, (*nodes,)
         if last is not None and not {*now} <= {*last.nodes}:
-            names = (*dict.fromkeys((*now, *last.nodes)),)[:MOST_NODES]
+            names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_LOST_NODES]
             self.save(self.record.with_changes(nodes=names))
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from msgspec.structs import asdict, replace
 
-from agent.boot.run_keeper import MOST_NODES, RunKeeper
+from agent.boot.run_keeper import RunKeeper
 from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (
     BASE_LIMIT,
@@ -21,6 +21,7 @@ from agent.control.reports import (
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.fleet import Worker
+from agent.decisions.head.retry import MAX_LOST_NODES
 from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
 from agent.record.explain import Timeline
@@ -198,10 +199,10 @@ def test_names_of_an_attempt(tmp_path: Path) -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.record_submission(1, "run-1")
-    for n in range(0, MOST_NODES + 2_000, 1_000):
+    for n in range(0, MAX_LOST_NODES + 2_000, 1_000):
         keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
     keeper.close()
     (attempt,) = keeper.record.attempts
-    assert len(attempt.nodes) == MOST_NODES
-    assert {"stays", f"pod{MOST_NODES + 1_999}"} <= {*attempt.nodes}
+    assert len(attempt.nodes) == MAX_LOST_NODES
+    assert {"stays", f"pod{MAX_LOST_NODES + 1_999}"} <= {*attempt.nodes}
     assert "pod0" not in attempt.nodes
