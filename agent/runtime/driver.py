@@ -108,11 +108,6 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     )
 
 
-def any_driver_runs() -> bool:
-    """Return whether a driver of any job is a descendant of this agent."""
-    return any(_jobs_by_leader().values())
-
-
 def _jobs_by_leader() -> dict[psutil.Process, str]:
     """Return the submission ids of jobs by their drivers, session leaders below Ray's workers."""
     jobs = {}
@@ -362,7 +357,7 @@ async def watch_helpers(
         nonlocal emitted
         in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
         stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
-        runs = stopped != "" and await in_thread(any_driver_runs)
+        runs = stopped != "" and bool(await in_thread(_jobs_by_leader))
         if (stopped, runs) != emitted:
             emitted = (stopped, runs)
             emit(*emitted)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 from functools import partial
 
 from agent.base.text import is_ip
@@ -63,13 +62,8 @@ def _answer(host: str) -> tuple[str, ...] | str:
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     """Look up a name without an event loop; returns () if DNS is slow or has no such name."""
-
-    def read() -> tuple[str, ...]:
-        with suppress(OSError, UnicodeError):
-            return lookup(host)
-        return ()
-
-    return run_within(limit, read) or ()
+    found = run_within(limit, partial(_answer, host))
+    return found if isinstance(found, tuple) else ()
 
 
 def set_keepalive(connection: socket.socket, within: float) -> None:

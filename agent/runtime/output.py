@@ -79,11 +79,8 @@ class OutputCopy(Background):
         on_passed: Callable[[int], None],
     ) -> None:
         super().__init__(name)
-        self._source, self._filter, self._warn = (
-            copies.source,
-            copy_of(copies.preamble),
-            copies.warn,
-        )
+        self._source, self._warn = copies.source, copies.warn
+        self._filter = copy_of(copies.preamble)
         self._sink, self._skip, self.on_passed = sink, skip, on_passed
         self._former: threading.Thread | None = None
 
@@ -136,9 +133,8 @@ class OutputCopy(Background):
             chunk = self._read(source, min(_CHUNK, left))
             left -= len(chunk)
             self._filter.feed(chunk)
-            if not chunk and not self._pause(
-                times.OUTPUT_POLL
-            ):  # the bridge may be writing it again
+            # the bridge may be writing it again
+            if not chunk and not self._pause(times.OUTPUT_POLL):
                 break
         self._filter.held = b""  # the former agent has passed it on
         return source.seek(self._skip)
