@@ -24,7 +24,6 @@ from agent.work.recipes.recipe import (
     MisfitError,
     ModelShape,
     NodeSize,
-    UnknownVersionError,
     version_text,
 )
 
@@ -96,7 +95,7 @@ def recipe_command(
         if version is None and known.framework:
             found = find_framework(known.framework, python, ".")
         chosen, warning = version_of(known, found)
-    except UnknownVersionError as error:
+    except MisfitError as error:
         expected = "a known release, or a later patch of one"
         raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
     folder = checkpoint_folder(settings, None)

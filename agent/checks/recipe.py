@@ -9,7 +9,7 @@ from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
-from agent.work.recipes.recipe import UnknownVersionError, version_list
+from agent.work.recipes.recipe import MisfitError, version_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
         return _missing(known, node)
     try:
         _, warning = version_of(known, found)
-    except UnknownVersionError as error:
+    except MisfitError as error:
         what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
         return fail(what, "Install one of these, or give your own command after --")
     if warning:

@@ -26,7 +26,7 @@ from agent.topology.platforms import GivenRay
 from agent.work import services as work
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
-from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
+from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize
 from agent.work.torchrun import Torchrun, gpus_of, processes
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _planned_recipe(
         return None
     try:
         version = version_of(known, facts.framework)[0]
-    except UnknownVersionError:  # a check reports it and refuses the run
+    except MisfitError:  # a check reports it and refuses the run
         version = version_of(known, None)[0]
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)

@@ -24,7 +24,6 @@ from agent.work.recipes.recipe import (
     MisfitError,
     NodeSize,
     RecipeInput,
-    UnknownVersionError,
     choose,
     version_list,
     version_text,
@@ -201,7 +200,7 @@ def checkpoint_owner(
 def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version, str]:
     """Return the known version that matches the installed one, else the newest, and a warning.
 
-    Raises UnknownVersionError if the installed one matches none.
+    Raises MisfitError if the installed one matches none.
     """
     versions = recipe_of(known).VERSIONS
     if not versions:
@@ -211,7 +210,7 @@ def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version,
     if framework is None or not framework.folder or numberless:
         return versions[-1], ""
     if not framework.version:
-        raise UnknownVersionError(f"its version is unknown; known are {version_list(versions)}")
+        raise MisfitError(f"its version is unknown; known are {version_list(versions)}")
     return choose(versions, framework.version)
 
 

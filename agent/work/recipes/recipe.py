@@ -240,7 +240,7 @@ def engines_text(gpus: int, engines: int, tensor_parallel: int) -> str:
 
 
 class MisfitError(ValueError):
-    """A recipe does not fit the nodes; the message says why."""
+    """A recipe does not fit the nodes, or the installed framework; the message says why."""
 
 
 def nearest(target: int, step: int) -> int:
@@ -299,10 +299,6 @@ _NO_CHANGE = re.compile(r"(?:\.?post\d+)?(?:\+[\w.]+)?")
 """Suffixes that do not change a release: 0.9.1.post1, 0.9.1+cu128."""
 
 
-class UnknownVersionError(ValueError):
-    """No known version matches; the message lists the known ones."""
-
-
 def version_text(version: Version) -> str:
     """Format a version: 0.9.1."""
     return ".".join(str(part) for part in version)
@@ -332,7 +328,7 @@ def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
         lower = [known[-1]]
     if not minor and not lower:
         near = version_text(known[0] if () < release < known[0] else known[-1])
-        raise UnknownVersionError(f"{text!r}: install {near}; known are {version_list(known)}")
+        raise MisfitError(f"{text!r}: install {near}; known are {version_list(known)}")
     if not lower:  # recipes may distinguish patches
         return padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
     if lower[-1] == padded and _NO_CHANGE.fullmatch(rest):
