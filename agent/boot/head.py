@@ -353,8 +353,8 @@ class HeadAgent:
         for message in made.messages:
             say(message.sentence, message.level)
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
-        about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
-        self._keeper.record_submission(state.attempt.number, *about)
+        begun = replace(state.attempt, checkpoint=state.newest_checkpoint)
+        self._keeper.record_submission(begun, nodes, state.required)
         self._status.job_lines.begin_attempt()
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(

@@ -32,7 +32,7 @@ from agent.work.job import is_sized, is_sized_by_links
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from agent.base.ends import Outcome
@@ -233,29 +233,26 @@ class RunKeeper:
             lock.take()
             self._lock = lock
 
-    def record_submission(  # noqa: PLR0913 - all that a later agent needs
-        self,
-        number: int,
-        submission_id: str,
-        checkpoint: int | None = None,
-        nodes: tuple[str, ...] = (),
-        required: int | None = None,
-        places: Mapping[str, str] | None = None,
+    def record_submission(
+        self, attempt: Attempt, nodes: tuple[str, ...] = (), required: int = 0
     ) -> None:
-        """Record that an attempt begins; `places` are its workers (address to name)."""
+        """Record that an attempt begins on these nodes; it needs so many workers."""
         record = self.record.begin_attempt(
             AttemptRecord(
-                *(number, submission_id, iso_time(time.time())),
-                checkpoint=checkpoint,
+                *(attempt.number, attempt.id, iso_time(time.time())),
+                checkpoint=attempt.checkpoint,
                 nodes=nodes,
                 head=self.record.head,
                 lock=0 if self._lock is None else self._lock.inode,
             )
         )
-        needed = len(nodes) if required is None else required
-        begun = Attempt(submission_id, number, submitted=0.0, workers=places or {})
-        known = AttemptSnapshot(replace(begun, checkpoint=checkpoint), needed)
-        self.save(record.with_snapshot(known, 0.0))
+        begun = Attempt(
+            *(attempt.id, attempt.number),
+            submitted=0.0,
+            workers=attempt.workers,
+            checkpoint=attempt.checkpoint,
+        )
+        self.save(record.with_snapshot(AttemptSnapshot(begun, required), 0.0))
 
     def open_attempt(self, now: float) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open."""

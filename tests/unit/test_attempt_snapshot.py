@@ -350,7 +350,7 @@ def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = Non
     """Return the run of an agent that was killed in its first attempt."""
     keeper = RunKeeper(root, "f" * 16, ChosenRun("run", None))
     keeper.new_epoch("pod0")
-    keeper.record_submission(1, "run-1", None, ("pod2",), 1)
+    keeper.record_submission(Attempt("run-1"), ("pod2",), 1)
     if end is not None:
         keeper.save(keeper.record.with_snapshot(replace(KNOWN, end=end), 100.0))
     if leaving is not None:

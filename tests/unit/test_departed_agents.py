@@ -18,6 +18,7 @@ from agent.control.reports import (
     TooManyAgentsError,
     agent_limit,
 )
+from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.fleet import Worker
@@ -198,7 +199,7 @@ def test_ranks_are_given_again() -> None:
 def test_names_of_an_attempt(tmp_path: Path) -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    keeper.record_submission(1, "run-1")
+    keeper.record_submission(Attempt("run-1"))
     for n in range(0, MAX_LOST_NODES + 2_000, 1_000):
         keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
     keeper.close()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions import head
+from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.record.files import FileLock
 from agent.record.node_record import NODE_FILE as NODE
@@ -40,7 +41,7 @@ def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> Non
     chosen = chosen_again(root)
     keeper = RunKeeper(root, PRINT, chosen)
     keeper.new_epoch("poda")
-    keeper.record_submission(1, "4711-1", nodes=("pod2",))
+    keeper.record_submission(Attempt("4711-1"), ("pod2",), 1)
     anyio.run(keeper.flush)
     keeper.close()
     assert chosen.lock is not None

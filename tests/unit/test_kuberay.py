@@ -10,6 +10,7 @@ import yaml
 
 from agent.base import ends
 from agent.boot.run_keeper import RunKeeper, make_goal
+from agent.decisions.attempts import Attempt
 from agent.decisions.head.decide import first_state
 from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
@@ -118,11 +119,11 @@ def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -
         other.close()
         return state.phase, state.attempt.number, state.attempt.id
 
-    keeper.record_submission(1, "rl-8h2pd")
+    keeper.record_submission(Attempt("rl-8h2pd"))
     assert next_agents() == (HeadPhase.RESUMING, 1, "rl-8h2pd")
     keeper.record_attempt_end(ends.RAY_LOST_ON_HEAD.outcome(evidence="it exited"))
     assert next_agents() == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
-    keeper.record_submission(2, later)
+    keeper.record_submission(Attempt(later, 2))
     assert next_agents() == (HeadPhase.RESUMING, 2, later)
     keeper.close()
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.boot.run_keeper import RunKeeper
 from agent.control.status import status_lines
+from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.record.run_folder import outcome_text
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
@@ -94,7 +95,7 @@ def test_used_hours_are_recorded(tmp_path: Path) -> None:
     """A restarted head continues counting; a raised limit continues the run, without a retry."""
     first = RunKeeper(tmp_path, "f" * 16, ChosenRun("run"))
     first.adopt_run("run", 0)
-    first.record_submission(1, "run-1")
+    first.record_submission(Attempt("run-1"))
     first.record_use(5400)
     first.record_use(7200.5)
     first.record_end(OVER)

@@ -124,7 +124,7 @@ def goes_on(trace: Trace, tmp_path: Path, after: float = 2.0) -> Trace:
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     attempt = trace.state.attempt
     workers = (*trace.state.fleet.alive.values(),)
-    keeper.record_submission(1, attempt.id, None, workers, trace.state.required, attempt.workers)
+    keeper.record_submission(replace(attempt, checkpoint=None), workers, trace.state.required)
     anyio.run(keeper.flush)
     found = RunRecord.read(tmp_path / "run" / RUN_FILE)
     keeper.close()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.boot import plan_input, run
+from agent.decisions.attempts import Attempt
 from agent.record.run_record import PastEnd, settings_digest
 from agent.runtime import parent
 from agent.settings.load import settings_for_end
@@ -89,7 +90,7 @@ class Container:
         node_run.folder.become_latest()
         if outcome.is_jobs_verdict:
             self.jobs += 1
-            keeper.record_submission(keeper.next_attempt, f"job-{self.jobs}")
+            keeper.record_submission(Attempt(f"job-{self.jobs}", keeper.next_attempt))
         keeper.record_end(outcome)
         if outcome.holds_pod and plan.on_done != "exit":
             node_run.write_outcome(outcome)

@@ -443,5 +443,5 @@ def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
     """Where the platform runs Ray, the job survives and is not submitted again."""
     keeper = kept(tmp_path, job_survives=True)
     assert keeper.next_attempt == 1
-    keeper.record_submission(1, "4711-1")
+    keeper.record_submission(Attempt("4711-1"))
     assert [(one.number, one.start, one.end) for one in keeper.record.attempts] == [(1, NOW, None)]

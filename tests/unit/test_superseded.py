@@ -12,6 +12,7 @@ from agent.base.ends import Kind
 from agent.boot.head_server import first_reply
 from agent.boot.run_keeper import RunKeeper
 from agent.control.protocol import Hello
+from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
@@ -79,14 +80,14 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     (tmp_path / "run").mkdir()
     keeper.new_epoch("pod0")
-    keeper.record_submission(1, "run-1")
+    keeper.record_submission(Attempt("run-1"))
     keeper.close()
     assert keeper.later_epoch() == 0
     later = RunRecord("run", "f" * 16, keeper.record.epoch + 1, head="pod0")
     assert later.write(tmp_path / "run" / RUN_FILE) is None
     assert keeper.later_epoch() == later.epoch
     slow = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record), job_survives=True)
-    slow.record_submission(2, "run-2")
+    slow.record_submission(Attempt("run-2", 2))
     slow.close()
     assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
 
@@ -104,7 +105,7 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     assert trace.effects == [h.AdoptRun("old", 0, before)]
     keeper.adopt_run("old", 0, before)
     assert keeper.record.epoch == before + 1
-    keeper.record_submission(1, "old-1")
+    keeper.record_submission(Attempt("old-1"))
     assert recalled(keeper, of_run("old", 1, before), before) is None
     keeper.close()
 
@@ -145,7 +146,7 @@ def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
     """A restarted head must have every node that may have taken part."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.record_nodes(["pod3"])
-    keeper.record_submission(1, "run-1", nodes=("pod1",))
+    keeper.record_submission(Attempt("run-1"), ("pod1",), 1)
     keeper.record_nodes(["pod1", "pod2"])
     assert (keeper.record.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
     keeper.close()

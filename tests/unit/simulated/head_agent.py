@@ -279,8 +279,8 @@ class HeadAgent(Agent):
 
     def _submit(self, job: str) -> None:
         state, names = self.state, (*self.state.fleet.alive.values(),)
-        about = (job, state.newest_checkpoint, names, state.required, state.attempt.workers)
-        self.keeper.record_submission(state.attempt.number, *about)
+        begun = replace(state.attempt, checkpoint=state.newest_checkpoint)
+        self.keeper.record_submission(begun, names, state.required)
         if not state.goal.by_torchrun:
             self.bridge.submit(job)
             return
