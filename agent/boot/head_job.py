@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from agent.bridge.link import RayLink
     from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
+    from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
-    from agent.runtime.output import ByteSink
     from agent.work.job import Job, RecipeJob
     from agent.work.recipes.recipe import Command
     from agent.work.services import Placeholders
 
 
 async def start_job_output(
-    run: NodeRun, job_id: str, command_line: str, watcher: ByteSink
+    run: NodeRun, job_id: str, command_line: str, watcher: JobLines
 ) -> tuple[OutputCopies, Path | None]:
     """Start to pass on a job's output; return it, and the file that the bridge must write."""
     session, mirror = run.plan.launch.session, None

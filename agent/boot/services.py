@@ -48,14 +48,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.boot.node_run import NodeRun
+    from agent.control.reports import Reports
+    from agent.record.job_lines import JobLines
     from agent.runtime.process import Child
+    from agent.work.recipes.recipe import JobBasis
     from agent.work.services import Placeholders, PrepareStep, ServiceSpec
 
     LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
-
-    from agent.control.reports import Reports
-    from agent.runtime.output import ByteSink
-    from agent.work.recipes.recipe import JobBasis
 
 
 _LONGEST_LINE = 200
@@ -342,7 +341,7 @@ class TorchrunLink:
         tasks: anyio.abc.TaskGroup,
         place: Placeholders,
         send: Callable[[h.HeadEvent], None],
-        watcher: ByteSink,
+        watcher: JobLines,
     ) -> None:
         self._run, self._tasks, self._place = run, tasks, place
         self._send, self._watcher = send, watcher

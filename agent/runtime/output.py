@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 from copy import copy as copy_of
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from agent.base import times
 from agent.record.background import NO_THREAD, Background, Sink
@@ -19,6 +19,8 @@ from agent.record.log import disk_alarm, say, stream_trouble
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from agent.record.job_lines import JobLines
 
 _CHUNK = 1 << 16
 _MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
@@ -57,16 +59,6 @@ class PreambleFilter:
         return data[: len(data) - held]
 
 
-class ByteSink(Protocol):
-    """Where bytes are copied to: a file descriptor, or a reader in this process."""
-
-    def write(self, data: bytes, may_try_again: Callable[[float], bool], /) -> bool:
-        """Write all of it; False where it gave up because no retry was allowed."""
-
-    def close(self) -> None:
-        """Finish: no more data follows."""
-
-
 class OutputCopy(Background):
     """Copies the source to one sink, in a thread: a blocked sink stalls only its own copy."""
 
@@ -74,7 +66,7 @@ class OutputCopy(Background):
         self,
         copies: OutputCopies,
         name: str,
-        sink: ByteSink,
+        sink: Sink | JobLines,
         skip: int,
         on_passed: Callable[[int], None],
     ) -> None:
@@ -190,7 +182,7 @@ class OutputCopies:
         disk_alarm.watch(path.name, lambda: sink.busy_since)
         self._copies.append(OutputCopy(self, "job.log", sink, begins, on_passed))
 
-    def to_watcher(self, watcher: ByteSink, begins: int = 0) -> None:
+    def to_watcher(self, watcher: JobLines, begins: int = 0) -> None:
         """Copy to a reader in this process, from an offset on."""
         self._copies.append(OutputCopy(self, "job watcher", watcher, begins, lambda _count: None))
 
