@@ -32,8 +32,7 @@ from agent.record.events import (
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
-from agent.record.node_record import NODE_FILE as NODE
-from agent.record.node_record import NodeRecord, NodeRecorder, running_processes
+from agent.record.node_record import NODE_FILE, NodeRecord, NodeRecorder, running_processes
 from agent.record.run_folder import outcome_text, write_outcome
 from agent.runtime import driver, parent, process
 from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
@@ -185,7 +184,7 @@ class NodeRun:
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
         self.surviving = left  # the processes of a killed agent that this one replaces
         own = folder.own if left is None else folder.own.continuing(left.record)
-        self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
+        self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         self.stats, self._waits = NodeStats(redactor.clean), WaitLog(self.record, say)
@@ -346,7 +345,7 @@ async def watch_until_end(
         code = await child.wait()
         tasks.cancel_scope.cancel()
     run.node.remove_process(child.pid)
-    return await parts.end_sentence(code)
+    return parts.end_sentence(code)
 
 
 async def stop_ray(child: Child, grace: float) -> None:

@@ -84,8 +84,7 @@ async def output_of(
 
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
-    jobs = _jobs_by_leader().items()
-    return next((process for process, job in jobs if job == submission_id), None)
+    return _drivers_by_job().get(submission_id)
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
@@ -108,16 +107,16 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     )
 
 
-def _jobs_by_leader() -> dict[psutil.Process, str]:
-    """Return the submission ids of jobs by their drivers, session leaders below Ray's workers."""
-    jobs = {}
+def _drivers_by_job() -> dict[str, psutil.Process]:
+    """Return the drivers of jobs by submission id: session leaders below Ray's workers."""
+    drivers: dict[str, psutil.Process] = {}
     for process in list_descendants():
         with suppress(psutil.Error, OSError, ValueError, LookupError, TypeError):
             above = process.parent() if getsid(process.pid) == process.pid else None
             if above is not None and above.name().startswith(_WORKERS_TITLE):
                 config = json.loads(process.environ()[_DRIVER_MARK])
-                jobs[process] = str(config["metadata"]["job_submission_id"])
-    return jobs
+                drivers.setdefault(str(config["metadata"]["job_submission_id"]), process)
+    return drivers
 
 
 def kill_leftovers() -> list[str]:
@@ -335,7 +334,7 @@ class RayParts:
                 return f"{what} for {limit:g} s"
         return ""
 
-    async def end_sentence(self, code: int) -> str:
+    def end_sentence(self, code: int) -> str:
         """Return a sentence with how this Ray ended."""
         end = f"`ray start` ended, {self._child.end_sentence(code)}"
         return f"{self.evidence}; {end}" if self.evidence else end
@@ -357,7 +356,7 @@ async def watch_helpers(
         nonlocal emitted
         in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
         stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
-        runs = stopped != "" and bool(await in_thread(_jobs_by_leader))
+        runs = stopped != "" and bool(await in_thread(_drivers_by_job))
         if (stopped, runs) != emitted:
             emitted = (stopped, runs)
             emit(*emitted)

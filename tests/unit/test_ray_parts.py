@@ -102,7 +102,7 @@ def test_a_part_that_is_killed_ends_its_ray(
             os.kill(pids["raylet"], signal.SIGKILL)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        return await parts.end_sentence(code), code
+        return parts.end_sentence(code), code
 
     sentence, code = anyio.run(story)
     assert "its gcs_server" in told[0]
