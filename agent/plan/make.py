@@ -97,7 +97,9 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         steps=tuple(s for s in all_steps if s.where.includes(rank, is_head=is_head)),
         all_steps=all_steps,
         services=here,
-        possible_services=tuple(s for s in services if s.where.may_include(rank, is_head=is_head)),
+        possible_services=tuple(
+            s for s in services if s in here or (rank is None and s.where.kind == "rank")
+        ),
         all_services=services,
         budget=budget,
         on_done=settings.on_done or ("hold" if is_restarted else "exit"),

@@ -45,11 +45,6 @@ class Where(Value):
             return rank == self.rank
         return self.kind == "every" or is_head == (self.kind == "head")
 
-    def may_include(self, rank: int | None, *, is_head: bool) -> bool:
-        """Return whether a node is one of them, or may be once the head has assigned its rank."""
-        is_open = self.kind == "rank" and rank is None and not is_head
-        return is_open or self.includes(rank, is_head=is_head)
-
     def meets(self, other: Where) -> bool:
         """Return whether a node may be in both."""
         if self.kind == other.kind:
