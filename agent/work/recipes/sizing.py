@@ -81,14 +81,13 @@ ZERO3_OFFLOAD = replace(
 )
 ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
-SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
+FSDP_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
 SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16, copy=None)
-TRL_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
 TRL_OFFLOAD = replace(VERL_CPU, copy=None)
 VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
-SEARCH_R1 = (SEARCH_R1_RESIDENT, SEARCH_R1_OFFLOAD)
+SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OFFLOAD)
 OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
-TRL = (TRL_RESIDENT, TRL_OFFLOAD)
+TRL = (FSDP_RESIDENT, TRL_OFFLOAD)
 OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 """Layouts by framework, the fastest first: the later ones need less of the GPUs."""
 
@@ -115,11 +114,6 @@ class Workload(Value):
     def gpus(self) -> int:
         """Return the GPUs of a node, or the size of equal groups within nodes."""
         return gcd(*(node.gpus for node in self.nodes))
-
-    @property
-    def world(self) -> int:
-        """Return all GPUs."""
-        return sum(node.gpus for node in self.nodes)
 
     @property
     def memory(self) -> int:
@@ -231,7 +225,9 @@ class _Fit(Value):
 
     @property
     def shards(self) -> int:
-        return self.load.gpus if self.within and not self.layout.copy else self.load.world
+        if self.within and not self.layout.copy:
+            return self.load.gpus
+        return sum(node.gpus for node in self.load.nodes)
 
     @property
     def kept(self) -> float:

@@ -20,7 +20,7 @@ from agent.work.recipes.recipe import (
     gpu_processes,
     version_text,
 )
-from agent.work.recipes.sizing import TRL, TRL_OFFLOAD, TRL_RESIDENT, Sizing, Workload, sizing_for
+from agent.work.recipes.sizing import FSDP_RESIDENT, TRL, TRL_OFFLOAD, Sizing, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
@@ -118,7 +118,7 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     answers = arguments.count("per-device-train-batch-size")
     beta = arguments.word("beta") or "0"
     load = Workload(
-        layouts=TRL if world > 1 else (TRL_RESIDENT,),
+        layouts=TRL if world > 1 else (FSDP_RESIDENT,),
         tokens=answers * arguments.count("max-completion-length", _COMPLETION),
         samples=answers,
         frozen=1 if beta.startswith("{") or float(beta) else 0,

@@ -204,6 +204,7 @@ def make(asked: RecipeInput) -> Command:
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
     arguments, why = merged(rows, users)
+    strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
@@ -212,9 +213,7 @@ def make(asked: RecipeInput) -> Command:
         warnings=sizing.warnings,
         # the critic's are as the actor's
         format={
-            _STRATEGY: given.get(
-                _STRATEGY, "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
-            ),
+            _STRATEGY: given.get(_STRATEGY, strategy),
             _FSDP_SIZE: given.get(_FSDP_SIZE, _fsdp_size(asked, sizing)),
             _DTYPE: given.get(_DTYPE, "fp32"),
         },

@@ -129,6 +129,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         return {"AGENT_LOG_DIR": folders.logs} if folders.logs else {}
     known = {"data": folders.data, "code": folders.code}
     code = f"{folders.code}/{preset.checkout.folder}" if preset.checkout is not None else ""
+    prepare = "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH"
     found = {
         "AGENT_JOB": recipe,
         "AGENT_MODEL": preset.model,
@@ -138,9 +139,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         "AGENT_JOB_ARGS": " ".join(preset.args),
         "AGENT_JOB_RETRIES": "3" if restarted and preset.resumes else "",
         "AGENT_REWARD": preset.reward.format_map(known),
-        "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH": preset.prepare.format_map(
-            known
-        ),
+        prepare: preset.prepare.format_map(known),
         "AGENT_LOG_DIR": folders.logs,
         "PYTHONPATH": code,
         "HF_HOME": folders.models,
