@@ -21,8 +21,6 @@ class NoDnsAnswer(str):
 
 def lookup(host: str) -> tuple[str, ...]:
     """Return a host's addresses, IPv4 first; raises the resolver's OSError."""
-    if is_ip(host):
-        return (host,)
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
