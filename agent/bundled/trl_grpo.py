@@ -82,9 +82,8 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=1.0)
     add("--beta", type=float, default=0.0, help="weight of the KL term; 0: no reference model")
     add("--seed", type=int, default=42)
-    add(
-        "--vllm-tensor-parallel-size", type=int, default=0, help="GPUs of a vLLM engine; 0: no vLLM"
-    )
+    engine = "GPUs of a vLLM engine; 0: no vLLM"
+    add("--vllm-tensor-parallel-size", type=int, default=0, help=engine)
     add("--vllm-gpu-memory-utilization", type=float, default=0.3, help="vLLM's share of a GPU")
     add("--vllm-prompt-tokens", type=int, default=4096, help="longest prompt for vLLM")
     help_text = "fsdp: divide weights, gradients and optimizer; offload: in the host's memory too"

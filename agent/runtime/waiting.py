@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import tenacity
 
 T = TypeVar("T")
-
 E = TypeVar("E")
 
 
