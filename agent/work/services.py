@@ -103,14 +103,6 @@ class PrepareStep(Value):
     """The steps and services that must be done or ready before it starts."""
 
     @property
-    def needs_order(self) -> bool:
-        """Return whether a worker runs it only when the head orders it.
-
-        Nodes that may share its output take turns, and placeholders need values from the head.
-        """
-        return self.once is not None or _PLACEHOLDER.search(self.command) is not None
-
-    @property
     def log(self) -> str:
         """Return the name of the file that holds its output."""
         return f"{self.name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
@@ -139,16 +131,15 @@ def prepare_steps(
 def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
     """Return the steps that workers run only when the head orders it.
 
-    They share a disk, or depend on such a step, or on something on another node.
+    Nodes that may share an output take turns, and placeholders need values from the head; or a step
+    depends on such a step, or on something on another node.
     """
     each = [step for step in steps if step.where.kind == ON_EVERY.kind]
     own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
-    while True:
-        ordered = [step for step in each if step.needs_order or not own.issuperset(step.after)]
-        left = own - {step.name for step in ordered}
-        if left == own:
-            return tuple(ordered)
-        own = left
+    own -= {step.name for step in each if step.once or _PLACEHOLDER.search(step.command)}
+    while late := {one.name for one in each if one.name in own and not own.issuperset(one.after)}:
+        own -= late
+    return tuple(step for step in each if step.name not in own)
 
 
 def model_fetch(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:

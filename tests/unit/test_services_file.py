@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.work.services import (
     NO_FILE,
@@ -19,6 +20,7 @@ from agent.work.services import (
     ServicesFile,
     TcpProbe,
     Where,
+    ordered_steps,
 )
 from agent.work.services_file import parse
 from unit.worlds import settings_of
@@ -80,7 +82,9 @@ def test_every_key() -> None:
     assert (spec.alone, spec.alive, spec.log) == (False, LivenessCheck(), "retriever.log")
     assert spec.environment(Placeholders()) == {"HF_HOME": "/data/hf"}
     assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
-    assert (step.once, step.needs_order, step.log) == ("/data/gsm8k/.prepared", True, "gsm8k.log")
+    assert (step.once, step.log) == ("/data/gsm8k/.prepared", "gsm8k.log")
+    alone = replace(step, after=())
+    assert ordered_steps((alone,)) == (alone,)
     assert spec.after == ("gsm8k", "AGENT_MODEL")
     assert step.after == ("AGENT_PREPARE", "reward server")
 
@@ -91,7 +95,8 @@ def test_the_least() -> None:
     (spec,), (step,) = found.services, found.steps
     assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
     assert (spec.ready, spec.alive, spec.alone) == (TcpProbe(8000), None, False)
-    assert (step.where, step.within, step.once, step.needs_order) == (ON_HEAD, 7200.0, None, False)
+    assert (step.where, step.within, step.once) == (ON_HEAD, 7200.0, None)
+    assert ordered_steps((replace(step, where=ON_EVERY),)) == ()
     assert (spec.after, step.after) == ((), ())
     assert read("") == NO_FILE
 
