@@ -285,7 +285,6 @@ class HeadAgent:
                 start(head_job.send_newest_checkpoint, run, ended.number, put)
 
     async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
-        """Run a probe on this node and put its answer."""
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
 

@@ -62,21 +62,15 @@ def recipe_rows() -> Iterator[dict[str, Any]]:
         }
 
 
-def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
-    """Yield a line for each recipe; `grouped` adds the framework and its versions above."""
-    heading = ""
+def recipe_lines() -> Iterator[Line]:
+    """Yield a line for each recipe."""
     for row in recipe_rows():
-        framework = f"{row['framework'] or 'no framework'}: "
-        versions = ", ".join(row["versions"])
         text = (
+            f"{row['about']}; {row['framework'] or 'no framework'} {', '.join(row['versions'])}; "
             f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
-            f"by {row['launcher']}; {row['about']}"
+            f"by {row['launcher']}"
         )
-        if grouped and framework != heading:
-            yield Line(framework, versions, "dim")
-            heading = framework
-        of_framework = "" if grouped else f"{framework}{versions}; "
-        yield Line(f"{row['name']:<16} ", f"{of_framework}{text}", "title")
+        yield Line(f"{row['name']:<16} ", text.replace(" ;", ";"), "title")
 
 
 def recipe_command(

@@ -15,7 +15,7 @@ from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.services import remove_file, text_of
-from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
+from agent.boot.stall import BUSY, STACKS, Diagnostics, log_stacks
 from agent.control.client import download_sample
 from agent.control.protocol import MAX_ANSWERS
 from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
@@ -220,7 +220,7 @@ class HeadRequests:
         """Prepare a log's tail or a diagnostic for the next report."""
         self._logs.pop(name, None)  # an earlier result is outdated
         run, known = self._run, self._run.plan.logs()
-        if name in DIAGNOSTICS:
+        if name in (BUSY, STACKS):
             text = await self._diagnostics.collect(name)
             if name == STACKS:
                 log_stacks(run.plan.topology.node_name, text, "at the head")

@@ -298,7 +298,6 @@ class LocalShare:
         self._send(ShareOver(attempt, end))
 
     async def _read_output(self) -> str:
-        """Return the end of this attempt's output."""
         path, began = self._run.folder.file(JOB_LOG), self._began
         return await in_thread(partial(text_of, path, began)) or ""
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 BUSY, STACKS = "how busy", "process stacks"
 """Diagnostics that a worker sends like a log; no service has such a name."""
-DIAGNOSTICS = (BUSY, STACKS)
 IDLE = "idle"
 _MOST_LINES = 60  # most lines of one node's stacks in the log
 _FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")

@@ -386,12 +386,10 @@ def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
 
 
 def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    terminal = _terminal(environ)
     if options.json:
         _print_json([*recipe_verb.recipe_rows()], str)
     else:
-        rows = recipe_verb.recipe_lines(grouped=terminal.width is not None)
-        print(terminal.render(rows, str))
+        print(_terminal(environ).render(recipe_verb.recipe_lines(), str))
 
 
 def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> None:

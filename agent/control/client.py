@@ -56,7 +56,6 @@ _FAILURES = (TimeoutError, asyncio.TimeoutError, aiohttp.ClientError, OSError)
 
 
 def _failure_text(error: BaseException, where: str) -> str:
-    """Return why a request failed."""
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return f"no answer from {where}"
     return f"{reason(getattr(error, 'os_error', None) or error)} by {where}"
@@ -256,7 +255,6 @@ class HeadLink:
         return f"{in_url(ip)}:{self._agent_port}"
 
     def _handle_reply(self, ip: str, reply: Reply) -> None:
-        """Emit the events of a reply."""
         self._sends_hello = reply.wants_hello or reply.held
         # until it is registered, a worker asks again and is not held
         self._news = -1 if reply.wants_hello else reply.news

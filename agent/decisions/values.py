@@ -156,17 +156,6 @@ class Item(Value):
         quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
         return 0 if quiet else self.restarts
 
-    def restarting(self, now: float) -> Item:
-        """Return it as restarted."""
-        return replace(
-            self,
-            step=Step.PENDING,
-            restarts=self.recent_restarts(now) + 1,
-            generation=self.generation + 1,
-            restarted_at=now,
-            restart_at=None,
-        )
-
 
 class Outage(Value):
     """A period in which a service that was ready did not answer, on the run's clock."""
@@ -294,7 +283,7 @@ class Known(Value):
     """A known line that was found in the job's output."""
 
     key: Required
-    line: str
+    line: str  # shortened
     cause: str
     what_to_do: str
     is_noise: bool = False
@@ -304,12 +293,7 @@ class Known(Value):
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""
         if self.is_noise:
-            return f"noise in the job's output, to be ignored ({self.shown!r}): {self.cause}"
+            return f"noise in the job's output, to be ignored ({self.line!r}): {self.cause}"
         where = place(node, self.rank)
         what = "shows a symptom" if self.is_symptom else "shows"
-        return f"the job's output{where} {what}: {self.cause} ({self.shown!r}). {self.what_to_do}"
-
-    @property
-    def shown(self) -> str:
-        """Return the line, shortened."""
-        return shortened(self.line)
+        return f"the job's output{where} {what}: {self.cause} ({self.line!r}). {self.what_to_do}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base.text import escaped
 from agent.decisions.causes.find import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
-from agent.decisions.values import place
+from agent.decisions.values import place, shortened
 from agent.record.log import say
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class KnownLines:
 
     def _add(self, node: str, known: Known) -> None:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
-        cleaned = replace(known, line=self._clean(known.line), cause=self._clean(known.cause))
-        cleaned = replace(cleaned, line=cleaned.shown)
+        line, cause = shortened(self._clean(known.line)), self._clean(known.cause)
+        cleaned = replace(known, line=line, cause=cause)
         self._found[known.key] = node, cleaned
         say(cleaned.sentence(node), "info" if known.is_noise else "warning")
 
@@ -73,7 +73,7 @@ class KnownLines:
             {
                 "check": "job output",
                 "what": f"{node}: {known.cause}".removeprefix(": ")
-                + f"{place('', known.rank)} ({known.shown})",
+                + f"{place('', known.rank)} ({known.line})",
                 "remedy": known.what_to_do,
             }
             for node, known in [*self._found.values()]

@@ -126,7 +126,6 @@ class ChildLog:
             self._read_chunk()
 
     def _read_chunk(self) -> bool:
-        """Read one chunk; return whether there was one."""
         try:
             data = os.read(self._fd, _CHUNK) if self._fd >= 0 else None
         except BlockingIOError:

@@ -7,6 +7,7 @@ import pytest
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.values import (
+    LogLine,
     Order,
     OrderKind,
     Refused,
@@ -434,5 +435,8 @@ def test_a_silent_head_is_a_wait_to_log() -> None:
     said = wait().sentence(33.0)
     assert said.startswith("waiting for a reply from the head pod0, connection refused by ")
     assert said.endswith(" (48 s left)")
+    trace.actions = []
     trace.take(replied(), 40.0)
     assert wait().is_following
+    logged = [one.sentence for one in trace.actions if isinstance(one, LogLine)]
+    assert logged == ["the head pod0 answers again"]

@@ -174,7 +174,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             is_pending = state.ray.step is v.Step.PENDING
             ray = replace(state.ray, evidence=evidence) if is_pending else state.ray
             return replace(state, gcs_answers=True, ray=ray)
-        case h.HeadRaySilent(evidence):
+        case h.HeadRaySilent(evidence) | h.SubmitWaits(_, evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence, memory):
             return replace(state, ray=state.ray.lost(evidence), oom_evidence=memory)
@@ -219,8 +219,6 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
                 return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
             attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
             return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
-        case h.SubmitWaits(_, evidence):
-            return replace(state, ray=replace(state.ray, evidence=evidence))
         case _:
             return state
 

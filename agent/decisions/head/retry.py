@@ -40,9 +40,6 @@ def ray_lost_outcome(state: HeadState) -> Outcome:
     return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.evidence)
 
 
-_FORMER_HEAD = "the former head"  # names the node of a head of which only workers have a record
-
-
 def record_leftovers(state: HeadState, now: float) -> HeadState:
     """Record which nodes may still run processes of an attempt that has ended."""
     fleet = state.fleet
@@ -243,7 +240,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
 def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
     """Continue the run that a worker reports; leave if no attempt is left."""
     if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
-        state = replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
+        state = replace(state, leftovers={**state.leftovers, "the former head": now})
     tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)

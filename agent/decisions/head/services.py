@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
     for key in keys:
-        item, spec, was_blocked = _item(state, key), _spec(state, key), key in state.blocked
+        item, was_blocked, name = _item(state, key), key in state.blocked, key[1]
+        specs = state.goal.steps if key in state.steps else state.goal.services
+        spec = next(one for one in specs if one.name == name)
         missing = unmet_dependencies(state, key[0], spec.after)
         if missing:
             evidence, blocked = f"waits for {listed(missing)}", state.blocked | {key}
@@ -114,10 +116,6 @@ def _item(state: HeadState, key: Key) -> Item:
     return state.steps[key] if key in state.steps else state.services[key]
 
 
-def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
-    return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
-
-
 def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(turn.event, h.WorkerReported):
@@ -167,7 +165,9 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
 def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
     """Restart a service that ended, once its pause is over."""
     spec, title = state.goal.service(key[1]), service_title(state, key)
-    before, again = item.recent_restarts(now), item.restarting(now)
+    before, generation = item.recent_restarts(now), item.generation + 1
+    again = replace(item, step=Step.PENDING, restarts=before + 1, generation=generation)
+    again = replace(again, restarted_at=now, restart_at=None)
     pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
     again_at = now + pause if item.restart_at is None else item.restart_at
     if spec.argv is None:  # nothing to restart: it is only asked again

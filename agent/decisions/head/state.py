@@ -78,10 +78,6 @@ class HeadGoal(Value):
         """Return the service of this name."""
         return next(spec for spec in self.services if spec.name == name)
 
-    def step(self, name: str) -> PrepareStep:
-        """Return the prepare step of this name."""
-        return next(step for step in self.steps if step.name == name)
-
 
 Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name
 

@@ -50,6 +50,9 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     # a verdict or a failed step ends the worker in any phase; else the phase decides
     decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
     state, actions = decision
+    was_silent = before.phase is WorkerPhase.FOLLOWING and before.silent_for >= times.SILENCE_LOGGED
+    if was_silent and not state.silent_for:
+        actions = (v.LogLine(f"the head {state.goal.head} answers again"), *actions)
     # the head has begun a later attempt: the share of the former one must not run beside it
     own, theirs = state.share_attempt or 0, state.head_attempt
     is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
