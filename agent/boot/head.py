@@ -434,9 +434,8 @@ class HeadAgent:
 
     def _elsewhere(self) -> Elsewhere:
         """Return where else the cause of a failed job may be."""
-        workers = self._state.fleet.workers.values()
         link = None if isinstance(self._link, TorchrunLink) else self._link
-        names = {one.ip: one.name for one in workers if one.ip}
+        names = {one.ip: one.name for one in self._state.fleet.workers.values() if one.ip}
         return Elsewhere(self._status.logs_of_nodes(), names, link)
 
     async def _shut_down(self, outcome: Outcome) -> Outcome:

@@ -54,7 +54,7 @@ _RAY_MARKS = (
 """Parts of the command lines of Ray's processes."""
 
 
-def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
+async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
     """Prepare this machine; return the refusal if the run cannot start here.
 
     A killed agent's surviving processes keep their ports; if its Ray is one of them, nothing is
@@ -72,10 +72,16 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
                     process.kill()
             psutil.wait_procs(stale, timeout=3.0)
     running = frozenset[str]() if left is None else frozenset(left.running)
-    own = str(plan.ports.agent)
-    ports = [x.port for x in plan.listeners if x.port != own and x.who not in running]
-    taken = taken_ports([int(port) for port in ports if port.isdigit()])
-    facts = replace(plan.facts, taken_ports=taken)
+    others = {int(x.port) for x in plan.listeners if x.port.isdigit() and x.who not in running}
+    ports = sorted(others - {plan.ports.agent})
+
+    async def are_free() -> bool | NotYet:
+        return NotYet() if taken_ports(ports) else True
+
+    if left is not None and taken_ports(ports):  # an exiting process of its Ray frees them last
+        with suppress(TimedOutError):
+            await until(are_free, times.DESCENDANTS_EXIT)
+    facts = replace(plan.facts, taken_ports=taken_ports(ports))
     failed = [f for f in plan.failed() if f.check not in {PORTS, TEMP_DIR}]
     if not failed and plan.own_ray is not None:
         facts = replace(facts, ray_temp=secure_folder(plan.own_ray.session, facts.uid))
@@ -254,15 +260,14 @@ async def start_head(
     keeps_ray = left is not None and left.has_ray
     refusal = keeper.final_outcome(settings.job_retries, settings.max_hours)
     if refusal is None:
-        refusal = prepare_machine(plan, left)
+        refusal = await prepare_machine(plan, left)
     elif left is not None:
         left.end_ray()
     sockets = open_port(plan, ip, refusal)
     if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
-    ray = None
-    if refusal is None and plan.own_ray is not None:
-        ray = await start_ray(run, placeholders, env)
+    starts_ray = refusal is None and plan.own_ray is not None
+    ray = await start_ray(run, placeholders, env) if starts_ray else None
     return HeadStart(placeholders, env, local_socket, sockets, refusal, ray)
 
 
@@ -272,9 +277,8 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     A head that refuses to run opens it too, so that its workers get the refusal, unless the port
     itself is refused.
     """
-    is_open = ip == "127.0.0.1"  # already
-    if is_open or (refusal is not None and not may_listen_on(ip, plan.settings)):
-        return []
+    if ip == "127.0.0.1" or (refusal is not None and not may_listen_on(ip, plan.settings)):
+        return []  # it is open there already
     try:
         return [bind(ip, plan.ports.agent)]
     except PreflightError:

@@ -159,7 +159,7 @@ class WorkerAgent:
         plan, run, start, put = self._plan, self._run, self._tasks.start_soon, self._inbox.put
         # The port first: a second agent on this node ends here, before it changes anything.
         local_socket = bind("127.0.0.1", plan.ports.agent)
-        unfit = make_ready.prepare_machine(plan, run.surviving)
+        unfit = await make_ready.prepare_machine(plan, run.surviving)
         why = "the job's driver runs on the head"
         await self._tasks.start(
             signals.watch_signals,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ import anyio
 import psutil
 import pytest
 
+from agent.base import times
+from agent.boot import make_ready
+from agent.boot.make_ready import prepare_machine
 from agent.boot.node_run import SurvivingProcesses, find_surviving_processes
+from agent.control.sockets import bind
 from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
@@ -20,6 +25,8 @@ from agent.record.run_folder import RunFolder
 from agent.runtime import parent, process
 from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until
+from unit.free_ports import free_port
+from unit.worlds import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +139,27 @@ def record_with(**pids: int) -> NodeRecord:
         p for name, pid in pids.items() if (p := process_of(name.replace("_", " "), pid))
     )
     return NodeRecord("pod0", "run-1", own.place, own.agent, started, passed_on=9, done=("a",))
+
+
+def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exiting process frees its ports last; a port that stays taken is refused."""
+    monkeypatch.setattr(make_ready, "stale_ray", lambda *_, **__: [])
+    monkeypatch.setattr(make_ready, "raise_open_files", lambda _: None)
+    monkeypatch.setattr(times, "DESCENDANTS_EXIT", 0.5)
+    plan = plan_of({"AGENT_PORT": str(free_port())})
+    left = SurvivingProcesses(record_with(), ())
+    taken = bind("127.0.0.1", plan.ports.node_manager)
+
+    def prepared(former: SurvivingProcesses | None) -> str:
+        end = anyio.run(prepare_machine, plan, former)
+        return "" if end is None else end.reason
+
+    assert str(plan.ports.node_manager) in prepared(None)
+    assert str(plan.ports.node_manager) in prepared(left)
+    freed = threading.Timer(0.2, taken.close)
+    freed.start()
+    assert str(plan.ports.node_manager) not in prepared(left)
+    freed.join()
 
 
 @pytest.mark.parametrize(
