@@ -46,10 +46,10 @@ def explain(error: Exception) -> tuple[str, bool]:
         return str(error), True
     constants = importlib.import_module("huggingface_hub.constants")
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    lacks = "no such model, or HF_TOKEN is unset or lacks access"
     answers = {  # by class name, since their modules differ between versions
         "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
-        "RepositoryNotFoundError": f"{where} has {lacks}",
+        "HFValidationError": f"this is no id of a model on {where}: NAMESPACE/NAME",
+        "RepositoryNotFoundError": f"{where} has no such model, or HF_TOKEN gives no access",
         "RevisionNotFoundError": f"{where} has no such revision of it: check AGENT_MODEL_REVISION",
     }
     for kind in type(error).__mro__:

@@ -229,6 +229,6 @@ def test_an_upload_is_logged(cluster: Cluster) -> None:
     assert agent.wait(BOOT) == 0, agent.tail()
     assert agent.stdout() == f"{60 << 20} weights.bin\n"
     log = agent.stderr()
-    assert "uploading /tmp/code to Ray: 2 files, 60 MiB" in log
+    assert "uploading /tmp/code to Ray: 2 file(s), 60 MiB" in log
     small = operator.submitter("true", own={"AGENT_WORKING_DIR": "/tmp/small"}, name="rl-2")
     assert small.wait(BOOT) == 0, small.tail()

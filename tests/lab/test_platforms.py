@@ -103,7 +103,8 @@ def test_an_instant_cluster_uses_ens1(cluster: Cluster, second_network: list[str
     assert f"--node-ip-address={pods[0].ip} " in plan
     others = [*second_network, *(pod.decoy_ip for pod in pods)]
     for number, agent in enumerate(agents):
-        started = cluster.file(number, "events.jsonl").read_text()
+        (events,) = pods[number].tmp.glob(f"logs/2*/node{number}/events.jsonl")
+        started = events.read_text()
         assert not any(other in text for other in others for text in (agent.stderr(), started))
 
 

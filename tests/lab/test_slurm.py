@@ -78,7 +78,7 @@ def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
     """Each task would start its own Ray: 78, with the remedy."""
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", AGENT, "run", "--", "true")
     assert done.returncode == 78
-    assert done.stderr.count("more than one task on a node") == 4
+    assert done.stderr.count("expected one agent per node") == 4
     assert "srun --ntasks-per-node=1" in done.stderr
 
 

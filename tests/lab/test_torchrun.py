@@ -31,7 +31,11 @@ def say(*words):  # a line at once: torchrun runs scripts with -u, and ranks sha
 
 say("I am", *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 """
-STAY = "import os, time; print('running', os.environ['RANK'], flush=True); time.sleep(600)"
+STAY = (
+    "import os, time\n"
+    "print(f\"running {os.environ['RANK']}\\n\", end='', flush=True)\n"  # ranks share a pipe
+    "time.sleep(600)"
+)
 
 
 def start(cluster: Cluster, script: str, *args: str) -> list[Container]:
