@@ -378,7 +378,6 @@ class HeadAgent:
         return service_address(self._state, REWARD) or self._placeholders.node_ip
 
     async def _follow(self, job_id: str) -> None:
-        """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(is_followed=True)
         line = made.line if isinstance(made, Submission) else ""
         about = (self._run, job_id, line, self._status.job_lines)

@@ -63,14 +63,13 @@ async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcom
     raise_open_files(plan.facts.nofile_hard)
     if left is not None and left.has_ray:
         return None
-    if plan.own_ray is not None:
-        stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
-        if stale:
-            say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-            for process in stale:
-                with suppress(psutil.Error):  # a port that it keeps is reported
-                    process.kill()
-            psutil.wait_procs(stale, timeout=3.0)
+    ray, everything = plan.own_ray, plan.topology.owns_machine
+    if ray is not None and (stale := stale_ray(ray.session, everything=everything)):
+        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+        for process in stale:
+            with suppress(psutil.Error):  # a port that it keeps is reported
+                process.kill()
+        psutil.wait_procs(stale, timeout=3.0)
     running = frozenset[str]() if left is None else frozenset(left.running)
     others = {int(x.port) for x in plan.listeners if x.port.isdigit() and x.who not in running}
     ports = sorted(others - {plan.ports.agent})
@@ -266,6 +265,8 @@ async def start_head(
     sockets = open_port(plan, ip, refusal)
     if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
+        if keeper.record.attempts:  # before a Ray that another agent may find: the last one's end
+            await keeper.flush()
     starts_ray = refusal is None and plan.own_ray is not None
     ray = await start_ray(run, placeholders, env) if starts_ray else None
     return HeadStart(placeholders, env, local_socket, sockets, refusal, ray)

@@ -148,6 +148,45 @@ def test_a_head_that_is_listed_by_its_own_host_name(
     assert plan_of(environ, facts).address.ip == address
 
 
+def test_a_node_of_several_has_its_own_host_name() -> None:
+    """A name in the list of hosts may be a worker's own; a job of one node needs none."""
+    head, worker = (plan_of(*read(f"slurm-{role}")) for role in ("head", "worker"))
+    assert head.topology.platform.own_names == (head.topology.node_name,)
+    assert worker.topology.platform.own_names == (worker.topology.node_name,)
+    alone = {"SLURM_JOB_NODELIST": "gpu-0", "SLURM_NODELIST": "gpu-0", "SLURM_NNODES": "1"}
+    alone |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu-0"}
+    alone |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert plan_of(changed("slurm-head", alone), machine({})).topology.platform.own_names == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "logs"),
+    [
+        ({"HEAD_POD_ID": "a", "RUNPOD_POD_ID": "a"}, {"agent", "ray", "job"}),
+        ({"HEAD_POD_ID": "a", "RUNPOD_POD_ID": "b"}, {"agent", "ray"}),
+        (
+            {"HEAD_POD_ID": "a", "RUNPOD_POD_ID": "a", "AGENT_LAUNCHER": "torchrun"},
+            {"agent", "job"},
+        ),
+        (
+            {"HEAD_POD_ID": "a", "RUNPOD_POD_ID": "b", "AGENT_LAUNCHER": "torchrun"},
+            {"agent", "job"},
+        ),
+    ],
+)
+def test_the_logs_of_a_node(environ: dict[str, str], logs: set[str]) -> None:
+    """The job writes on the head, and with torchrun on every node, where no Ray runs."""
+    plan = plan_of({**environ, "EXPECTED_WORKERS": "1"}, machine({}))
+    assert {*plan.logs()} - {"reward server"} == logs
+
+
+def test_a_head_by_its_name_alone_must_own_the_address() -> None:
+    """HEAD_POD_ID alone makes a head, whose name must lead to this node."""
+    address = plan_of({"HEAD_POD_ID": "a", "EXPECTED_WORKERS": "1"}, machine({})).address
+    assert address.must_be_own
+    assert address.names
+
+
 @pytest.mark.parametrize(
     ("name", "first_process", "on_done"),
     [

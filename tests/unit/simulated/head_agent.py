@@ -78,6 +78,8 @@ class HeadAgent(Agent):
             node.end_ray()
         if not goes_on_with_ray:
             keeper.new_epoch(machine.name)
+            if keeper.record.attempts:
+                await keeper.flush()
         node.update(run_id=keeper.record.run_id)
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
