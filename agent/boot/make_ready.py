@@ -77,7 +77,7 @@ async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcom
     async def are_free() -> bool | NotYet:
         return NotYet() if taken_ports(ports) else True
 
-    if left is not None and taken_ports(ports):  # an exiting process of its Ray frees them last
+    if left is not None and taken_ports(ports):  # processes that exit keep their ports to the end
         with suppress(TimedOutError):
             await until(are_free, times.DESCENDANTS_EXIT)
     facts = replace(plan.facts, taken_ports=taken_ports(ports))
@@ -265,7 +265,7 @@ async def start_head(
     sockets = open_port(plan, ip, refusal)
     if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
-        if keeper.record.attempts:  # before a Ray that another agent may find: the last one's end
+        if keeper.record.attempts:  # the next agent must not take this Ray for the last attempt's
             await keeper.flush()
     starts_ray = refusal is None and plan.own_ray is not None
     ray = await start_ray(run, placeholders, env) if starts_ray else None
@@ -279,7 +279,7 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     itself is refused.
     """
     if ip == "127.0.0.1" or (refusal is not None and not may_listen_on(ip, plan.settings)):
-        return []  # it is open there already
+        return []  # open already, or not allowed
     try:
         return [bind(ip, plan.ports.agent)]
     except PreflightError:

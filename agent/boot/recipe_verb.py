@@ -65,12 +65,12 @@ def recipe_rows() -> Iterator[dict[str, Any]]:
 def recipe_lines() -> Iterator[Line]:
     """Yield a line for each recipe."""
     for row in recipe_rows():
+        framework = f"{row['framework'] or 'no framework'} {', '.join(row['versions'])}".rstrip()
         text = (
-            f"{row['about']}; {row['framework'] or 'no framework'} {', '.join(row['versions'])}; "
-            f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
-            f"by {row['launcher']}"
+            f"{row['about']}; {framework}; needs {', '.join(row['needs']) or 'nothing'}; "
+            f"reward server {row['reward']}; by {row['launcher']}"
         )
-        yield Line(f"{row['name']:<16} ", text.replace(" ;", ";"), "title")
+        yield Line(f"{row['name']:<16} ", text, "title")
 
 
 def recipe_command(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import state as h
-from agent.decisions.head.retry import MAX_LOST_NODES
+from agent.decisions.head.retry import MAX_NODES_BY_NAME
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, access, iso_time, safe_name
@@ -274,10 +274,10 @@ class RunKeeper:
         self.epoch = max(self.epoch, epoch)
 
     def record_nodes(self, nodes: Iterable[str]) -> None:
-        """Record the nodes of a running attempt, any of which may be lost: Ray may use all."""
+        """Record the nodes of a running attempt: Ray may use any that joins."""
         last, now = self.record.open_attempt, (*nodes,)
         if last is not None and not {*now} <= {*last.nodes}:
-            names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_LOST_NODES]
+            names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_NODES_BY_NAME]
             self.save(self.record.with_changes(nodes=names))
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:

@@ -48,7 +48,7 @@ def explain(error: Exception) -> tuple[str, bool]:
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     answers = {  # by class name, since their modules differ between versions
         "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
-        "HFValidationError": f"this is no id of a model on {where}: NAMESPACE/NAME",
+        "HFValidationError": "it is no id of a model: set one such as Qwen/Qwen2.5-7B",
         "RepositoryNotFoundError": f"{where} has no such model, or HF_TOKEN gives no access",
         "RevisionNotFoundError": f"{where} has no such revision of it: check AGENT_MODEL_REVISION",
     }

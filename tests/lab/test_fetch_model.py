@@ -108,7 +108,7 @@ def test_a_busy_hub_is_retried(client: Path, server: hub.Hub, tmp_path: Path) ->
         ("acme/none", "0", "has no such model, or HF_TOKEN"),
         ("acme/gated", "0", "the model is gated: accept its terms on"),
         (hub.MODEL, "1", "and HF_HUB_OFFLINE prevents the download"),
-        ("not//an id", "0", "this is no id of a model"),
+        ("not//an id", "0", "it is no id of a model: set one such as"),
         (f"{hub.MODEL} --revision=v2", "0", "no such revision of it: check AGENT_MODEL_REVISION"),
     ],
     ids=["missing", "gated", "offline", "no id", "revision"],

@@ -22,7 +22,7 @@ from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.fleet import Worker
-from agent.decisions.head.retry import MAX_LOST_NODES
+from agent.decisions.head.retry import MAX_NODES_BY_NAME
 from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
 from agent.record.explain import Timeline
@@ -200,10 +200,10 @@ def test_names_of_an_attempt(tmp_path: Path) -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.record_submission(Attempt("run-1"))
-    for n in range(0, MAX_LOST_NODES + 2_000, 1_000):
+    for n in range(0, MAX_NODES_BY_NAME + 2_000, 1_000):
         keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
     keeper.close()
     (attempt,) = keeper.record.attempts
-    assert len(attempt.nodes) == MAX_LOST_NODES
-    assert {"stays", f"pod{MAX_LOST_NODES + 1_999}"} <= {*attempt.nodes}
+    assert len(attempt.nodes) == MAX_NODES_BY_NAME
+    assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*attempt.nodes}
     assert "pod0" not in attempt.nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
@@ -11,6 +12,8 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from agent.boot import make_ready
+from agent.boot.node_run import NodeRun
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions import head
 from agent.decisions.attempts import Attempt
@@ -18,7 +21,10 @@ from agent.decisions.head import state as h
 from agent.record.files import FileLock
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, PidSpace, own_record
-from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, choose_run
+from agent.record.run_folder import RunFolder
+from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, RunRecord, choose_run
+from agent.settings.redact import Redactor
+from unit.free_ports import free_port
 from unit.heads import TICK, Trace, goal, nodes
 from unit.worlds import plan_of
 
@@ -50,6 +56,44 @@ def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> Non
     folder.mkdir()
     record = replace(own_record("poda", "4711"), place=place, ended=ended)
     assert record.write(folder / NODE) is None
+
+
+def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that replaces this one must not look for that attempt in the new Ray."""
+    left(tmp_path)
+    keeper = RunKeeper(tmp_path, PRINT, chosen_again(tmp_path))
+    write, found = RunRecord.write, list[object]()
+
+    def write_slowly(record: RunRecord, path: Path) -> OSError | None:
+        time.sleep(0.1)  # a slow disk
+        return write(record, path)
+
+    async def prepare(*_: object) -> None:
+        """Find this machine ready."""
+
+    async def start_ray(*_: object) -> None:
+        record = RunRecord.read(tmp_path / "4711" / RUN_FILE)
+        assert isinstance(record, RunRecord)
+        found.append((record.open_attempt, record.epoch == keeper.record.epoch))
+
+    async def story() -> None:
+        environ = {"AGENT_PORT": str(free_port()), "AGENT_NODE_IP": "127.0.0.1"}
+        plan = plan_of({**environ, "AGENT_JOB_RETRIES": "3"}, command=["train"])
+        folder = RunFolder(tmp_path, "4711", "podb")
+        run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "4711")
+        started = await make_ready.start_head(run, keeper, anyio.CancelScope())
+        assert started is not None
+        started.local_socket.close()
+        run.close()
+
+    monkeypatch.setattr(RunRecord, "write", write_slowly)
+    monkeypatch.setattr(make_ready, "prepare_machine", prepare)
+    monkeypatch.setattr(make_ready, "start_ray", start_ray)
+    anyio.run(story)
+    assert found == [(None, True)]
+    keeper.close()
 
 
 def waited_for(root: Path) -> tuple[str, ...]:

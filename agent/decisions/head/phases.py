@@ -485,7 +485,7 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
     # without retries and without the signal, a notice leads to no further attempt
     may_retry = bool(goal.retries or goal.notice_signal)
     if is_running and may_retry and worker.name not in attempt.announced_nodes:
-        names = (*attempt.announced_nodes, worker.name)[-retry.MAX_LOST_NODES :]
+        names = (*attempt.announced_nodes, worker.name)[-retry.MAX_NODES_BY_NAME :]
         state = replace(state, attempt=replace(attempt, announced_nodes=names))
     if worker.has_left:
         return replace(state, leaving=state.leaving - {worker.key})

@@ -105,7 +105,7 @@ def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
             yield key, worker.label, worker.last_report_at if worker.has_left else None
 
 
-MAX_LOST_NODES = 20_000  # how many lost nodes of an attempt are kept by name, the newest
+MAX_NODES_BY_NAME = 20_000  # how many nodes of an attempt are kept by name, the newest
 
 
 def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
@@ -113,7 +113,7 @@ def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> Head
     attempt = state.attempt
     if not left or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *left.values())))[-MAX_LOST_NODES:]
+    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *left.values())))[-MAX_NODES_BY_NAME:]
     own = {ip: name for ip, name in left.items() if ip in attempt.workers}
     attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
     loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
