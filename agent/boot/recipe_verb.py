@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.base.errors import PreflightError, Problem, SettingsError
+from agent.base.errors import PreflightError
 from agent.base.text import Line, shell_line
 from agent.boot.plan_input import read_shape
 from agent.node.facts import Framework
@@ -84,14 +84,10 @@ def recipe_command(
     known, python = BY_NAME[name], find_ray(environ.get("PATH")).executable
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
-    try:
-        found = Framework(known.framework, ".", version or "")
-        if version is None and known.framework:
-            found = find_framework(known.framework, python, ".")
-        chosen, warning = version_of(known, found)
-    except MisfitError as error:
-        expected = "a known release, or a later patch of one"
-        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
+    found = Framework(known.framework, ".", version or "")
+    if version is None and known.framework:
+        found = find_framework(known.framework, python, ".")
+    chosen, warning = version_of(known, found)
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set

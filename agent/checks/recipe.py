@@ -9,7 +9,7 @@ from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
-from agent.work.recipes.recipe import MisfitError, version_list
+from agent.work.recipes.recipe import version_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,14 +41,11 @@ def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
         return None
     if not found.folder:
         return _missing(known, node)
-    try:
-        _, warning = version_of(known, found)
-    except MisfitError as error:
-        what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
-        return fail(what, "Install one of these, or give your own command after --")
+    _, warning = version_of(known, found)
     if warning:
-        remedy = "If it refuses an argument, give your own command after --"
-        return warn(f"{known.framework} {warning}", remedy)
+        versions = version_list(recipe_of(known).VERSIONS)
+        remedy = "If it refuses an argument, install a known one, or give your own command after --"
+        return warn(f"{known.framework} {warning}; known are {versions}", remedy)
     name = f"{known.framework} {found.version}".strip()
     return ok(f"{name} in {found.folder}")
 

@@ -26,7 +26,7 @@ from agent.topology.platforms import GivenRay
 from agent.work import services as work
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
-from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize
+from agent.work.recipes.recipe import JobBasis, NodeSize
 from agent.work.torchrun import Torchrun, gpus_of, processes
 
 if TYPE_CHECKING:
@@ -132,10 +132,7 @@ def _planned_recipe(
     known = recipe_info(settings, command)
     if known is None or topology.is_idle:
         return None
-    try:
-        version = version_of(known, facts.framework)[0]
-    except MisfitError:  # a check reports it and refuses the run
-        version = version_of(known, None)[0]
+    version = version_of(known, facts.framework)[0]
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     memory = topology.platform.memory or facts.memory

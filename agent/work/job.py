@@ -25,7 +25,6 @@ from agent.work.recipes.recipe import (
     NodeSize,
     RecipeInput,
     choose,
-    version_list,
     version_text,
 )
 
@@ -198,10 +197,7 @@ def checkpoint_owner(
 
 
 def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version, str]:
-    """Return the known version that matches the installed one, else the newest, and a warning.
-
-    Raises MisfitError if the installed one matches none.
-    """
+    """Return the known version nearest to the installed one, else the newest, and a warning."""
     versions = recipe_of(known).VERSIONS
     if not versions:
         return (), ""
@@ -209,8 +205,6 @@ def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version,
     numberless = framework is not None and not framework.version and len(versions) == 1
     if framework is None or not framework.folder or numberless:
         return versions[-1], ""
-    if not framework.version:
-        raise MisfitError(f"its version is unknown; known are {version_list(versions)}")
     return choose(versions, framework.version)
 
 

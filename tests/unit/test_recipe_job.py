@@ -10,9 +10,11 @@ from agent.checks.finding import Level
 from agent.node.facts import Facts, Framework, Mount
 from agent.plan.show import render
 from agent.settings import load
+from agent.settings.jobs import RECIPES, RecipeInfo
 from agent.settings.redact import redactor_for
-from agent.work.job import job_identity
-from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, choose
+from agent.work.job import job_identity, version_of
+from agent.work.recipes import recipe_of
+from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, choose, version_text
 from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
 from unit.worlds import MACHINE, plan_of
 
@@ -62,18 +64,35 @@ def test_a_patch_before_the_first_known_one() -> None:
     assert "0.10.1 is older than 0.10.4" in warning
 
 
-@pytest.mark.parametrize("text", ["0.7.0", "1.0", "0.10.0", "main", "", "0.", "9"])
-def test_an_unknown_version_is_refused(text: str) -> None:
-    """Another minor release may have other flags: the known ones are named."""
-    with pytest.raises(MisfitError, match=r"known are 0\.8\.0, 0\.9\.0, 0\.9\.1"):
-        choose(VERSIONS, text)
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        *(("0.7.0", (0, 8, 0)), ("1.0", (0, 9, 1)), ("0.10.0", (0, 9, 1)), ("9", (0, 9, 1))),
+        *(("main", (0, 9, 1)), ("", (0, 9, 1)), ("0.", (0, 8, 0)), ("unknown", (0, 9, 1))),
+    ],
+)
+def test_an_unknown_minor_release_is_taken_for_the_nearest(
+    text: str, wanted: tuple[int, ...]
+) -> None:
+    """It is never refused: the framework itself refuses what it does not have."""
+    version, warning = choose(VERSIONS, text)
+    assert version == wanted
+    assert warning.endswith(f"is not known, and is taken for {version_text(wanted)}")
 
 
-@pytest.mark.parametrize(("text", "near"), [("0.7.0", "0.8.0"), ("0.10.0", "0.9.1")])
-def test_the_refusal_names_the_release_to_install(text: str, near: str) -> None:
-    """It is the nearest known one."""
-    with pytest.raises(MisfitError, match=f"'{text}': install {near};"):
-        choose(VERSIONS, text)
+@pytest.mark.parametrize(
+    "known", [known for known in RECIPES if known.framework], ids=lambda known: known.name
+)
+@pytest.mark.parametrize("text", ["99.1.0", "1.17.0", "1.18.0", "0.0.1", "nightly", ""])
+def test_every_recipe_takes_any_version(known: RecipeInfo, text: str) -> None:
+    """TRL 1.17 and 1.18 are out, and the newest known one is 1.16."""
+    versions = recipe_of(known).VERSIONS
+    version, warning = version_of(known, Framework(known.framework, "/opt", text))
+    assert version in (versions or [()])
+    numberless = len(versions) == 1 and not text
+    assert bool(warning) == bool(versions and not numberless)
+    if known.name == "trl-grpo" and text.startswith("1."):
+        assert version == versions[-1]
 
 
 def test_the_run_id_is_the_group_in_wandb() -> None:
@@ -160,8 +179,9 @@ def test_all_missing_settings_are_reported_together() -> None:
     [
         (Framework("verl", "/opt/verl", "0.9.1"), {}, Level.OK, "verl 0.9.1 in /opt/verl"),
         (Framework("verl", "/opt/verl", "0.9.4"), {}, Level.WARN, "taken for 0.9.1"),
-        (Framework("verl", "/opt/verl", "0.5.0"), {}, Level.FAIL, "known are 0.8.0, 0.9.0, 0.9.1"),
-        (Framework("verl", "/opt/verl"), {}, Level.FAIL, "its version is unknown"),
+        (Framework("verl", "/opt/verl", "0.5.0"), {}, Level.WARN, "known are 0.8.0, 0.9.0, 0.9.1"),
+        (Framework("verl", "/opt/verl", "1.2.0"), {}, Level.WARN, "taken for 0.9.1"),
+        (Framework("verl", "/opt/verl"), {}, Level.WARN, "its version is not known"),
         (Framework("verl"), {}, Level.FAIL, f"verl is not installed for {MACHINE.ray.executable}"),
         (Framework("verl"), {"AGENT_PREPARE": "pip install verl"}, Level.WARN, "is not installed"),
     ],
@@ -169,7 +189,7 @@ def test_all_missing_settings_are_reported_together() -> None:
 def test_the_check_of_the_framework(
     framework: Framework, environ: dict[str, str], level: Level, said: str
 ) -> None:
-    """A missing or unknown framework refuses the run, with the known versions."""
+    """A missing framework refuses the run; an unknown version is a warning with the known ones."""
     plan = plan_of({**HEAD, **NEEDED, **environ}, replace(WITH, framework=framework))
     (found,) = [finding for finding in plan.findings if finding.check == "framework"]
     assert found.level is level

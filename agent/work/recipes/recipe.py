@@ -310,30 +310,34 @@ def version_list(known: Sequence[Version]) -> str:
 
 
 def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
-    """Return the newest known version that is not newer, in the same minor release, and a warning.
+    """Return the nearest known version, and a warning if it is another one.
 
-    A later patch usually has the flags of the one before it; an untested minor release may have
-    others. A patch before the first known one is returned as it is. A checkout of the main branch
-    has no release yet: it is taken for the newest one.
+    It is the newest one that is not newer, since a later release usually has the flags of the one
+    before it; a text without a release number is taken for the newest. A patch before the first
+    known one of its minor release is returned as it is, since a recipe may distinguish patches.
     """
     found = _RELEASE.fullmatch(text.strip())
-    release = () if found is None else tuple(int(part) for part in found[1].split("."))
-    rest = "" if found is None else found[2]
-    minor = [version for version in known if version[:2] == release[:2]]
+    if found is None:
+        return known[-1], _taken_for(text.strip() or "its version", known[-1])
+    release = tuple(int(part) for part in found[1].split("."))
+    rest = found[2]
+    padded = (*release, 0)[: max(len(release), 3)]
+    minor = [version for version in known if version[:2] == padded[:2]]
     if len(release) == 2 and minor and not rest:
         return minor[-1], ""
-    padded = (*release, 0)[: max(len(release), 3)]
-    lower = [version for version in minor if version <= padded]
-    if padded > known[-1] and "dev" in rest:
-        lower = [known[-1]]
-    if not minor and not lower:
-        near = version_text(known[0] if () < release < known[0] else known[-1])
-        raise MisfitError(f"{text!r}: install {near}; known are {version_list(known)}")
-    if not lower:  # recipes may distinguish patches
+
+    # A patch of a known minor release.
+    if minor and padded < minor[0]:
         return padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
-    if lower[-1] == padded and _NO_CHANGE.fullmatch(rest):
+    lower = [version for version in known if version <= padded]
+    nearest_one = lower[-1] if lower else known[0]
+    if nearest_one == padded and _NO_CHANGE.fullmatch(rest):
         return padded, ""
-    return lower[-1], f"{text} is not known, and is taken for {version_text(lower[-1])}"
+    return nearest_one, _taken_for(text, nearest_one)
+
+
+def _taken_for(text: str, version: Version) -> str:
+    return f"{text} is not known, and is taken for {version_text(version)}"
 
 
 def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:
