@@ -43,6 +43,7 @@ _START_ONE = "start it with `ray start --head`, or let `pod-agent` boot it and s
 
 _REQUEST_SECONDS = 180.0  # longer than the 120 s after which the bundled server replies 503
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_LONGEST_REPLY = 64 << 20  # bytes; more cannot be the numbers of a batch
 _LATER = {408, 425, 429}  # statuses to retry after; any other 4xx means that the request is wrong
 
 
@@ -105,7 +106,7 @@ class RewardClient:
         posted = urllib.request.Request(self._url, data, self._headers)  # noqa: S310 - as set
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
-                body = reply.read()
+                body = reply.read(_LONGEST_REPLY)
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
@@ -117,7 +118,9 @@ class RewardClient:
         with contextlib.suppress(ValueError, TypeError, LookupError):
             rewards = json.loads(body)["rewards"]
         are_numbers = isinstance(rewards, list) and all(
-            isinstance(one, (int, float)) and math.isfinite(one) for one in rewards
+            # not isfinite, which raises for an integer that no float can hold
+            isinstance(one, (int, float)) and abs(one) <= sys.float_info.max
+            for one in rewards
         )
         if are_numbers and len(rewards) == count:
             return [float(one) for one in rewards]

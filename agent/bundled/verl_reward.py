@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -70,6 +70,8 @@ def _label(truth: object) -> str | float | None:
         truth = truth.tolist()
     if truth is None or isinstance(truth, str):
         return truth
-    if isinstance(truth, (int, float)) and not isinstance(truth, bool) and math.isfinite(truth):
-        return truth
+    if isinstance(truth, (int, float)) and not isinstance(truth, bool):
+        if abs(truth) <= sys.float_info.max:  # isfinite raises for a huge integer
+            return truth
+        return json.dumps(truth)
     return json.dumps(truth, default=str, ensure_ascii=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -85,22 +86,36 @@ MOST_POINTS = 600  # A longer curve is thinned out
 MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
-_REWARD = r"(?:np\.float\d+\()?(?P<reward>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
+_COUNT = "[0-9]{1,12}"  # Digits of a step: more of them are no step, and int() refuses 4,301
+_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
+_REWARD = rf"(?:np\.float\d+\()?(?P<reward>{_NUMBER})\b"
 _STEP_LINES = (
-    rf"\bstep (?P<step>\d+)/(?P<of>\d+) mean reward {_REWARD}",  # the rehearsal
-    rf"\bstep:(?P<step>\d+) - (?:.*? )?critic/rewards/mean:{_REWARD}",  # verl
-    rf"\bGlobal step (?P<step>\d+): \{{.*?'reward': {_REWARD}",  # OpenRLHF
+    # the rehearsal
+    (rf"\bstep (?P<step>{_COUNT})/(?P<of>{_COUNT}) (?=mean reward )", rf"^mean reward {_REWARD}"),
+    # verl
+    (rf"\bstep:(?P<step>{_COUNT}) - ", rf"(?:^|(?<= ))critic/rewards/mean:{_REWARD}"),
+    # OpenRLHF
+    (rf"\bGlobal step (?P<step>{_COUNT}): \{{", rf"'reward': {_REWARD}"),
 )
-"""A step's reward, behind any prefix; compiled when the job writes."""
+"""A step's line: the number of the step, behind any prefix, and the reward in what follows.
+
+Two searches, since one expression for both takes quadratic time; compiled when the job writes.
+"""
 
 
 def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
     """Return the step in a line and its reward, with the number of steps if it has one."""
-    for pattern in _STEP_LINES:
-        found = re.search(pattern, line)
-        if found is not None:
-            of = found.groupdict().get("of")
-            return (int(found["step"]), float(found["reward"])), int(of) if of else None
+    for number, value in _STEP_LINES:
+        step = re.search(number, line)
+        if step is None:
+            continue
+        found = re.search(value, line[step.end() :])
+        if found is None:
+            continue
+        reward = float(found["reward"])
+        if math.isfinite(reward):  # JSON has no infinity
+            of = step.groupdict().get("of")
+            return (int(step["step"]), reward), int(of) if of else None
     return None
 
 
@@ -114,25 +129,22 @@ class JobLines:
         self._points: list[tuple[int, float]] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
         self._steps: int | None = None
+        self._has_failed = False
 
     def write(self, data: bytes, _may_try_again: Callable[[float], bool]) -> bool:
-        """Add a piece of output; this never fails."""
+        """Add a piece of output; a failure in a line is logged once and ends nothing."""
         self.last_output = time.monotonic()
         *lines, rest = (self._rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         self._rest = rest
-        if lines:
-            self.known.scan(lines)
-        for line in lines:
-            self._take(line.rstrip(b"\r").rpartition(b"\r")[2])  # as a terminal shows it
+        self._read(lines)
         return True
 
     def close(self) -> None:
         """Add the last line, which has no line end."""
         if self._rest:
-            self.known.scan([self._rest])
-            self._take(self._rest)
+            self._read([self._rest])
         self._rest = b""
 
     def begin_attempt(self) -> None:
@@ -146,6 +158,23 @@ class JobLines:
     def tail(self) -> list[str]:
         """Return the last lines, masked and without control characters."""
         return [escaped(self._clean(line)) for line in [*self._last]]
+
+    def _read(self, lines: list[bytes]) -> None:
+        """Read whole lines: a defect here must not end what follows the job's progress."""
+        if lines:
+            self._try(self.known.scan, lines)
+        for line in lines:
+            # as a terminal shows it
+            self._try(self._take, line.rstrip(b"\r").rpartition(b"\r")[2])
+
+    def _try(self, read: Callable[[Any], None], data: object) -> None:
+        try:
+            read(data)
+        except Exception as error:  # noqa: BLE001 - whatever an expression or a number raises
+            if not self._has_failed:
+                self._has_failed = True
+                why = escaped(f"{type(error).__name__}: {error}"[:_LONGEST_SHOWN])
+                say(f"a bug: a line of the job's output cannot be read ({why})", "warning")
 
     def _take(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.decisions.causes.find import rank_of
+from agent.record import job_lines
 from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines, point_in
+from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.settings.redact import Redactor
 from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def fed(*pieces: bytes) -> JobLines:
@@ -47,11 +55,55 @@ def fed(*pieces: bytes) -> JobLines:
         ("step:7 - critic/rewards/mean:nan - x:1", None),
         ("one more step 3/40 of the way", None),
         ("", None),
+        (f"step {'7' * 4301}/40 mean reward 0.5", None),
+        (f"step 3/{'7' * 4301} mean reward 0.5", None),
+        (f"step:{'7' * 4301} - critic/rewards/mean:0.5", None),
+        (f"Global step {'7' * 4301}: {{'reward': 0.5}}", None),
+        ("step 3/40 mean reward 1e999", None),
+        ("step 3/40 mean reward " + "9" * 400, None),
+        ("step:7 - critic/rewards/mean:-1e999", None),
+        ("step:7 - critic/rewards/mean:nan - val/critic/rewards/mean:3", None),
     ],
 )
 def test_lines_of_steps(line: str, found: object) -> None:
     """The rehearsal's, verl's and OpenRLHF's; validations and invalid numbers are skipped."""
     assert point_in(line) == found
+
+
+def test_long_lines_are_read_in_time() -> None:
+    """The time for a line grows with its length, not with the square of it."""
+    began = time.process_time()
+    for start in ("step:1 - ", "Global step 1: {", "step 1/2 "):
+        assert point_in(start * 32_768) is None
+        assert point_in(start * 32_768 + "critic/rewards/mean: 'reward': ") is None
+    assert time.process_time() - began < 5
+
+
+def test_a_failure_in_a_line_does_not_end_the_reader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is logged once, and the lines that follow are read."""
+
+    def clean(text: str) -> str:
+        if "poison" in text:
+            raise ValueError("a defect")
+        return text
+
+    said: list[str] = []
+    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
+    source = tmp_path / "driver.log"
+    lines = JobLines(clean)
+    source.write_bytes(b"")
+    output = OutputCopies(source, PreambleFilter())
+    output.to_watcher(lines)
+    output.start()
+    with source.open("ab", buffering=0) as file:
+        for step in (1, 2):
+            file.write(b"torch.OutOfMemoryError: CUDA out of memory. poison\n")
+            file.write(b"step %d/2 mean reward 0.5\n" % step)
+    output.finish(20)
+    assert lines.curve() == {"steps": 2, "points": [[1, 0.5], [2, 0.5]]}
+    assert len([line for line in said if "ValueError: a defect" in line]) == 1
 
 
 def test_what_another_attempt_does_again_counts_anew() -> None:
@@ -92,3 +144,10 @@ def test_output_without_an_end_stays_small() -> None:
     assert len(curve) <= MOST_POINTS
     assert (curve[0][0], curve[-1][0]) == (0, 4999)
     assert len(many.tail()) == MOST_LINES
+
+
+@pytest.mark.parametrize("prefix", ["[rank{}]: ", "[default{}]:", "x rank={} "])
+def test_a_rank_of_too_many_digits_is_none(prefix: str) -> None:
+    """No message or record holds a number without limit."""
+    assert rank_of(prefix.format("12")) == 12
+    assert rank_of(prefix.format("7" * 150)) is None

@@ -148,7 +148,12 @@ def test_a_rollout_ends_with_the_last_reply() -> None:
         reply = Rollout(url, 0.5).step(certain(right=True))
     assert isinstance(reply, str)
     assert 'returned no rewards for 0.5 s: 503 {"error": "busy"}; is it up' in reply
-    for body in (b"[]", b'{"rewards": [1]}', b'{"rewards": [1, NaN]}', b"no JSON"):
+    huge = b"9" * 400  # no float can hold it
+    for body in (
+        *(b"[]", b'{"rewards": [1]}', b'{"rewards": [1, NaN]}', b"no JSON"),
+        *(b'{"rewards": [1, 1e999]}', b'{"rewards": [1, %s]}' % huge),
+        b'{"rewards": [1, %s]}' % (huge * 20),
+    ):
         with answering((200, {}, body)) as (url, _):
             reply = Rollout(url).step(certain(right=True))
         assert isinstance(reply, str)

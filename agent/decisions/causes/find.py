@@ -43,7 +43,7 @@ _PREFIX = (
     r")\s?"
 )
 """What a launcher, Ray or a logger writes before a program's own line."""
-_RANK = r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)"
+_RANK = r"\[(?:rank|Rank |default)(?P<a>\d{1,7})\]|\brank=(?P<b>\d{1,7})\b"
 _MILD = (
     r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
     r"|\w{4,}Warning: "
@@ -307,7 +307,7 @@ _ERROR_LINE = (
     r"|panic|(?:^|\W)[Ee]rror: "
 )
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
-_BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
+_BLOCK = r"^\s*rank\s+: (\d{1,7}) \(local_rank: \d+\)"
 ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 _AFTER_ERRORS = {"SIGKILL", "crash", "NCCL connect", "InfiniBand", "rendezvous", "node lost"}
 """Rows that an error before them leads to, whether or not a row explains it."""
