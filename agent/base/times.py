@@ -46,6 +46,10 @@ EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an 
 # AGENT_HEAD_GRACE (5m): from the last reply of the head; then the worker leaves with 75.
 REPORT_MARGIN = 5.0  # A report times out so long after the head had to answer it.
 REPLY_AGE = 15.0  # The last reply to a killed agent may be this old: the next one counts from then.
+PLAIN_RAY = 10.0
+"""A head whose GCS answers, but no agent for so long, is plain Ray: a killed agent is replaced
+sooner, also on a busy machine.
+"""
 SILENCE_LOGGED = 2.0  # Silence is logged after this: on a bad link single calls fail.
 CONNECT_PAUSE = 0.1  # Before the second try to reach the head; it doubles.
 LONGEST_CONNECT_PAUSE = 1.0  # A head that is back is found within this.

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 _MAX_ANSWER_BYTES = 1 << 20
-_BARE_AFTER = 2  # Checks that must find GCS open and no agent, before the head counts as plain Ray
 
 
 class KeepaliveConnector(aiohttp.TCPConnector):
@@ -102,7 +101,6 @@ class HeadLink:
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
-        self._bare_checks = 0
         self._is_unknown = False  # True while the head only holds the verdict of another run
         self.goodbye_delivered = False  # True once the head has received this agent's goodbye
 
@@ -134,11 +132,13 @@ class HeadLink:
         await self._request(session, Prover(self._token), ip, report)
 
     async def _report_once(self, session: aiohttp.ClientSession) -> bool:
+        self._changed = (
+            anyio.Event()
+        )  # first: a failed lookup must leave no change that ends each pause
         self._ip = self._ip or await self._resolve_head()
         if self._ip is None:
             self._emit_silence(self._dns_error)
             return False
-        self._changed = anyio.Event()
         self._last_report = report = self._next_report(self._ip)
         hold = times.REPLY_HELD if self._news >= 0 else 0.0
         failure: _NoReply | None = None  # also where `report_now` cuts the wait short
@@ -152,12 +152,10 @@ class HeadLink:
             failure = await self._send(session, self._ip, report, hold)
             group.cancel_scope.cancel()
         if failure is None:
-            self._silent_since, self._bare_checks = None, 0
+            self._silent_since = None
             return True
-        if not failure.from_an_agent:  # does GCS answer? A plain `ray start --head` has no agent
-            answers = not await port_answers(self._ip, self._gcs_port)
-            self._bare_checks = self._bare_checks + 1 if answers else 0
-        if not failure.from_an_agent and self._bare_checks >= _BARE_AFTER:
+        # does GCS answer? A plain `ray start --head` has no agent, and a killed one is replaced
+        if not failure.from_an_agent and not await port_answers(self._ip, self._gcs_port):
             if self._joins_plain_ray:
                 self._silent_since = None
                 self._emit(HeadSpoke(self._ip, None, ray_ready=True))

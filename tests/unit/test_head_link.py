@@ -162,3 +162,28 @@ def test_reports_are_numbered_in_order() -> None:
     assert len(reports.numbers) > 4
     assert [*reports.numbers] == sorted({*reports.numbers})
     assert reports.numbers[0] == 1
+
+
+def test_a_name_that_does_not_resolve_is_looked_up_at_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after a change on this node, which is to be reported at once."""
+    dns = Names()
+    dns.answer = UNKNOWN
+    monkeypatch.setattr(client, "resolve", dns.resolve)
+    link = HeadLink(
+        *("head.test", free_port(), 1, None, lambda: HELLO),
+        lambda _: Report("agent1", "127.0.0.1", "finding the head"),
+        lambda _: None,
+        lambda _: None,
+    )
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+            link.report_now()
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(story)
+    assert 3 <= dns.asked <= 10  # 0.1 s, then half as long again each time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.values import (
@@ -28,7 +29,8 @@ GOAL = goal()
 PREPARING = goal(prepare=True)
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
 JOINED: History = [(2.0, replied()), (8.0, w.RayUp())]
-BARE: History = [(2.0, replied(epoch=None, phase="")), (8.0, w.RayUp())]
+GCS_ALONE = replied(epoch=None, phase="")
+BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, w.RayUp())]
 DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 START = StartRay("10.0.0.1")
@@ -48,7 +50,7 @@ UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerActi
     "a head": (GOAL, [(2, replied())], WorkerPhase.JOINING, [START]),
     "a head of a plain Ray": (
         GOAL,
-        [(2, replied(epoch=None, phase=""))],
+        [(2, GCS_ALONE), (7, GCS_ALONE), (2 + times.PLAIN_RAY, GCS_ALONE)],
         WorkerPhase.JOINING,
         [START],
     ),
@@ -231,7 +233,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         ["its agent is gone, though Ray's GCS still answers"],
     ),
     "a plain Ray ends": (GOAL, [*BARE, (30, DOWN)], 75, "ray", ["Ray was lost: exit code 1"]),
-    "a plain Ray falls silent": (GOAL, [*BARE, (30, SILENT), (68, TICK)], 75, "head", ["silent"]),
+    "a plain Ray falls silent": (GOAL, [*BARE, (30, SILENT), (75, TICK)], 75, "head", ["silent"]),
     "stopped while finding": (GOAL, [(1, TERM)], 143, "SIGTERM", ["SIGTERM"]),
     "stopped while joining": (GOAL, [(2, replied()), (3, TERM)], 143, "SIGTERM", ["SIGTERM"]),
     "stopped where staying was the task": (

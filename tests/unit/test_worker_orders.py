@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.decisions import worker
@@ -61,7 +62,21 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
         [(2, replied()), (3, order(1)), (4, order(2))],
         ["RunOwnStep"],
     ),
-    "a plain Ray head gives no orders": (OF_STEPS, [(2, replied(epoch=None))], ["RunOwnStep"]),
+    "a plain Ray head gives no orders": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (2 + times.PLAIN_RAY, replied(epoch=None))],
+        ["RunOwnStep"],
+    ),
+    "a head whose agent is being replaced orders a step again": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (2.3, replied(epoch=None)), (11.9, replied(epoch=None))],
+        [],
+    ),
+    "GCS answers again after a silence": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (8, w.HeadSilent("x")), (13, replied(epoch=None))],
+        [],
+    ),
     "a node of its own joins no Ray": (OF_ALONE, [(1, told(2)), (2, told(2))], []),
     "another rank does": (OF_ALONE, [(1, told(1))], ["StartRay"]),
     "it follows a head that was started anew": (
@@ -142,7 +157,8 @@ def test_a_node_of_its_own_follows() -> None:
         False,
         2,
     )
-    bare = WorkerTrace(replace(OF_ALONE, rank=2), [(1, replied(epoch=None)), (100, TICK)])
+    alone = [(1, replied(epoch=None)), (20, replied(epoch=None)), (100, TICK)]
+    bare = WorkerTrace(replace(OF_ALONE, rank=2), alone)
     assert bare.outcomes[0].exit_code == 69
 
 

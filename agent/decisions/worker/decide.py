@@ -180,6 +180,12 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
+        case HeadSpoke() if event.epoch is None and event.ray_ready and not _is_plain(state, now):
+            since = now if state.bare_since is None else state.bare_since
+            wait = f"it is joined as plain Ray if none answers within {round(times.PLAIN_RAY)} s"
+            bare = f"Ray's GCS answers and no agent, {wait}"
+            state = replace(state, last_reached_at=now, unreached_since=None, fenced=False)
+            return replace(state, evidence=bare, bare_since=since)
         case HeadSpoke():
             last = event.phase or ("Ray's GCS answers" if event.ray_ready else "nothing")
             is_new = state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready
@@ -200,12 +206,14 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
                 ray_ready=event.ray_ready,
                 is_plain_head=event.epoch is None,
                 has_agent=event.epoch is not None,
+                bare_since=state.bare_since if event.epoch is None else None,
                 given_rank=state.given_rank if event.rank is None else event.rank,
             )
         case w.HeadSilent(evidence):
             ready = state.ray_ready and state.phase is WorkerPhase.FOLLOWING
             since = now if state.unreached_since is None else state.unreached_since
             state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
+            state = state if state.is_plain_head else replace(state, bare_since=None)
             return replace(state, unreached_since=since, silent_for=now - since)
         case w.WorkerRaySilent(evidence):
             return replace(state, raylet_evidence=evidence)
@@ -229,6 +237,14 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             return replace(state, services={**state.services, event.name: known})
         case _:
             return state
+
+
+def _is_plain(state: WorkerState, now: float) -> bool:
+    """Return whether the head counts as plain Ray: for long enough its GCS alone has answered.
+
+    The agent of a head may just be replaced, with a Ray that goes on.
+    """
+    return state.bare_since is not None and now >= state.bare_since + times.PLAIN_RAY
 
 
 def _on_stop(state: WorkerState, event: v.StopAsked, now: float) -> Decision:

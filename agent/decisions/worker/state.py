@@ -60,6 +60,7 @@ class WorkerState(Value):
     head_ip: str | None = None
     epoch: int | None = None
     has_agent: bool = False  # a head's agent answered: GCS alone is not enough from then on
+    bare_since: float | None = None  # since when GCS alone answers, without an agent
     is_plain_head: bool = False  # true if the head is a plain `ray start --head` without an agent
     ray_ready: bool = False
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
