@@ -102,12 +102,12 @@ def plain(text: str) -> str:
 
 
 def is_ip(text: str) -> bool:
-    """Return whether a text is an IP address."""
+    """Return whether a text is an IP address, without a scope id, which may be any text."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return True
+    return "%" not in text
 
 
 def is_public(address: str) -> bool:

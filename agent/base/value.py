@@ -38,11 +38,28 @@ LONGEST_TEXT = 2_000  # then a text is cut
 LONGEST_TAIL = 16 << 10  # then the end of a log, which keeps its line ends, is cut at its start
 Required = Annotated[str, Meta(min_length=1)]
 
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_GROUP = "[0-9A-Fa-f]{1,4}"
+_END = r"$(?!\n)"  # also for JSON Schema, which has no \Z
+_FEW_GROUPS = (  # at most six, and `::` once in place of the others
+    rf"(?=(?:[0-9A-Fa-f]{{0,4}}:){{2,7}}[0-9A-Fa-f]{{0,4}}{_END})"
+    rf"(?:(?:{_GROUP}:){{1,6}}|:)(?:(?::{_GROUP}){{1,6}}|:)"
+)
+_FORMS = (
+    rf"(?:{_BYTE}\.){{3}}{_BYTE}",
+    rf"(?:{_GROUP}:){{7}}(?:{_GROUP}|:)",
+    rf":(?::{_GROUP}){{7}}",
+    _FEW_GROUPS,
+)
+_ADDRESS = rf"^(?:{'|'.join(_FORMS)}){_END}"
+Address = Annotated[str, Meta(pattern=_ADDRESS)]
+OptionalAddress = Annotated[str, Meta(pattern=rf"{_ADDRESS}|^{_END}")]  # '' for none
+
 MOST_ITEMS = 64
 Items = Annotated[tuple[T, ...], Meta(max_length=MOST_ITEMS)]
 ByName = Annotated[Mapping[str, T], Meta(max_length=MOST_ITEMS)]
 MOST_ADDRESSES = 4  # of one interface or name in a hello; further ones are left out
-Addresses = ByName[Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)]]
+Addresses = ByName[Annotated[tuple[Address, ...], Meta(max_length=MOST_ADDRESSES)]]
 JOB_NODES = Meta(max_length=20_000)  # EXPECTED_WORKERS allows 10,000
 Variables = Annotated[Mapping[str, str], Meta(max_length=256)]
 

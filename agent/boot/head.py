@@ -127,7 +127,7 @@ class HeadAgent:
         else:
             put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
-        first = await head_server.first_reply(keeper, number, plan.ports.gcs)
+        first = await head_server.first_reply(keeper, number, started.placeholders.node_ip)
         most, token = agent_limit(plan.topology.expected_workers), plan.secret()
         self._reports = reports = Reports(
             *(first, head_server.make_expected(plan, keeper), put, run.now),

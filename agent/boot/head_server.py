@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
 
 
-async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
     """Return the reply to workers before the first decision, once its epoch is on disk."""
     await keeper.flush()
     return Reply(
         *(keeper.epoch, keeper.record.run_id),
         phase=HeadPhase.BOOTING.value,
         ray_ready=False,
-        gcs_port=gcs_port,
+        head_ip=head_ip,
         news=0,
         attempt=attempt,
         fingerprint=keeper.proof(attempt - 1),

@@ -262,7 +262,14 @@ class HeadLink:
             self._epoch, self._run_id, self._followed_ip = reply.epoch, reply.run_id, ip
         self._emit(
             HeadSpoke(
-                *(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal),
+                *(
+                    reply.head_ip,
+                    reply.epoch,
+                    reply.ray_ready,
+                    reply.phase,
+                    reply.verdict,
+                    reply.refusal,
+                ),
                 run_id="" if reply.wants_hello else reply.run_id,
                 attempt=reply.attempt,
                 held=reply.held,

@@ -15,17 +15,18 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.text import escaped, is_ip, map_texts, plain
+from agent.base.text import escaped, map_texts, plain
 from agent.base.value import (
     LONGEST_TAIL,
     LONGEST_TEXT,
+    Address,
     Attempt,
     ByName,
     Count,
     Epoch,
     Gpus,
     Items,
-    Port,
+    OptionalAddress,
     Rank,
     Required,
     Seconds,
@@ -40,7 +41,7 @@ from agent.work.services import Latency
 from agent.work.torchrun import ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 5  # The protocol's version; agents of different versions refuse each other
+VERSION = 6  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
@@ -61,6 +62,8 @@ def read(kind: type[V], data: object, tails: str = "") -> V:
         raise ValueError("message: expected less nested data") from None
     except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"
         fault, _, path = str(error).partition(" - at ")
+        if "matching regex" in fault:  # only addresses have a pattern
+            fault = "Expected an IP address, without a scope id"
         fault = escaped(fault)[:100]
         path = path.rpartition("`$")[2].strip(".`")
         raise ValueError(f"{path or 'message'}: {fault[0].lower()}{fault[1:]}") from None
@@ -126,7 +129,7 @@ class Report(Value, omit_defaults=True):
     """One message of a worker; the first has a hello, the last a bye."""
 
     id: Required  # The agent's id; an agent restarted on the same node has another
-    ip: str
+    ip: OptionalAddress
     phase: Required
     detail: str = ""
     joined: bool = False
@@ -172,7 +175,7 @@ class Reply(Value):
     run_id: str
     phase: str
     ray_ready: bool
-    gcs_port: Port
+    head_ip: Address  # The address of the head's node, where its Ray listens
     news: Count
     attempt: Attempt = 1
     fingerprint: str = ""  # A digest of the job, the run, the last submitted attempt and the epoch
@@ -199,8 +202,6 @@ class Reply(Value):
         shares = [order.share for order in reply.orders if order.share is not None]
         if any(share.rank >= len(share.nodes) for share in shares):
             raise ValueError("orders: expected ranks below the number of nodes")
-        if not all(is_ip(share.reward_ip) for share in shares if share.reward_ip):
-            raise ValueError("orders: expected addresses of reward servers")
         return reply
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.value import Bytes, Count, Required, Seconds, Value
+from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Value
 from agent.checks.finding import Finding
 from agent.work.torchrun import ShareOrder
 
@@ -108,7 +108,7 @@ class Order(Value, rename={"share": "seat"}):
     name: str = ""
     generation: Count = 1  # counts a service's starts; for a share, the number of the attempt
     share: ShareOrder | None = None  # the share to start, if the order starts one
-    at: str = ""  # the address of the node to probe; '' for the head
+    at: OptionalAddress = ""  # the address of the node to probe; '' for the head
 
 
 class Refused(SharedEvent):
@@ -224,7 +224,7 @@ class Answer(Value):
     """The result of one probe."""
 
     probe: Required
-    at: str  # the address of the probed node; '' for the head
+    at: OptionalAddress  # the address of the probed node; '' for the head
     evidence: str = ""  # why it failed; '' on success
     seconds: Seconds = 0.0  # how long it took: the shortest of several tries
     size: Bytes = 0  # the bytes received in that time, for a bandwidth sample

@@ -14,6 +14,7 @@ from msgspec import Meta, field
 from agent.base.text import is_ip
 from agent.base.value import (
     MOST_ITEMS,
+    Address,
     Addresses,
     ByName,
     Bytes,
@@ -191,7 +192,9 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     gpu_contradiction: str = ""  # which variables select GPUs in contradictory ways, or ''
     is_first_process: bool = False
     uid: UserId = 0
-    default_source: str | None = None  # the source address of the default route, if there is one
+    default_source: Address | None = (
+        None  # the source address of the default route, if there is one
+    )
     taken_ports: Annotated[Mapping[Port, str], Meta(max_length=MOST_ITEMS)] | None = None
     """Ports of the run that other processes use, with the process; None if not checked."""
     program_fault: str = ""  # why the program after `--` cannot start here, or ''

@@ -11,7 +11,7 @@ from agent.base import times
 from agent.base.ends import shell_code
 from agent.base.errors import Problem
 from agent.base.text import in_url
-from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
+from agent.base.value import JOB_NODES, Attempt, ExitCode, OptionalAddress, Rank, Seconds, Value
 from agent.settings.jobs import TORCHRUN
 from agent.work.recipes.recipe import JobBasis, NodeSize
 from agent.work.services import HEAD_IP
@@ -34,7 +34,7 @@ class ShareOrder(Value):
 
     rank: Rank
     nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
-    reward_ip: str = ""  # The address of the reward server's node, if the run has one
+    reward_ip: OptionalAddress = ""  # The address of the reward server's node, if the run has one
 
     basis: JobBasis = JobBasis()  # What sizes a recipe besides the nodes
 

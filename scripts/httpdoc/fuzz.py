@@ -41,7 +41,7 @@ class Head:
     """A head's port as in a run: with a status, logs, findings, and reports that are accepted."""
 
     def __init__(self, token: str | None, key: str | None = None) -> None:
-        first = Reply(1, "run-1", "running", ray_ready=True, gcs_port=6379, news=0)
+        first = Reply(1, "run-1", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
         expected = Expected(None, "", "", "")
         self.site = AgentServer(
             token=token,

@@ -1,4 +1,4 @@
-"""An impostor at the head's name, and replayed reports: neither gets anything."""
+"""An impostor or a relay at the head's name, and replayed reports: none gets anything."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Port(http.server.BaseHTTPRequestHandler):
         status = 200 if "Authorization" in self.headers else 401
         outcome = {"kind": "done", "exit_code": 0, "phase": "job", "culprit": "", "reason": "over"}
         reply = {
-            "protocol": 5, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
-            "ray_ready": True, "gcs_port": 6379, "news": 1, "verdict": {**outcome, "remedy": ""},
+            "protocol": 6, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
+            "ray_ready": True, "head_ip": "10.9.9.9", "news": 1,
+            "verdict": {**outcome, "remedy": ""},
             "refusal": "forged", "orders": [],
         }
         content = json.dumps(reply).encode()
@@ -56,6 +57,42 @@ while not os.path.exists("/tmp/open"):
 http.server.ThreadingHTTPServer(("0.0.0.0", 8266), Port).serve_forever()
 """
 """First plain Ray, as far as its open port goes; after `/tmp/open` an agent with a verdict."""
+
+RELAY = r"""
+import socket, sys, threading
+
+def copy(source, target):
+    with open("/tmp/received", "ab") as file:
+        while True:
+            try:
+                data = source.recv(65536)
+            except OSError:
+                data = b""
+            file.write(data)
+            file.flush()
+            try:
+                target.sendall(data) if data else target.shutdown(socket.SHUT_WR)
+            except OSError:
+                data = b""
+            if not data:
+                return
+
+def serve(port):
+    with socket.create_server(("0.0.0.0", port)) as listener:
+        while True:
+            near, _ = listener.accept()
+            try:
+                far = socket.create_connection((sys.argv[1], port))
+            except OSError:
+                near.close()
+                continue
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=copy, args=pair, daemon=True).start()
+
+threading.Thread(target=serve, args=(6379,), daemon=True).start()
+serve(8266)
+"""
+"""Passes what it receives at the agent's port and at GCS's on to the head, and keeps a copy."""
 
 REPLAY = """
 import sys, urllib.request, urllib.error
@@ -111,6 +148,22 @@ def test_an_impostor_at_the_head_s_name(cluster: Cluster) -> None:
     assert ends([head, worker]) == [7, 7], head.tail() + worker.tail()
     assert impostor.running
     assert TOKEN.encode() not in (false.tmp / "received").read_bytes()
+
+
+@pytest.mark.pods(3)
+def test_a_relay_at_the_head_s_name(cluster: Cluster) -> None:
+    """The proof passes through it, but the worker's Ray goes to the address in the proof."""
+    cluster.env |= {"EXPECTED_WORKERS": "1", "RAY_AUTH_TOKEN": TOKEN}
+    head, relay = cluster.pods[0], cluster.pods[2]
+    cluster.lab.publish("poda", relay.ip)
+    relay.start([sys.executable, "-c", RELAY, head.ip], env={})
+    worker = cluster.agent(1, "sh", "-c", "exit 7")
+    agent = cluster.agent(0, "sh", "-c", "exit 7", env={"AGENT_NODE_IP": head.ip})
+    assert ends([agent, worker]) == [7, 7], agent.tail() + worker.tail()
+    received = (relay.tmp / "received").read_bytes()
+    assert b"POST /report" in received
+    assert b"Authorization: Pod-Agent " in received
+    assert TOKEN.encode() not in received
 
 
 JOB = "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 7"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.control.reports import ReportEvent
 
 SECONDS = 20.0
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 HELLO = Hello("pod1", 1)
 REPORT = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO).to_dict()
 JSON = {"Content-Type": "application/json"}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FIRST = Reply(1, "run", "running", ray_ready=True, gcs_port=6379, news=0)
+FIRST = Reply(1, "run", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
 KEPT = agent_limit(1)
 WORD = ItemReport(RETRIEVER, Step.READY)

@@ -59,7 +59,7 @@ class Head:
             reports.publish(epoch=keeper.epoch, attempt=self.story.state.attempt.number)
             reports.run_decided.set()
 
-        first = await first_reply(keeper, keeper.next_attempt, 6379)
+        first = await first_reply(keeper, keeper.next_attempt, "10.0.0.1")
         expected = Expected(None, "", "", "")
         memory = partial(keeper.recall, tell)
         reports = Reports(

@@ -84,7 +84,7 @@ def test_a_goodbye_waits_for_the_head() -> None:
     """A head whose port opens only after the first try hears it nevertheless."""
     port, asked = free_port(), list[str]()
     heard: list[ReportEvent] = []
-    reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+    reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 
     async def story() -> None:
         again = anyio.Event()

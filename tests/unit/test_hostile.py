@@ -46,6 +46,9 @@ ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
         ({"part": {"attempt": 1, "end": {"code": 1792}}}, "part.end.code"),
         ({"answers": [{"probe": SAMPLE, "size": -1}]}, r"answers\[0\].size"),
         ({"news": float("nan")}, "news"),
+        ({"ip": "127.0.0.77/latest/meta-data"}, "ip"),
+        ({"ip": "::1%$(id)"}, "ip"),
+        ({"answers": [{"probe": SAMPLE, "at": "x$(id)"}]}, r"answers\[0\].at"),
     ],
 )
 def test_a_number_out_of_its_range(sent: dict[str, object], field: str) -> None:
@@ -67,15 +70,24 @@ def test_a_clock_of_facts(clock: float) -> None:
 def test_a_verdict_of_no_process(code: float) -> None:
     """1792 would become 0, success, as a process's exit code."""
     verdict = {"kind": "job-failed", "exit_code": code, "reason": "it failed"}
-    data = Reply(1, "run", "leaving", ray_ready=False, gcs_port=1, news=0).to_dict()
+    data = Reply(1, "run", "leaving", ray_ready=False, head_ip="10.0.0.1", news=0).to_dict()
     with pytest.raises(ValueError, match=r"^verdict.exit_code: expected"):
         Reply.from_dict({**data, "verdict": verdict})
+
+
+def test_an_address_of_facts() -> None:
+    """The names of a machine's addresses are no addresses."""
+    assert isinstance(FACTS, dict)
+    facts = {**FACTS["facts"], "default_source": "x$(id)"}
+    where = r"^hello.facts.default_source: expected an IP address, without a scope id$"
+    with pytest.raises(ValueError, match=where):
+        Report.from_dict({**BEAT, "hello": {**FACTS, "facts": facts}})
 
 
 def test_a_share_among_nodes_without_number() -> None:
     """A reply is read for any number of a worker's GPUs; a rank below 0 is none."""
     order = Order("head", 1, OrderKind.RUN_SHARE, share=ShareOrder(0, (NodeSize(-1),)))
-    data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()
+    data = Reply(1, "r", "p", ray_ready=True, head_ip="10.0.0.1", news=0, orders=(order,)).to_dict()
     with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
         Reply.from_dict(data)
 

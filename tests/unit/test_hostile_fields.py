@@ -118,7 +118,9 @@ class Port:
     def fresh(self) -> None:
         """Discard the received reports."""
         self.told.clear()
-        first = Reply(1, "run", "booting", ray_ready=True, gcs_port=6379, news=0, fingerprint=WORD)
+        first = Reply(
+            1, "run", "booting", ray_ready=True, head_ip="10.0.0.1", news=0, fingerprint=WORD
+        )
         expected = Expected(WORD, WORD, WORD, WORD, WORD)
         self.site._reports = Reports(  # noqa: SLF001 - one port does for all cases
             *(first, expected, self.told.append, lambda: 2.0), on_recalled_run=self._remember

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 
 
 # --- the verb ------------------------------------------------------------------------------------

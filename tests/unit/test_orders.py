@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0
 HELLO = Hello("pod1", 1)
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 
 
 class OneWorker:

@@ -224,7 +224,7 @@ def test_a_worker_refuses(name: str, at: str) -> None:
 def test_the_way_of_an_order_and_its_answer() -> None:
     """An order is sent as JSON, runs once, and its answer reaches the decisions."""
     told: list[object] = []
-    reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+    reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
     reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), told.append, lambda: 1.0)
     hello = Hello("pod2", 1, ray="2.60.0", python="3.11.7", facts=MACHINE)
     first = Report("agent2", "10.0.0.2", "joining Ray", hello=hello)

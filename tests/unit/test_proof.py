@@ -291,6 +291,40 @@ def test_reports_do_not_contain_the_token() -> None:
     assert SECRET.encode() not in b"".join(requests + replies)
 
 
+def test_a_relay_is_not_joined() -> None:
+    """Ray, which sends the token, is joined at the address that the head has signed.
+
+    A relay that changes the address breaks the proof.
+    """
+
+    async def story(address: bytes) -> list[w.WorkerEvent]:
+        head = Head()
+        runner = await head.serve()
+
+        async def relay(near: anyio.abc.SocketStream) -> None:
+            far = await anyio.connect_tcp("127.0.0.1", head.port)
+            async with near, far, anyio.create_task_group() as both:
+                both.start_soon(_copy, near, far, [])
+                async for part in far:
+                    await near.send(part.replace(b"10.0.0.1", address))
+
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        worker = Worker(local_port(listener))
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, relay)
+            tasks.start_soon(worker.link.run)
+            is_changed = address != b"10.0.0.1"
+            await worker.last(*((w.HeadSilent, "not prove") if is_changed else (w.HeadSpoke,)))
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+        return worker.events
+
+    events = anyio.run(story, b"10.0.0.1")
+    assert {one.ip for one in events if isinstance(one, w.HeadSpoke)} == {"10.0.0.1"}
+    changed = anyio.run(story, b"10.6.6.6")
+    assert not any(isinstance(one, w.HeadSpoke) for one in changed)
+
+
 def test_a_head_with_another_token() -> None:
     """Neither follows the other, and the worker says why."""
 
@@ -310,7 +344,7 @@ def test_a_head_with_another_token() -> None:
 
 S1 = "5" * 32
 ENDS = Reply(
-    *(9, "run-1", "leaving"), ray_ready=True, gcs_port=6379, news=1, refusal="go away"
+    *(9, "run-1", "leaving"), ray_ready=True, head_ip="10.0.0.1", news=1, refusal="go away"
 ).to_dict()
 
 

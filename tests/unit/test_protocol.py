@@ -43,11 +43,12 @@ HELLOS = st.builds(
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
 )
 ITEMS = st.builds(ItemReport, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
-ANSWERS = st.builds(Answer, NAME, PRINTABLE, PRINTABLE, st.floats(0, 99))
+IPS = st.just("") | st.ip_addresses().map(str)
+ANSWERS = st.builds(Answer, NAME, IPS, PRINTABLE, st.floats(0, 99))
 REPORTS = st.builds(
     Report,
     id=NAME,
-    ip=PRINTABLE,
+    ip=IPS,
     phase=NAME,
     detail=PRINTABLE,
     joined=st.booleans(),
@@ -68,14 +69,14 @@ CODES = st.integers(0, 255)
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
 KINDS = st.sampled_from(OrderKind)
 COUNTS = st.integers(1, 2**53)
-ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, COUNTS, st.none(), PRINTABLE)
+ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, COUNTS, st.none(), IPS)
 REPLIES = st.builds(
     Reply,
     epoch=st.integers(0, 10**15),
     run_id=PRINTABLE,
     phase=PRINTABLE,
     ray_ready=st.booleans(),
-    gcs_port=st.integers(1, 65_535),
+    head_ip=st.ip_addresses().map(str),
     news=st.integers(0, 2**53),
     attempt=st.integers(1, 99),
     fingerprint=PRINTABLE,
@@ -205,7 +206,7 @@ def test_the_version_names_the_wire_format_of_facts() -> None:
     sent = json.loads(
         json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
     )
-    assert sent["protocol"] == VERSION == 5
+    assert sent["protocol"] == VERSION == 6
     assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
     assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
     assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
     from agent.node.facts import Facts
 
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 HELLO = Hello("pod1", 1, ray="2.60.0", python="3.11.7", services="abc")
 POD1 = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO)
 POD2 = Report("agent2", "10.0.0.3", "joining Ray", hello=replace(HELLO, name="pod2", rank=2))

@@ -128,7 +128,7 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.new_epoch("pod0")
     anyio.run(keeper.flush)
-    reply = anyio.run(first_reply, keeper, 1, 6379)
+    reply = anyio.run(first_reply, keeper, 1, "10.0.0.1")
     own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
     assert recalled(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
     assert Trace(goal(1), [(1, h.RunRemembered("run", 0))]).effects == []

@@ -56,7 +56,7 @@ class Story:
         plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
         redactor = redactor_for({}, plan.settings, plan.texts_with_secrets)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
-        reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+        reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
         expected = Expected(None, "", "", "")
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
         self.state = head.first_state(goal(2))

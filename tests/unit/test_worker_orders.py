@@ -182,7 +182,7 @@ def test_ranks_come_with_the_reply() -> None:
     """The first hello gets rank 1; a node with a rank from its platform gets none."""
     heard: list[Worker] = []
     kept: list[tuple[str, ...]] = []
-    first = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+    first = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
     reports = Reports(
         first,
         Expected(None, "", "", ""),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.text import is_ip, listed
+from agent.base.text import listed
 from agent.decisions import values as v
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import HeadSpoke, RayStep, WorkerPhase, WorkerState
@@ -278,7 +278,7 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         return _leave_by_signal(state)
     if kind is v.OrderKind.SEND_LOG:  # the reader checks the log's name
         return state, (w.SendLog(name),)
-    if kind is v.OrderKind.PROBE and name in v.PROBES and (not order.at or is_ip(order.at)):
+    if kind is v.OrderKind.PROBE and name in v.PROBES:
         return state, (w.RunProbe(name, order.at),)
     if kind is v.OrderKind.PROBE and name == v.ALL_REDUCE and order.share is not None:
         return state, (w.RunProbe(name, "", order.share),)

@@ -171,7 +171,7 @@ def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
 class HeadSpoke(LocalWorkerEvent):
     """The head's agent replied; without an agent, GCS answered (`epoch` is None then)."""
 
-    ip: str
+    ip: str  # the address of its node, where Ray is joined: a reply's own, which its proof covers
     epoch: int | None
     ray_ready: bool
     phase: str = ""

@@ -124,7 +124,7 @@ class HeadAgent(Agent):
         number, now = self.state.attempt.number, self.node.now
         most = agent_limit(plan.topology.expected_workers)
         return Reports(
-            await first_reply(self.keeper, number, plan.ports.gcs),
+            await first_reply(self.keeper, number, self.machine.ip),
             *(make_expected(plan, self.keeper), self.inbox.put, now),
             rank_names=self.keeper.record.ranks,
             keep_ranks=self.keeper.record_ranks,
