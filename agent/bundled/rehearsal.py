@@ -330,8 +330,7 @@ def rehearse(options: argparse.Namespace) -> str:
         "target": options.target,
         "passed": mean >= options.target,
     }
-    file = options.out / "curve.json"
-    file.write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
+    file = write_private(options.out / "curve.json", json.dumps(curve, indent=1) + "\n")
     # Ray merges stderr and stdout of a job into one file: this must not look like a step line
     measured = f"{mean:.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
     if mean >= options.target:
@@ -341,6 +340,17 @@ def rehearse(options: argparse.Namespace) -> str:
         f"the mean was {measured}: see {file}; raise --steps or --group, if {options.reward_url} "
         "scores `\\boxed{7}` for `What is 3+4?` with label 7 higher than a wrong answer"
     )
+
+
+def write_private(file: Path, text: str) -> Path:
+    """Write a file that nobody may read who may not read its folder."""
+    mode = file.parent.stat().st_mode & 0o666
+    with contextlib.suppress(FileNotFoundError):
+        file.unlink()
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor has no path
+        out.write(text)
+    return file
 
 
 def _end_on_signals() -> None:

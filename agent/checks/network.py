@@ -19,10 +19,23 @@ if TYPE_CHECKING:
 
 
 def expected_nodes(node: CheckedNode) -> Result | None:
-    """Pods that do not name their head are as many runs; each looks healthy and bills."""
+    """Pods that do not name their head are as many runs; each looks healthy and bills.
+
+    A number that is not the platform's makes the head wait for nobody, or not for all.
+    """
     topology, settings = node.topology, node.settings
-    is_set = settings.expected_workers is not None or settings.head is not None
-    if topology.platform.name != RUNPOD or not topology.is_head or is_set:
+    given, nodes = settings.expected_workers, topology.platform.nodes
+    if not topology.is_head:
+        return None
+    # a file of services may keep nodes for services alone, which are no workers
+    may_be_fewer = settings.services is not None
+    if given is not None and nodes is not None and given != nodes - 1:
+        if given < nodes - 1 and may_be_fewer:
+            return None
+        workers = f"{nodes - 1} worker{'s' * (nodes != 2)}"
+        what = f"EXPECTED_WORKERS={given}, but {topology.platform.name} has {nodes} nodes"
+        return warn(f"{what} ({workers})", "Unset EXPECTED_WORKERS, unless this is intended")
+    if topology.platform.name != RUNPOD or given is not None or settings.head is not None:
         return None
     number = "EXPECTED_WORKERS to the number of pods - 1"
     if settings.head_pod_id is not None:

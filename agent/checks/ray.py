@@ -58,9 +58,9 @@ def token(node: CheckedNode) -> Result:
     by_torchrun, given = launcher(settings) == TORCHRUN, topology.given_ray
     if settings.ray_auth_token is None:
         what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
-        if node.is_alone and given is None:
-            return ok(f"{what} (one machine, private address)")
         remedy = "Set the same RAY_AUTH_TOKEN on every node"
+        if node.is_alone:
+            remedy = "Set RAY_AUTH_TOKEN, since the ports are open on every interface"
         if given is not None:
             remedy = f"Turn token auth on in {given.owner} (spec.authOptions.mode: token)"
         elif settings.dashboard_host is None and not by_torchrun:

@@ -51,7 +51,8 @@ def for_node(
 def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) -> dict[str, str]:
     """Return what every child inherits, with no proxy to these nodes."""
     # Ray's token mode is always set: its default differs between versions
-    chosen = {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
+    by_token = "disabled" if settings.ray_auth_token is None else "token"
+    chosen = {TOKEN_MODE: environ.get(TOKEN_MODE, "").strip() or by_token}
     dropped = {*_NEVER_INHERITED}
     if settings.debug_ray in _DEBUGGERS:
         dropped |= {name for name, _ in _DEBUGGERS.values()}

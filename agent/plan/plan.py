@@ -14,7 +14,7 @@ from agent.checks.finding import Finding, Level
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
-from agent.settings.model import TOKEN_MODE, Settings, secret_texts
+from agent.settings.model import Settings, secret_texts
 from agent.topology.platforms import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
@@ -188,8 +188,6 @@ class Plan(Value):
         environ, settings, given = self.environ, self.settings, self.topology.given_ray
         if given is not None:
             own = environment.for_children(environ, settings, node_ip, given.gcs_host)
-            if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
-                own[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds itself
         else:
             own = environment.for_node(environ, settings, self.facts, node_ip, head_ip)
             if self.torchrun is not None:  # the token then guards only the agent's port

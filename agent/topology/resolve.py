@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS
 from agent.base.value import Value
-from agent.settings.jobs import launcher
+from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import POD_ACTIONS, changed
 from agent.topology import kuberay, platforms, slurm
 from agent.topology.platforms import DSTACK, LWS, PlatformInfo, own_pod
@@ -136,6 +137,8 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         problems.append(Problem("AGENT_ON_DONE", got, wanted))
     if given is not None and is_head:
         problems += settings_without_effect(settings, given)
+    if given is None and launcher(settings) != TORCHRUN:
+        problems += _auth_mode_problems(environ, settings)
     if problems:
         raise SettingsError(tuple(problems))
     return Topology(
@@ -175,6 +178,17 @@ def _claims(
     if platform.role_variable:
         claims[platform.role_variable] = platform.is_head, ", ".join(platform.evidence)
     return claims
+
+
+def _auth_mode_problems(environ: Mapping[str, str], settings: Settings) -> Iterator[Problem]:
+    """Yield a problem where Ray's own variable contradicts the token; others are Ray's affair."""
+    mode, has_token = environ.get(TOKEN_MODE, "").strip(), settings.ray_auth_token is not None
+    if mode.lower() == "token" and not has_token:
+        wanted = "the token in RAY_AUTH_TOKEN, the same on every node, or it unset"
+        yield Problem(TOKEN_MODE, f"{mode} without RAY_AUTH_TOKEN", wanted)
+    elif mode.lower() == "disabled" and has_token:
+        wanted = "one of the two unset: the token turns on Ray's token authentication"
+        yield Problem(TOKEN_MODE, f"{mode} beside RAY_AUTH_TOKEN", wanted)
 
 
 def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:

@@ -379,3 +379,50 @@ def test_weights_are_in_order() -> None:
     """What explains most is the greatest."""
     assert max(Weight) is Weight.ROOT
     assert min(Weight) is Weight.LAST
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("ModuleNotFoundError: No module named 'flash_attn'", "flash_attn"),
+        ("/usr/bin/python3: No module named openrlhf.cli", "openrlhf.cli"),
+        ("importlib.metadata.PackageNotFoundError: flash_attn", "flash_attn"),
+        (
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for vllm",
+            "vllm",
+        ),
+        (
+            "ImportError: This file requires packages that were not found in your environment: einops",
+            "einops",
+        ),
+        (
+            "ImportError: FlashAttention2 is on, but the package flash_attn seems to be not installed.",
+            "flash_attn",
+        ),
+        ("ImportError: vLLM is not available. Please install vLLM", "vLLM"),
+        ("ImportError: Using `load_in_4bit` requires the bitsandbytes library", "bitsandbytes"),
+        ("ValueError: Please install flash-attn to use flash attention", "flash-attn"),
+        ("RuntimeError: math-verify is not installed", "math-verify"),
+        ("ImportError: it needs more, please `pip install -U trl`", "trl"),
+    ],
+)
+def test_the_missing_module_is_named(line: str, name: str) -> None:
+    """The cause names the module, never a word of the sentence around it."""
+    found = diagnose_logs([log(line)])
+    assert found.key == "missing module"
+    assert found.cause == f"the job's Python lacks a module ({name})"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Namespace(remote_rm_url=['http://10.0.0.4:5000/get_reward'], on_error='raise')",
+        "args: Namespace(reward_server='x', timeout_error='reward request failed: refused')",
+        "  remote_rm_url: ['http://10.0.0.4:5000/get_reward']",
+        "Namespace(hint='CUDA out of memory. Tried to allocate')",
+    ],
+)
+def test_printed_settings_are_no_messages(line: str) -> None:
+    """A job prints its settings, which may contain the words of an error."""
+    assert diagnose_logs([log(f"{line}\nValueError: broken")]).key == ""
+    assert find_known_lines([line.encode()]) == []

@@ -12,6 +12,11 @@ from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of, with_ray
 
 TOKEN = {"RAY_AUTH_TOKEN": SECRET}
 TWO = {"EXPECTED_WORKERS": "1"}
+DSTACK = {
+    "DSTACK_NODE_RANK": "0",
+    "DSTACK_NODES_NUM": "2",
+    "DSTACK_MASTER_NODE_IP": "10.0.0.5",
+}
 INSIST = {"AGENT_ALLOW_INSECURE": "1"}
 OLD = with_ray(MACHINE, version="2.51.1")
 CLICK = with_ray(
@@ -83,7 +88,28 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.OK,
         "2.40.0",
     ),
-    "no token, alone": ("token", {}, MACHINE, Level.OK, "one machine"),
+    "no token, alone": ("token", {}, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
+    "no token, no Ray, alone": (
+        "token",
+        {"AGENT_LAUNCHER": "torchrun"},
+        MACHINE,
+        Level.WARN,
+        "RAY_AUTH_TOKEN is not set",
+    ),
+    "more workers than nodes": (
+        "nodes",
+        {**DSTACK, "EXPECTED_WORKERS": "5"},
+        MACHINE,
+        Level.WARN,
+        "EXPECTED_WORKERS=5, but dstack has 2 nodes (1 worker)",
+    ),
+    "fewer workers than nodes": (
+        "nodes",
+        {**DSTACK, "EXPECTED_WORKERS": "0"},
+        MACHINE,
+        Level.WARN,
+        "EXPECTED_WORKERS=0, but dstack has 2 nodes (1 worker)",
+    ),
     "no token, two nodes": ("token", TWO, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
     "no token, worker": (
         "token",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.base.errors import SettingsError
 from agent.node.facts import MIB
 from agent.plan.environment import (
     for_bridge,
@@ -17,7 +18,7 @@ from agent.plan.environment import (
 from agent.plan.ray_start import object_store
 from agent.plan.show import environment_of
 from agent.settings.redact import MASK
-from unit.worlds import MACHINE, POD, SECRET, plan_of, settings_of
+from unit.worlds import MACHINE, POD, SECRET, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,13 +74,15 @@ def test_what_the_user_set_wins(name: str, text: str) -> None:
     ("environ", "mode"),
     [
         ({}, "disabled"),
-        ({"RAY_AUTH_MODE": "token"}, "disabled"),
+        ({"RAY_AUTH_MODE": "disabled"}, "disabled"),
+        ({"RAY_AUTH_MODE": " "}, "disabled"),
+        ({"RAY_AUTH_MODE": "k8s"}, "k8s"),
         ({"RAY_AUTH_TOKEN": SECRET}, "token"),
-        ({"RAY_AUTH_TOKEN": SECRET, "RAY_AUTH_MODE": "disabled"}, "token"),
+        ({"RAY_AUTH_TOKEN": SECRET, "RAY_AUTH_MODE": "Token"}, "Token"),
     ],
 )
 def test_rays_token_mode_is_explicit(environ: dict[str, str], mode: str) -> None:
-    """The token alone decides, both ways, since Ray's default differs between versions."""
+    """It is always set, since Ray's default differs between versions; the user's own stays."""
     found = of(environ)
     assert found["RAY_AUTH_MODE"] == mode
     assert found.get("RAY_AUTH_TOKEN") == environ.get("RAY_AUTH_TOKEN")
@@ -232,3 +235,17 @@ def test_the_object_store_fits_shared_memory(
     """Ray's default stays if it fits; otherwise the store shrinks to the free /dev/shm."""
     facts = replace(MACHINE, shm=shm * MIB, shm_free=free * MIB, memory=memory * MIB)
     assert object_store(facts) == size
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"RAY_AUTH_MODE": "token"}, "token without RAY_AUTH_TOKEN"),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": SECRET}, "disabled beside RAY_AUTH_TOKEN"),
+    ],
+)
+def test_a_mode_that_contradicts_the_token_is_refused(environ: dict[str, str], said: str) -> None:
+    """Neither is dropped in silence: Ray would be open where the user asked for a guard."""
+    with pytest.raises(SettingsError, match=f"RAY_AUTH_MODE.*{said}"):
+        topology_of(environ)
+    topology_of({**environ, "AGENT_LAUNCHER": "torchrun"})  # which runs no Ray

@@ -55,7 +55,8 @@ def init(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 def test_the_examples_are_its_output(tmp_path: Path) -> None:
     """Each file is what its command in examples/README.md writes."""
-    subprocess.run([sys.executable, str(ROOT / "scripts/examples"), str(tmp_path)], check=True)
+    environ = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([ROOT / "scripts/examples", tmp_path], check=True, env=environ)
     made = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(made) == 14
     for path in made:

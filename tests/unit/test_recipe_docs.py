@@ -20,9 +20,10 @@ MIGRATE = """# From your script to the agent
 
 Five documents that people start from, step by step: the document's steps are on the left, the
 agent's on the right. Every node runs the same container command, `pod-agent`; differences are in
-the environment. `pod-agent plan` shows the steps of a node, `pod-agent recipe NAME --nodes N --gpus
-G` the command of a recipe. A recipe or variable that this version lacks is refused by its name,
-with code 78, before anything starts.
+the environment. `pod-agent plan -v` shows every step of a node, `pod-agent recipe NAME --nodes N
+--gpus G` the command of a recipe. A recipe that this version lacks is refused by its name, with
+code 78, before anything starts; so is an `AGENT_` variable that resembles a known one or is
+reserved for a later version. Other unknown ones are named in a warning.
 
 Below the steps stands each launch command of the document, in the environment that gives the same
 job. Tests compare the two, argument by argument.

@@ -30,6 +30,7 @@ from agent.bundled.rehearsal import (
     main,
     probabilities,
     updated,
+    write_private,
 )
 from reward_process import ROOT, SECONDS, reward_server
 
@@ -335,3 +336,14 @@ def test_the_reward_rises_from_chance_to_the_target(seed: int) -> None:
         means.append(earned / len(tasks) / 16)
     assert abs(means[0] - 1 / ANSWERS) < 0.06
     assert sum(means[-3:]) / 3 > 0.95
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
+def test_the_curve_is_as_private_as_its_folder(tmp_path: Path, folder: int, file: int) -> None:
+    """AGENT_LOG_MODE decides on the run folder's mode, and so on the curve's."""
+    tmp_path.chmod(folder)
+    curve = tmp_path / "curve.json"
+    curve.write_text("of an earlier attempt")
+    curve.chmod(0o666)
+    assert write_private(curve, "{}").read_text() == "{}"
+    assert curve.stat().st_mode & 0o777 == file

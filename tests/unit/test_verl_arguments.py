@@ -54,6 +54,8 @@ def test_a_users_argument_replaces_the_recipes(
         ((0, 8, 0), "trainer.use_v1=True", "has no use_v1"),
         ((0, 6, 1), "actor_rollout_ref.rollout.seed=1", "has no seed"),
         ((0, 9, 1), "--nnodes=2", "no argument for hydra"),
+        ((0, 9, 1), "+trainer.test_freq=5", "+trainer.test_freq: verl 0.9.1 has this key"),
+        ((0, 9, 1), "+trainer.nnodes=2", "write trainer.nnodes=… or ++trainer.nnodes=…"),
     ],
 )
 def test_wrong_arguments_are_refused(version: Version, argument: str, said: str) -> None:
@@ -72,6 +74,7 @@ def test_wrong_arguments_are_refused(version: Version, argument: str, said: str)
         ((0, 9, 1), ("trainer.v1.trainer_mode=sync", "hydra.run.dir=/tmp/x")),
         ((0, 9, 1), ("++algorithm.adv_estimator=mine",)),
         ((0, 9, 1), ("++trainer.of_tomorrow=1", "+ray_kwargs.ray_init.x=1")),
+        ((0, 9, 1), ("+data.apply_chat_template_kwargs.x=1", "+trainer.of_tomorrow=1")),
         ((0, 9, 1), ("model_engine=megatron", "actor_rollout_ref.actor.megatron.x=1")),
         ((0, 9, 1), ("actor@actor_rollout_ref.actor=megatron_actor", "critic.megatron.x=1")),
         ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),

@@ -62,6 +62,7 @@ _TIME = (
     r"|(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d3>\d{1,2}) "
     r"|\b(?P<mo4>\d\d)-(?P<d4>\d\d) )(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)"
 )
+_PRINTED_SETTINGS = "Namespace("  # what follows are values of argparse, in any words
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
@@ -233,7 +234,8 @@ def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
         if sign not in (text if words.mild else loud_text):
             continue
         for at in every if words.mild else loud:
-            line, above = lines[at], lines[at - 1] if at else ""
+            line = lines[at].partition(_PRINTED_SETTINGS)[0]
+            above = lines[at - 1] if at else ""
             if at in found or sign not in line:
                 continue
             if 'File "' in above and body_of(above).lstrip().startswith('File "'):

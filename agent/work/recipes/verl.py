@@ -297,12 +297,15 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     for since, old, new in _MOVED:
         if version >= since and f"{key}.".startswith(f"{old}."):
             return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
-    if override.prefix in {"+", "++"}:
+    if override.prefix == "++":
         return ""
     section = key
     while section and section not in sections:
         section = section.rpartition(".")[0]
     name, known = key.removeprefix(section).strip(".").partition(".")[0], sections[section]
+    if override.prefix == "+":
+        has_key = name in known and key == f"{section}.{name}".lstrip(".")
+        return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
     if key == "algorithm.adv_estimator":
         name, known = override.value, _ESTIMATORS
     if not name or name in known:

@@ -1,0 +1,1 @@
+"""The start files in `examples/`, written by `pod-agent init`."""
