@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -13,6 +14,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.text import error_text
 from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import state as h
 from agent.decisions.values import (
@@ -25,13 +27,13 @@ from agent.decisions.values import (
 )
 from agent.plan import environment
 from agent.plan.plan import JOB_LOG
-from agent.record.background import in_thread
+from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time, read_end
 from agent.record.log import say
 from agent.runtime import process
 from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
-from agent.runtime.waiting import NotYet, until
+from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
 from agent.work.job import fill
 from agent.work.services import reward_url
@@ -96,9 +98,13 @@ class LocalWork:
             return ""
         place = self._place()
         marker = None if step.once is None else Path(place.fill(step.once))
-        if marker is not None and await anyio.to_thread.run_sync(marker.exists):
-            say(f"{name}: skipped, {marker} is there")
-            return ""
+        if marker is not None:
+            try:
+                if await _is_there(marker, name):
+                    say(f"{name}: skipped, {marker} is there")
+                    return ""
+            except TimedOutError as error:
+                return str(error)
         # A worker's step may run before the head is found: its own address is then unknown.
         env = environment.for_children(plan.environ, plan.settings)
         if plan.topology.is_head:
@@ -121,7 +127,10 @@ class LocalWork:
         if code != 0:
             return child.end_sentence(code)
         if marker is not None:
-            await anyio.to_thread.run_sync(_mark, marker, name)
+            fault = await in_thread(partial(_mark, marker, name), times.IDLE_DISK)
+            if fault != "":
+                why = fault or "it does not answer"
+                say(f"{name}: done, but {marker} cannot be written ({why})", "warning")
         run.node.update(done=(*run.node.record.done, name))
         return ""
 
@@ -205,13 +214,46 @@ class LocalWork:
         return await until_dead(probe_once, spec.asked_again, cpu)
 
 
-def _mark(marker: Path, name: str) -> None:
-    """Write the marker, which only has to exist; without it the step runs again next time."""
+async def _is_there(marker: Path, name: str) -> bool:
+    """Return whether a marker exists; raise TimedOutError if its disk does not answer in time."""
+    pending: asyncio.Future[bool | str] | None = None
+
+    async def look() -> bool | NotYet:
+        nonlocal pending
+        pending = pending or in_background(partial(_look_for, marker))
+        if pending is None:
+            return NotYet(f"{marker} cannot be read: {NO_THREAD}")
+        await asyncio.wait([pending], timeout=times.STALLED_DISK)
+        if not pending.done():  # the next look waits for the same answer
+            return NotYet(f"{marker} does not answer")
+        found, pending = pending.result(), None
+        return NotYet(f"{marker} cannot be read: {found}") if isinstance(found, str) else found
+
+    def log(evidence: str) -> None:
+        say(f"{name}: waiting for its marker, {evidence}", "warning")
+
+    return await until(look, times.IDLE_DISK, on_evidence=log)
+
+
+def _look_for(marker: Path) -> bool | str:
+    """Return whether a marker exists, or its disk's error."""
+    try:
+        return marker.exists()
+    except OSError as error:
+        return error_text(error)
+
+
+def _mark(marker: Path, name: str) -> str:
+    """Write the marker, which only has to exist; return '' or the error.
+
+    Without it the step runs again next time.
+    """
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
     except OSError as error:
-        say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
+        return error_text(error)
+    return ""
 
 
 _LONGEST_END = 1 << 20  # bytes of the output's end that are searched for torchrun's failure report

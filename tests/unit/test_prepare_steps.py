@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import psutil
+import pytest
 from msgspec.structs import replace
 
+from agent.base import times
+from agent.boot import services
 from agent.boot.node_run import NodeRun
 from agent.boot.services import LocalWork
 from agent.decisions.values import StepOver
@@ -19,7 +26,7 @@ from agent.work.services import ON_EVERY, Placeholders, PrepareStep
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from agent.boot.services import LocalEvent
 
@@ -68,4 +75,63 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
             assert sent == [StepOver("one", ""), StepOver("two", "")]
 
     anyio.run(story)
+    run.close()
+
+
+def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork, list[LocalEvent]]:
+    """Return a run whose one step has this marker, and the events that it sends."""
+    run = a_run(root, (PrepareStep("data", "exit 0", ON_EVERY, 60.0, "within", once=str(marker)),))
+    sent: list[LocalEvent] = []
+    return run, LocalWork(run, sent.append, Placeholders), sent
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_marker_that_cannot_be_read(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read again, with a log line; then the step fails with the disk's error."""
+    marker, found = tmp_path / "marker", [*(OSError(number, os.strerror(number)),) * 2]
+
+    def broken(path: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:
+        if path == marker and found:
+            raise found.pop()
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", broken)
+    run, work, sent = with_marker(tmp_path / "runs", marker)
+    said: list[str] = []
+    monkeypatch.setattr(services, "say", lambda line, _level="info": said.append(line))
+
+    async def story() -> None:
+        await work.prepare("data")
+        assert sent == [StepOver("data", "")]
+        assert any(os.strerror(number) in line for line in said)
+        monkeypatch.setattr(times, "IDLE_DISK", 0.5)
+        found.extend([OSError(number, os.strerror(number))] * 100)
+        await work.prepare("data")
+        assert sent[1:] == [StepOver("data", f"{marker} cannot be read: {os.strerror(number)}")]
+
+    anyio.run(story)
+    run.close()
+
+
+def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is logged; the step fails at its limit, and a stop does not wait for the disk."""
+    marker, answers = tmp_path / "marker", threading.Event()
+
+    def hangs(path: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:
+        if path == marker:
+            answers.wait(30)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", hangs)
+    monkeypatch.setattr(times, "IDLE_DISK", 1.0)
+    monkeypatch.setattr(times, "STALLED_DISK", 0.1)
+    run, work, sent = with_marker(tmp_path / "runs", marker)
+    said: list[str] = []
+    monkeypatch.setattr(services, "say", lambda line, _level="info": said.append(line))
+    anyio.run(work.prepare, "data")
+    assert sent == [StepOver("data", f"{marker} does not answer")]
+    assert f"data: waiting for its marker, {marker} does not answer" in said
+    answers.set()
     run.close()
