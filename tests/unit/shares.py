@@ -17,7 +17,8 @@ STOPPED = ShareEnd(1, by_order=True)
 def by_torchrun(workers: int = 1, **asked: int) -> h.HeadGoal:
     """Return the goal of a run without Ray."""
     of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
-    limits = {**of.limits, planned.JOB: 8.0}
+    limits = {key: limit for key, limit in of.limits.items() if key != planned.HEAD}
+    limits[planned.JOB] = 8.0
     return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
 
 

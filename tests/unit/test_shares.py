@@ -16,10 +16,12 @@ from agent.decisions.head.retry import job_report
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE, Order, OrderKind
 from agent.decisions.worker import state as w
+from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
+from agent.work.services import Where
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit import workers
-from unit.heads import PREPARED, SUBMITTED, TERM, TICK, History, Trace
+from unit.heads import LIMITS, PREPARED, RETRIEVER_SPEC, SUBMITTED, TERM, TICK, History, Trace
 from unit.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ def test_alone_it_starts_at_once() -> None:
     trace.take(SUBMITTED, then)
     trace.take(own(DONE), 9.0)
     assert [(end.kind, end.exit_code) for end in trace.outcomes] == [(Kind.DONE, 0)]
+
+
+def test_a_service_on_a_rank_is_waited_for() -> None:
+    """There is no Ray, of which the limit would be; that of the workers counts."""
+    judge = replace(RETRIEVER_SPEC, where=Where("rank", 1))
+    trace = Trace(replace(by_torchrun(1), services=(judge,)), [(1.0, TICK)])
+    awaited = {wait.key: wait.deadline for wait in head.pending_waits(trace.state)}
+    assert awaited["retriever rank 1"] == awaited[planned.WORKERS] == LIMITS[planned.WORKERS]
+    trace.take(share_of(2, at=2.0, rank=1), 2.0)
+    assert [*trace.kinds()] == ["StartService"]
 
 
 def test_shares_stand_in_the_order_of_ranks() -> None:

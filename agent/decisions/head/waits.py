@@ -132,8 +132,7 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
     for spec in state.goal.services:
         if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
-            key, limits = f"{spec.name} {spec.where.sentence()}", state.goal.limits
-            until = state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
+            key, until = f"{spec.name} {spec.where.sentence()}", state.deadline_of(planned.WORKERS)
             yield Wait(key, what, until, partial(_last_detail, state, spec.where.rank))
 
 
