@@ -39,6 +39,7 @@ FENCE_LEAST = 3.0  # The least time that a head has to answer again before the f
 PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
 STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a shared disk.
 RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
+LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 
 # --- A silent head, on a worker -------------------------------------------------------------------

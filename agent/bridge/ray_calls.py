@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,12 @@ class Jobs:
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
         info = self._client.get_job_info(job_id)
-        names = ("message", "driver_exit_code", "error_type")  # its class has differed in Ray
+        names = (
+            "message",
+            "driver_exit_code",
+            "error_type",
+            "end_time",
+        )  # its class has differed in Ray
         job = {name: getattr(info, name, None) for name in names}
         return _report({**job, "status": getattr(info.status, "value", info.status)})
 
@@ -117,6 +123,8 @@ class Jobs:
 def _report(job: Mapping[str, Any]) -> dict[str, object]:
     """Return a job's state, of a long message the start and the end, which has the error."""
     status, message = str(job["status"]), str(job.get("message") or "")
+    ended, end = status in _TERMINAL, job.get("end_time")  # in milliseconds since 1970
+    ago = max(0.0, time.time() - end / 1000) if ended and isinstance(end, (int, float)) else 0.0
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"
     return {
@@ -124,7 +132,8 @@ def _report(job: Mapping[str, Any]) -> dict[str, object]:
         "message": message,
         "driver_exit_code": job.get("driver_exit_code"),
         "error_type": str(job.get("error_type") or ""),
-        "ended": status in _TERMINAL,
+        "ended": ended,
+        "ended_ago": round(ago, 3),
     }
 
 

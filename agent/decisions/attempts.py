@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code
-from agent.base.value import Value
+from agent.base.value import Seconds, Value
 from agent.decisions.values import HeadEvent
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class JobReport(Value):
     place: str = ""  # the process that failed, if known
     memory: str = ""  # what the kernel's OOM killer did just before, or ''
     cause: FailureCause | None = None
+    ended_ago: Seconds = 0.0  # how long before the report the job ended, by Ray's clock
 
     @property
     def ended(self) -> bool:
@@ -121,6 +122,7 @@ class Attempt(Value):
     submitted: float | None = None  # when it was submitted to Ray; None until then
     last_status_at: float = 0.0  # when Ray last returned its status
     report: JobReport | None = None
+    job_ended_at: float | None = None  # when the job ended, of which Ray's report may be late
     ended: float | None = None
     end: Outcome | None = None
     workers: Mapping[str, str] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
@@ -426,10 +427,11 @@ def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
 def test_a_plain_head_orders_nothing() -> None:
     """The order on this node is kept; items on other nodes cannot be waited for."""
     made = replace(OF_LOCAL, steps=(GIVEN, LAST, DATA))
-    trace = workers.WorkerTrace(made, [(2, workers.replied(epoch=None))])
+    gcs_alone = workers.replied(epoch=None)
+    trace = workers.WorkerTrace(made, [(2, gcs_alone), (2 + times.PLAIN_RAY, gcs_alone)])
     assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("data")]
-    trace.take(StepOver("data"), 3)
-    trace.take(StepOver(PREPARE_EACH), 4)
+    trace.take(StepOver("data"), 13)
+    trace.take(StepOver(PREPARE_EACH), 14)
     assert trace.effects[2:] == [w.RunOwnStep("last")]
 
 
@@ -449,8 +451,9 @@ def test_an_order_starts_a_step_once() -> None:
     """Also if the head had no agent before, and the step waits for another of this node."""
     ordered = w.Ordered(Order("head1", 1, OrderKind.RUN_STEP, "last"))
     made = replace(OF_LOCAL, steps=(GIVEN, LAST))
-    trace = workers.WorkerTrace(made, [(1, workers.replied(epoch=None)), (2, ordered)])
-    trace.take(StepOver(PREPARE_EACH), 3)
+    gcs_alone, later = workers.replied(epoch=None), 1 + times.PLAIN_RAY
+    trace = workers.WorkerTrace(made, [(1, gcs_alone), (later, gcs_alone), (later + 1, ordered)])
+    trace.take(StepOver(PREPARE_EACH), 13)
     assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
 
 

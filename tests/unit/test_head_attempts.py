@@ -102,6 +102,30 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
     assert "the job ran out of memory" in end.reason
 
 
+def ended_before(seconds: float) -> h.JobReported:
+    """Return Ray's late report of a failed job."""
+    return h.JobReported("run-1", JobReport("FAILED", "", 1, ended_ago=seconds))
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        ([*PAIR, GONE, (12, nodes(2)), (100, ended_before(60))], None),
+        ([*PAIR, GONE, (12, nodes(2)), (100, ended_before(21))], "exit code 1; before that, lost"),
+        ([*PAIR, (60, nodes(dead=(2,))), (62, nodes(2)), (100, ended_before(90))], "exit code 1"),
+        ([*PAIR, (60, nodes(dead=(2,))), (62, nodes(2)), (100, ended_before(50))], None),
+        ([*PAIR, (50, job("RUNNING")), (60, nodes(dead=(2,))), (70, ended_before(900))], None),
+    ],
+    ids=["soon after", "long after", "long before", "noticed late", "another clock"],
+)
+def test_a_loss_counts_by_the_jobs_end(history: History, reason: str | None) -> None:
+    """Ray may report it much later, and a killed node is noticed after some seconds."""
+    trace = Trace(goal(1, retries=1), history)
+    trace.take(ASKED, history[-1][0] + 1)
+    reasons = [end.reason.partition(" a needed")[0] for end in trace.outcomes]
+    assert reasons == ([] if reason is None else [f"the job failed with {reason}"])
+
+
 @pytest.mark.parametrize(
     "history",
     [

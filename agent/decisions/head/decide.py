@@ -208,7 +208,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
             return _apply_service_state(state, event.node, event, now)
         case h.JobReported(_, report):
-            return replace(state, attempt=replace(state.attempt, last_status_at=now, report=report))
+            at = retry.job_ended_at(state.attempt, report, now)
+            attempt = replace(state.attempt, last_status_at=now, report=report, job_ended_at=at)
+            return replace(state, attempt=attempt)
         case attempts.DriverSignaled():
             return replace(state, attempt=replace(state.attempt, signaled=True))
         case h.Submitted():

@@ -169,12 +169,31 @@ def without_loss(state: HeadState) -> HeadState:
     return replace(state, required=state.goal.expected_workers)
 
 
+def job_ended_at(attempt: Attempt, report: JobReport, now: float) -> float | None:
+    """Return when the job ended, on the run's clock; None while it runs.
+
+    The clock of a given Ray's machine may differ: a job that Ray reported as running ended later.
+    """
+    if not report.ended:
+        return None
+    has_status = attempt.report is not None
+    earliest = attempt.last_status_at if has_status else attempt.submitted or 0.0
+    return max(earliest, now - report.ended_ago)
+
+
 def recent_loss(state: HeadState, now: float) -> str:
-    """Return the loss that may have caused a failure now, or ''."""
+    """Return the loss that may have caused a failure of the job, or ''.
+
+    The job's end counts, not when Ray reported it. A loss is noticed some seconds later.
+    """
     if state.ray.step is Step.LOST:
         return ray_lost_outcome(state).reason
-    recent = state.last_loss_at is not None and now < state.last_loss_at + times.RECENT_LOSS
-    return state.last_loss if recent else ""
+    lost_at, ended_at = state.last_loss_at, state.attempt.job_ended_at
+    ended_at = now if ended_at is None else ended_at
+    late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
+    if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
+        return ""
+    return state.last_loss
 
 
 def out_of_memory_nodes(state: HeadState) -> str:
@@ -195,7 +214,9 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
 def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
-    own, loss = attempts.verdict_of(report, state.last_loss), recent_loss(state, now)
+    loss, ended_at = recent_loss(state, now), state.attempt.job_ended_at
+    is_before = ended_at is None or (state.last_loss_at or 0.0) <= ended_at
+    own = attempts.verdict_of(report, state.last_loss if is_before else "")
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
     if not state.another_follows:

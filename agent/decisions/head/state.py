@@ -520,7 +520,7 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
     # the next agent gets the rest from its boot and from Ray
     left_out = {"began": 0.0, "not_before": 0.0, "last_status_at": 0.0, "unreachable_nodes": ""}
     return AttemptSnapshot(
-        attempt=replace(attempt, report=None, **left_out),
+        attempt=replace(attempt, report=None, job_ended_at=None, **left_out),
         required=state.required,
         dead_node_ids=state.fleet.dead_node_ids,
         last_loss=state.last_loss,
