@@ -42,6 +42,15 @@ RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it
 LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 
+# --- An agent that does not run -------------------------------------------------------------------
+
+CLOCK_BEAT = 1.0  # The agent's own sign of life, for itself.
+CLOCK_LATE = 3.0  # One that is later shows that the agent was stopped; a busy machine is faster.
+WAKE_READS = 5.0
+"""No deadline passes for so long after a stop: replies to new reports arrive, and what the bridge
+wrote is read.
+"""
+
 # --- A silent head, on a worker -------------------------------------------------------------------
 
 # AGENT_HEAD_GRACE (5m): from the last reply of the head; then the worker leaves with 75.

@@ -44,7 +44,16 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
-from agent.decisions.values import HERE, Answered, LogLine, OrderKind, Refused, Step, StopAsked
+from agent.decisions.values import (
+    HERE,
+    Answered,
+    LogLine,
+    OrderKind,
+    Refused,
+    Step,
+    StopAsked,
+    Woke,
+)
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.record.background import in_thread
@@ -158,6 +167,7 @@ class HeadAgent:
                 private_status=status.private_details,
             ),
         )
+        start(run.keep_clock, self._on_wake)
         start(run.watch_machine)
         start(StallWatch(run, reports, self._status, self._link, lambda: self._state, put).run)
         start(watch_silent_workers, reports, plan.ports, put)
@@ -198,6 +208,10 @@ class HeadAgent:
         epoch = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
         if epoch:
             self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
+
+    def _on_wake(self, event: Woke) -> None:
+        self._keeper.used_hours += event.seconds / 3600
+        self._inbox.put(event)
 
     async def _record_use(self) -> None:
         self._keeper.record_use(self._run.now())

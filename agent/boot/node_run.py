@@ -15,7 +15,7 @@ from agent.base import times
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
 from agent.decisions.head import state as h
-from agent.decisions.values import ServiceWaits, Tick
+from agent.decisions.values import ServiceWaits, Tick, Woke
 from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.record import events
@@ -37,6 +37,7 @@ from agent.record.run_folder import outcome_text, write_outcome
 from agent.runtime import driver, parent, process
 from agent.runtime.driver import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.process import Child, adopt
+from agent.runtime.run_clock import RunClock
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
 from agent.work.services import Latency
@@ -170,7 +171,7 @@ class NodeRun:
         left: SurvivingProcesses | None = None,
     ) -> None:
         self.plan, self.redactor, self.folder = plan, redactor, folder
-        self.started = started  # when the agent started, on the machine's monotonic clock
+        self._clock = RunClock(started)
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
         self.on_end: Callable[[Outcome], None] = lambda _: None
         """Records an outcome for the next container, beside outcome.json."""
@@ -207,8 +208,29 @@ class NodeRun:
         return () if self.surviving is None else self.surviving.record.done
 
     def now(self) -> float:
-        """Return the run's clock: seconds since the agent's start."""
-        return time.monotonic() - self.started
+        """Return the run's clock: seconds since the agent's start in which it ran."""
+        return self._clock.now()
+
+    @property
+    def started(self) -> float:
+        """Return when the run's clock was 0, on the machine's monotonic clock."""
+        return self._clock.started
+
+    async def keep_clock(self, send: Callable[[Woke], None]) -> None:
+        """Keep the run's clock; send an event after a time in which the agent did not run."""
+
+        async def beat() -> NotYet:
+            missed = self._clock.beat()
+            if missed:
+                what = f"the agent did not run for {missed:.0f} s (stopped, or its machine was)"
+                say(f"{what}: its deadlines are later by that", "warning")
+                send(Woke(missed))
+            return NotYet()
+
+        try:
+            await until(beat, None, step=times.CLOCK_BEAT, longest=times.CLOCK_BEAT)
+        finally:
+            self._clock.end()
 
     def run_time(self, moment: float | None) -> float | None:
         """Convert a time of the monotonic clock to the run's clock."""

@@ -169,6 +169,7 @@ class WorkerAgent:
         if self._state.ray is w.RayStep.UP:  # started by a killed agent
             await self._start_ray(self._state.head_ip or "")
         start(self._link.run)
+        start(run.keep_clock, put)
         start(run.watch_machine, self._link.report_now)
         if unfit is not None:
             put(Refused(unfit))

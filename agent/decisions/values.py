@@ -80,6 +80,12 @@ class Tick(SharedEvent):
     """Time has passed."""
 
 
+class Woke(SharedEvent):
+    """The agent did not run for so many seconds, in which the run's clock stood still."""
+
+    seconds: float
+
+
 class StopAsked(SharedEvent):
     """A signal asks this node to stop."""
 

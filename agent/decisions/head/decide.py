@@ -169,6 +169,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             sizes = {node.ip: node.size for node in nodes if node.alive}
             fleet = state.fleet.with_ray_nodes(nodes)
             return replace(state, ray=ray, ray_head_ip=head, node_sizes=sizes, fleet=fleet)
+        case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
+            hours = state.goal.used_hours + seconds / 3600
+            return replace(state, goal=replace(state.goal, used_hours=hours))
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
             is_pending = state.ray.step is v.Step.PENDING

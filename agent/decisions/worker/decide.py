@@ -165,7 +165,7 @@ def _run_steps(
     return state, tuple(map(w.RunOwnStep, items))
 
 
-def _apply_event(  # noqa: PLR0911 - one case, one return
+def _apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
     state: WorkerState, event: WorkerEvent, now: float
 ) -> WorkerState:
     """Return the state after an event, without what follows from it."""
@@ -215,6 +215,12 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
             state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
             state = state if state.is_plain_head else replace(state, bare_since=None)
             return replace(state, unreached_since=since, silent_for=now - since)
+        case v.Woke(seconds):  # the head's time to give this node up has gone on
+            reached = state.last_reached_at - seconds
+            state = replace(state, last_reached_at=reached)
+            if state.unreached_since is None:
+                return state
+            return replace(state, unreached_since=now)  # the head may answer first
         case w.WorkerRaySilent(evidence):
             return replace(state, raylet_evidence=evidence)
         case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
