@@ -218,7 +218,7 @@ def _waits(plan: Plan) -> str:
     after = {row.name: [name for name in row.after if name in known] for row in rows}
     chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
     who = f"{waiting if is_head else 'this worker'} for {listed(before)}"
-    return "; ".join([who, *chains])
+    return "; ".join([who if before else "nothing", *chains])
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

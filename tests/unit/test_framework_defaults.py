@@ -279,22 +279,55 @@ def test_what_the_seeds_give(tmp_path: Path, seed: dict[str, Any], probe: dict[s
         assert words not in found[1]
 
 
-@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])
-def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
-    """Each flag or key of the document's job comes out as typed, or `differs` gives the reason."""
-    full = [one for one in seed.get("check", []) if one["exit"] == 0 and not one.get("only")]
-    if not full:
-        return
+def command_of_seed(seed: dict[str, Any]) -> Command:
+    """Return the command that the environment beside a document's job gives."""
+    full = [one for one in seed["check"] if one["exit"] == 0 and not one.get("only")]
     ours = seed["ours"]
     environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
     release = full[0].get("release", ours.get("release"))
     nodes = node_sizes(int(seed["nodes"]), whole_numbers(str(seed["gpus"])), None)
-    found = parsed(
-        recipe_command({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0]
-    )
+    return recipe_command({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])
+def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
+    """Each flag or key of the document's job comes out as typed, or `differs` gives the reason."""
+    if "check" not in seed:
+        return
+    found = parsed(command_of_seed(seed))
     other = {
         key
         for key, value in seed["job"].items()
         if plain(found.get(key.lstrip("+"))) != plain(value)
     }
     assert other == set(seed.get("differs", {}))
+
+
+def test_the_last_assignment_of_a_variable_counts() -> None:
+    """A script that assigns a variable several times runs with the last value."""
+    seeds = [seed for seed in SEEDS if "assigned" in seed]
+    assert seeds
+    for seed in seeds:
+        for variable, values in seed["assigned"].items():
+            assert {seed["job"][key] for key in seed["uses"][variable]} == {values[-1]}
+
+
+def test_nothing_is_typed_that_saves_nothing() -> None:
+    """A document that never saves is not followed in silence: a further attempt resumes."""
+    for seed in SEEDS:
+        typed = seed.get("ours", {}).get("environment", {}).get("AGENT_JOB_ARGS", "")
+        assert "save_freq=-1" not in typed, seed["id"]
+        assert "--save_steps -1" not in typed, seed["id"]
+
+
+def test_a_rate_far_above_the_recipes_is_doubtful() -> None:
+    """The page warns of a learning rate more than five times the recipe's own."""
+    for seed in [seed for seed in SEEDS if "check" in seed]:
+        ours = seed["ours"]["environment"]
+        bare = {**seed["ours"], "environment": {**ours, "AGENT_JOB_ARGS": ""}}
+        if "critic_num_nodes" in seed["job"]:  # its models apart need their arguments
+            continue
+        own, typed = (parsed(command_of_seed({**seed, "ours": x})) for x in (bare, seed["ours"]))
+        for key in [key for key in typed if key.endswith(("learning_rate", "optim.lr"))]:
+            far = key in own and float(typed[key]) > 5 * float(own[key])
+            assert far == (key in seed.get("doubtful", {})), (seed["id"], key)

@@ -10,7 +10,15 @@ import pytest
 
 from agent.settings.jobs import BY_NAME
 from unit.sources import ROOT
-from unit.test_framework_defaults import NAMES, UNSET, default_of, load, releases_of
+from unit.test_framework_defaults import (
+    NAMES,
+    UNSET,
+    command_of_seed,
+    default_of,
+    load,
+    parsed,
+    releases_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +34,8 @@ code 78, before anything starts; so is an `AGENT_` variable that resembles a kno
 reserved for a later version. Other unknown ones are named in a warning.
 
 Below the steps stands each launch command of the document, in the environment that gives the same
-job. Tests compare the two, argument by argument.
+job: what each node has, beside the platform's own variables. What differs, and what the recipe adds,
+is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
 """
 
 SETTINGS = """# {name}: its settings beside those of its framework's scripts
@@ -159,18 +168,46 @@ def seed_section(seed: dict[str, Any]) -> Iterator[str]:
     release = (
         f", {BY_NAME[mine['recipe']].framework} {mine['release']}" if "release" in mine else ""
     )
-    yield f"{seed['nodes']} nodes of {seed['gpus']} GPUs{release}:"
+    count = f"{seed['nodes']} node{'s' * (seed['nodes'] > 1)}"
+    yield f"{count} of {seed['gpus']} GPUs{release}:"
     yield ""
     yield "```sh"
     yield from typed(mine["environment"], mine["recipe"])
     yield "pod-agent"
     yield "```"
+    if "needs" in mine:
+        yield ""
+        yield f"It needs {mine['needs']}."
+    for key, why in seed.get("doubtful", {}).items():
+        yield ""
+        yield f"**{code(key)}**: {cell(why)}."
     differs = seed.get("differs", {})
     if differs:
         yield ""
         yield "| differs from the document | here |"
         yield "| --- | --- |"
         yield from (f"| {code(key)} | {cell(why)} |" for key, why in differs.items())
+    added = added_by_the_recipe(seed)
+    yield ""
+    if not added:
+        yield "The recipe adds nothing."
+        return
+    yield "The recipe adds, with the reasons that `pod-agent recipe` prints:"
+    yield ""
+    yield "```"
+    yield from added
+    yield "```"
+
+
+def added_by_the_recipe(seed: dict[str, Any]) -> list[str]:
+    """Return the arguments and variables that the document's command lacks."""
+    typed_there = {key.lstrip("+") for key in seed["job"]}
+    made = parsed(command_of_seed(seed))
+    return [
+        f"{key.removeprefix('env:')}={value}{' in the environment' * key.startswith('env:')}"
+        for key, value in made.items()
+        if key not in typed_there
+    ]
 
 
 PAGES = {f"recipes/{name}.md": name for name in NAMES}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).with_name("seeds")
 UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
-RUNPOD = {"RAY_WORKER": "", "EXPECTED_WORKERS": "2", "HEAD_POD_ID": "abc123", "DEBUG_RAY": ""}
+RUNPOD = {"RAY_WORKER": "", "EXPECTED_WORKERS": "", "HEAD_POD_ID": "abc123", "DEBUG_RAY": ""}
 PLATFORMS = {
     "verl-manual": ("plain-head", "plain-worker", {}),
     "verl-dstack": ("dstack-head", "dstack-worker", {}),
@@ -53,6 +53,11 @@ def typed_there(seed: dict[str, Any], own: dict[str, str]) -> dict[str, str]:
     return {**given, **own}
 
 
+def as_many(seed: dict[str, Any]) -> dict[str, str]:
+    """Return what makes a captured job of the platform as large as the document's."""
+    return {"EXPECTED_WORKERS": str(seed["nodes"] - 1)}
+
+
 def node(name: str, role: str) -> tuple[dict[str, str], Facts]:
     """Return the environment and machine of the document's head or worker."""
     head, worker, own = PLATFORMS[name]
@@ -64,13 +69,16 @@ def node(name: str, role: str) -> tuple[dict[str, str], Facts]:
         **typed_there(seed, own),
         "AGENT_JOB": mine["recipe"],
         "AGENT_CHECKPOINTS": "/volume/checkpoints",
-        "EXPECTED_WORKERS": str(max(seed["nodes"] - 1, 1)),
+        **({} if "AGENT_HEAD" in mine["environment"] else as_many(seed)),
         **own,
         **mine["environment"],
     }
     environ = {key: text for key, text in environ.items() if text}
     known = BY_NAME[mine["recipe"]]
     facts = machine(environ, is_first_process=role == "head" and name == "openrlhf-m-runpod")
+    if environ.get("AGENT_HEAD") == facts.default_source and role == "worker":
+        other = {**facts.interfaces, "eth0": ("10.0.0.6",)}
+        facts = replace(facts, interfaces=other, default_source="10.0.0.6")
     release = mine.get("release", "0.7.1" if known.framework == "verl" else "")
     amd = name == "verl-amd-slurm"
     return environ, replace(
@@ -100,6 +108,29 @@ def test_no_golden_is_left_over() -> None:
     """Each file belongs to a document; each document with a job has a platform."""
     assert {file.stem for file in GOLDEN.glob("*.txt")} == {f"{n}-{r}" for n, r in CASES}
     assert PLATFORMS.keys() == {name for name, seed in SEEDS.items() if "ours" in seed}
+
+
+PLATFORMS_OWN = re.compile(r"SLURM|DSTACK|RUNPOD_|HOSTNAME|KUBERNETES")
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_the_environment_of_the_page_plans_the_documents_nodes(name: str) -> None:
+    """With nothing but the platform's variables beside it, as a reader copies it."""
+    environ, facts = node(name, "head")
+    typed = {"AGENT_JOB": SEEDS[name]["ours"]["recipe"], **SEEDS[name]["ours"]["environment"]}
+    copied = {key: text for key, text in environ.items() if PLATFORMS_OWN.match(key)} | typed
+    if "slurm" in name or "dstack" in name:  # whose own variables have the number of nodes
+        assert not {"AGENT_HEAD", "EXPECTED_WORKERS"} & copied.keys()
+        return
+    plan = plan_of(copied, facts)
+    assert plan.topology.is_head
+    assert plan.topology.expected_workers + 1 == SEEDS[name]["nodes"]
+
+
+def test_the_page_of_runpod_has_what_the_document_sets_up() -> None:
+    """The head's id, the data and one folder for checkpoints."""
+    mine = SEEDS["openrlhf-m-runpod"]["ours"]["environment"]
+    assert {"HEAD_POD_ID", "AGENT_PREPARE", "AGENT_CHECKPOINTS"} <= mine.keys()
 
 
 @pytest.mark.parametrize(("name", "role"), CASES)
