@@ -34,8 +34,8 @@ code 78, before anything starts; so is an `AGENT_` variable that resembles a kno
 reserved for a later version. Other unknown ones are named in a warning.
 
 Below the steps stands each launch command of the document, in the environment that gives the same
-job: what each node has, beside the platform's own variables. What differs, and what the recipe adds,
-is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
+job: what each node has, beside the platform's own variables. What differs, and what the recipe
+adds, is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
 """
 
 SETTINGS = """# {name}: its settings beside those of its framework's scripts
