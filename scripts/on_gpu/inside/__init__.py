@@ -1,0 +1,1 @@
+"""Programs that need torch; each runs in a process of its own."""
