@@ -237,6 +237,8 @@ class HeadAgent:
             outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
                 self._state = replace(self._state, verdict=outcome)
+                self._keeper.record_outcome(outcome)
+                await self._keeper.flush()  # before workers leave with it
             state, number = self._state, self._state.attempt.number
             ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
             self._reports.publish(
@@ -259,6 +261,9 @@ class HeadAgent:
         run, start, put = self._run, self._tasks.start_soon, self._inbox.put
         match action:
             case h.SubmitJob(job):
+                nodes = (*self._state.fleet.alive.values(),)
+                self._keeper.record_submission(self._state.attempt, nodes, self._state.required)
+                await self._keeper.flush()  # before workers receive its number
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
@@ -289,8 +294,12 @@ class HeadAgent:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
                 self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
-            case h.AdoptRun(run_id, attempts, epoch):
+            case h.AdoptRun(run_id, attempts, epoch, is_running):
                 self._keeper.adopt_run(run_id, attempts, epoch)
+                if is_running:
+                    self._keeper.record_submission(
+                        self._state.attempt, required=self._state.required
+                    )
                 run.join_run(run_id)
                 self._placeholders = replace(self._placeholders, log_dir=str(run.folder.path))
                 await self._keeper.flush()
@@ -360,18 +369,16 @@ class HeadAgent:
     async def _submit(self, job_id: str) -> None:
         made = await self._submission_task.make(self._make_submission)
         if not isinstance(made, Submission):
+            self._keeper.withdraw_submission(job_id)
             canceled = h.SubmitWaits(job_id, "stopped before it was submitted", canceled=True)
             self._inbox.put(canceled if made is None else Refused(made))
             return
         for message in made.messages:
             say(message.sentence, message.level)
-        state, nodes = self._state, (*self._state.fleet.alive.values(),)
-        begun = replace(state.attempt, checkpoint=state.newest_checkpoint)
-        self._keeper.record_submission(begun, nodes, state.required)
         self._status.job_lines.begin_attempt()
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(
-                state, self._reports, self._reward_ip, made.basis
+                self._state, self._reports, self._reward_ip, made.basis
             )
             return
         # A killed agent passed on an earlier attempt's output.
@@ -453,7 +460,6 @@ class HeadAgent:
 
     async def _shut_down(self, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""
-        self._keeper.record_outcome(outcome)
         await self._finish_output()
         outcome = await explain_end(self._run, outcome, self._elsewhere())
         await self._record_use()

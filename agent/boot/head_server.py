@@ -67,7 +67,9 @@ def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
 def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
     """Return how many workers that never reported may still do so."""
     given = plan.topology.given_ray is not None  # its workers run no agent
-    return 0 if given or not sockets else state.fleet.never_reported_count(state.required)
+    if given or not sockets:
+        return 0
+    return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
 
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`

@@ -66,6 +66,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
+        has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
         resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
@@ -127,6 +128,8 @@ class RunKeeper:
             lost = end or ends.HEAD_LOST.outcome()
             before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
         self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
+        self.has_former_ray = replaces_agent and job_survives and not self.has_outdated_ray
+        """Whether this agent keeps the Ray that a killed one has started."""
         self.epoch = self.record.epoch
         """The epoch that workers may follow; a later Ray has a higher one.
 
@@ -236,7 +239,10 @@ class RunKeeper:
     def record_submission(
         self, attempt: Attempt, nodes: tuple[str, ...] = (), required: int = 0
     ) -> None:
-        """Record that an attempt begins on these nodes; it needs so many workers."""
+        """Record that an attempt begins on these nodes; it needs so many workers.
+
+        It may not be submitted yet: an agent that replaces this one asks Ray for it.
+        """
         record = self.record.begin_attempt(
             AttemptRecord(
                 *(attempt.number, attempt.id, iso_time(time.time())),
@@ -253,6 +259,13 @@ class RunKeeper:
             checkpoint=attempt.checkpoint,
         )
         self.save(record.with_snapshot(AttemptSnapshot(begun, required), 0.0))
+
+    def withdraw_submission(self, job_id: str) -> None:
+        """Remove an attempt that was refused or canceled before it was handed to Ray."""
+        last = self.record.open_attempt
+        if last is not None and last.submission_id == job_id:
+            earlier = self.record.attempts[:-1]
+            self.save(replace(self.record, attempts=earlier, state=RunState.BOOTING))
 
     def open_attempt(self, now: float) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open."""

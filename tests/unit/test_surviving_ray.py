@@ -1,13 +1,17 @@
-"""Only a worker's agent was killed: for head and fence, its node has never left."""
+"""Only an agent was killed: for head and fence, its node has never left."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
+from agent.base import times
+from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.values import ItemReport, ServiceReady, Step
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import RayStep, StartRay, StopRay, WorkerPhase
+from agent.plan import waits as planned
 from unit import heads
 from unit.heads import nodes, reported
 from unit.workers import TICK, WorkerTrace, goal, replied
@@ -79,3 +83,81 @@ def test_its_head_misses_nothing() -> None:
     trace.take(heads.job("FAILED", 7), 10)
     trace.take(h.NodesAsked("run-1", {}), 11)
     assert [end.exit_code for end in trace.outcomes] == [7]
+
+
+RESTARTED = replace(heads.goal(2, services=(heads.RETRIEVER,)), has_former_ray=True)
+"""Of an agent that replaces one which was killed during the boot."""
+
+
+def submitted(trace: heads.Trace) -> bool:
+    """Return whether the job was submitted."""
+    return "SubmitJob" in trace.kinds()
+
+
+def test_nodes_whose_agents_have_not_reported_yet_are_waited_for() -> None:
+    """GCS lists them already; the job begins once their services are ready."""
+    trace = heads.Trace(RESTARTED, [(0.5, ServiceReady(heads.RETRIEVER)), (1.0, nodes(2, 3))])
+    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == planned.REPORTS]
+    assert (wait.what, wait.deadline) == ("a report from 10.0.0.2 and 10.0.0.3", times.AGENT_SILENT)
+    for number, at in ((2, 2.0), (3, 3.0)):
+        trace.take(reported(number), at)
+    started = [one.node for one in trace.effects if isinstance(one, h.StartService)]
+    assert (started, submitted(trace)) == (["agent2", "agent3"], False)
+    for number in (2, 3):
+        ready = ItemReport(heads.RETRIEVER, Step.READY)
+        trace.take(reported(number, items=(ready,)), 20.0)
+        assert submitted(trace) == (number == 3)
+
+
+def test_nodes_without_an_agent_are_waited_for_as_long_as_a_report_takes() -> None:
+    """They have joined by hand; a Ray that this agent started has none that reported before."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), [(1.0, nodes(2))])
+    assert not submitted(trace)
+    trace.take(heads.TICK, times.AGENT_SILENT)
+    assert submitted(trace)
+    assert submitted(heads.Trace(heads.goal(1), [(1.0, nodes(2))]))
+
+
+def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> None:
+    """It starts its Ray again as soon as the agent replies: no job begins on it before."""
+    trace = WorkerTrace(goal(), [(0.5, replied(epoch=None)), (1.0, w.RayUp())])
+    assert (trace.state.phase, trace.state.joined) == (WorkerPhase.FOLLOWING, False)
+    trace.take(replied(epoch=7), 2.0)
+    trace.take(DOWN, 3.0)
+    trace.take(TICK, 4.0)
+    trace.take(w.RayUp(), 5.0)
+    assert (trace.effects[-1], trace.state.joined) == (StartRay("10.0.0.1"), True)
+
+
+REMEMBERED: heads.History = [(0.5, h.GcsOpen()), (0.6, h.RunRemembered("run", 1))]
+"""A worker has followed attempt 1, of which the disk of the killed agent has no record."""
+
+
+def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
+    """It is not lost: Ray is asked for its job, which nothing else may do as long as it runs."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
+    assert trace.effects == [h.AdoptRun("run", 0, is_running=True)]
+    trace.take(nodes(2), 1.0)
+    trace.take(reported(2), 1.5)
+    assert trace.effects[1:] == [h.FollowJob("run-1")]
+    trace.take(h.Submitted("run-1"), 2.0)
+    trace.take(heads.job("FAILED", 7), 9.0)
+    trace.take(h.NodesAsked("run-1"), 9.1)
+    assert [end.exit_code for end in trace.outcomes] == [7]
+    assert "SubmitJob" not in trace.kinds()
+
+
+def test_a_remembered_attempt_that_ray_does_not_have_begins() -> None:
+    """The agent was killed before Ray received it: it is the same attempt, and none is lost."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
+    trace.take(nodes(2), 1.0)
+    trace.take(reported(2), 1.5)
+    trace.take(h.NeverSubmitted("run-1"), 2.0)
+    assert trace.effects[-1] == h.SubmitJob("run-1")
+
+
+def test_a_remembered_attempt_of_another_ray_is_lost() -> None:
+    """This agent has started Ray anew, or its workers follow a later one."""
+    for of, epoch in ((heads.goal(1), 0), (replace(heads.goal(1), has_former_ray=True), 9)):
+        trace = heads.Trace(of, [(0.6, h.RunRemembered("run", 1, epoch))])
+        assert [end.exit_code for end in trace.outcomes] == [75]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions import values as v
@@ -43,6 +44,7 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         fleet=Fleet(by_report=goal.by_torchrun),
         steps=steps,
         step_holders=services.first_step_holders(goal),
+        reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
     )
@@ -94,6 +96,8 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, h.LaterHead):  # two heads must not run one job
         return phases.on_later_head(before, event, now)
     state = apply_event(before, event, now)
+    if state.reports_due is not None and now >= state.reports_due:
+        state = replace(state, reports_due=None)
     # after the event, which may be the report that a worker owes
     state = replace(state, fleet=state.fleet.expire_silent(now))
     # after silent workers: the share of an absent worker is absent

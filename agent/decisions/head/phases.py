@@ -37,6 +37,8 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     record = event if isinstance(event, h.RunRemembered) and state.attempt.number == 1 else None
     own = (state.goal.run_id, 0, 0)
     if record is not None and (record.run_id, record.attempt, record.epoch) != own:
+        if retry.may_run_on(state, record):
+            return resuming(retry.follow_remembered(state, record, now), Tick(), now)
         state = retry.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
     if state.ray.step is Step.LOST:

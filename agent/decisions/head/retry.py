@@ -11,7 +11,14 @@ from agent.base import ends, times
 from agent.base.ends import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.attempts import Attempt, JobReport, LostAttempt, is_loss, submission_id_of
+from agent.decisions.attempts import (
+    Attempt,
+    AttemptSnapshot,
+    JobReport,
+    LostAttempt,
+    is_loss,
+    submission_id_of,
+)
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase, HeadState, JobShares, NodeShare
 from agent.decisions.values import HERE, Step, Wait
@@ -271,6 +278,28 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState
     state = state.do(h.AdoptRun(event.run_id, event.attempt, event.epoch))
     over = attempts.retries_exhausted(tried, goal.retries)
     return state if over is None else leave(state, over, now)
+
+
+def may_run_on(state: HeadState, event: h.RunRemembered) -> bool:
+    """Return whether the attempt that a worker reports may run on this node's Ray.
+
+    A killed agent has started that Ray, and the worker follows no later one.
+    """
+    is_former_ray = state.goal.has_former_ray and not state.ray.restarts
+    return is_former_ray and bool(event.attempt) and not event.epoch
+
+
+def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
+    """Follow the attempt that a worker reports, if Ray has it; else it is the next to begin."""
+    run_id, number = event.run_id, event.attempt
+    attempt = Attempt(submission_id_of(run_id, number), number, began=state.attempt.began)
+    snapshot = AttemptSnapshot(replace(attempt, submitted=now), state.required)
+    tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * (number - 1)
+    goal = replace(state.goal, run_id=run_id, lost_attempts=tried, first_attempt=number)
+    goal = replace(goal, resumed_attempt=snapshot)
+    state = replace(state, goal=goal, attempt=attempt).enter(HeadPhase.RESUMING, now)
+    state = state.log(f"a worker reports attempt {number} of run {run_id}: looking for its job")
+    return state.do(h.AdoptRun(run_id, number - 1, is_running=True))
 
 
 def attempt_sentence(state: HeadState) -> str:

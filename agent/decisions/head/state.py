@@ -48,6 +48,7 @@ class HeadGoal(Value):
     retries: int = 0  # how many attempts may follow the first one after losses
     lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
     former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
+    has_former_ray: bool = False  # this node's Ray was started by a killed agent
     resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
     ray: str = OUR_RAY  # the name of Ray in messages
     ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
@@ -195,11 +196,12 @@ class Retry(HeadAction):
 
 
 class AdoptRun(HeadAction):
-    """Continue a run of which this head had no record, after this many attempts."""
+    """Continue a run of which this head had no record, after this many lost attempts."""
 
     run_id: str
     attempts: int
     epoch: int = 0  # the former head's epoch, if it is higher than ours; else 0
+    is_running: bool = False  # true if the attempt after these was submitted to this node's Ray
 
 
 class EndRun(HeadAction):
@@ -257,6 +259,8 @@ class HeadState(Value):
     """By agent id: the prepare steps that are ordered there."""
     step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     fleet: Fleet = field(default_factory=Fleet)
+    reports_due: float | None = None
+    """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     required: int = 0  # how many workers the running job needs
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
     below_required_since: float | None = None  # since when fewer workers than required count
@@ -344,6 +348,13 @@ class HeadState(Value):
         if (HERE, name) in self.services:
             return HERE
         return next((node for node, one in reversed(self.services) if one == name), None)
+
+    @property
+    def unreported_nodes(self) -> tuple[str, ...]:
+        """Return the addresses of nodes in Ray whose agents may not have reported yet."""
+        if self.reports_due is None:
+            return ()
+        return tuple(ip for ip in self.fleet.alive if ip not in self.fleet.agent_at)
 
     def enter(self, phase: HeadPhase, now: float) -> HeadState:
         """Enter a phase."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import listed
+from agent.base.text import first_names, listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import retry
 from agent.decisions.head import state as h
@@ -101,6 +101,11 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         until = max(state.deadline_of(planned.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
         yield Wait(planned.WORKERS, "workers", until, missing)
+    unreported = state.unreported_nodes
+    if state.reports_due is not None and unreported:
+        what = f"a report from {first_names(unreported, _MAX_NAMED)}"
+        evidence = "Ray lists it; a node without an agent counts after this"
+        yield Wait(planned.REPORTS, what, state.reports_due, evidence)
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:

@@ -126,9 +126,13 @@ class WorkerState(Value):
 
     @property
     def joined(self) -> bool:
-        """Return whether this node is part of the cluster, by its own Ray."""
-        up = self.goal.by_torchrun or self.ray is RayStep.UP
-        return self.phase is WorkerPhase.FOLLOWING and up and not self.service_only
+        """Return whether this node is part of the cluster, by its own Ray.
+
+        A Ray that joined while the head had no agent is started again once the head has one.
+        """
+        is_up = self.goal.by_torchrun or self.ray is RayStep.UP
+        is_in_cluster = is_up and self.epoch is not None and not self.service_only
+        return self.phase is WorkerPhase.FOLLOWING and is_in_cluster
 
     @property
     def running_attempt(self) -> int:

@@ -162,6 +162,9 @@ class Faults:
     def _slow_disks(self, _index: int) -> None:
         self._world.disks_are_slow = not self._world.disks_are_slow
 
+    def _full_disks(self, _index: int) -> None:
+        self._world.disks_are_full = True
+
     def _clock_jumps(self, index: int) -> None:
         machine = self._world.machines[index % len(self._world.machines)]
         machine.clock.skew += self._world.random.choice((-3600.0, -30.0, 30.0, 3600.0))

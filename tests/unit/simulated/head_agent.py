@@ -198,14 +198,26 @@ class HeadAgent(Agent):
             self.world.rules.head_decided(self, before, event, actions)
             if self.state.fleet.alive is not before.fleet.alive:
                 self.keeper.record_nodes(self.state.fleet.alive.values())
+            outcome = None
             for action in actions:
                 await self.dies_here()
                 if isinstance(action, h.EndRun):
-                    return action.outcome
-                await self._perform(action)
+                    outcome = self._final(action.outcome)
+                    self.keeper.record_outcome(outcome)
+                    await self.keeper.flush()
+                else:
+                    await self._perform(action)
             self._publish()
+            if outcome is not None:
+                return outcome
             if isinstance(event, h.RunRemembered):
                 self.reports.run_decided.set()
+
+    def _final(self, outcome: Outcome) -> Outcome:
+        if self.machine.restarts is not None:
+            outcome = self.machine.restarts.final(outcome)
+            self.state = replace(self.state, verdict=outcome)
+        return outcome
 
     def _publish(self) -> None:
         state = self.state
@@ -225,7 +237,11 @@ class HeadAgent(Agent):
     async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912 - one case, one action
         match action:
             case h.SubmitJob(job):
-                self._submit(job)
+                names = (*self.state.fleet.alive.values(),)
+                self.keeper.record_submission(self.state.attempt, names, self.state.required)
+                await self.keeper.flush()
+                await self.dies_here()
+                self.go(self._submit(job))
             case h.FollowJob(job) if self.state.goal.by_torchrun:
                 self.inbox.put(h.NeverSubmitted(job))
             case h.FollowJob(job):
@@ -255,8 +271,10 @@ class HeadAgent(Agent):
                 self.go(self._probe(probe, at))
             case h.ProbeNode(node, probe, at, seat):
                 self.reports.order(node, OrderKind.PROBE, probe, at=at, share=seat)
-            case h.AdoptRun(run_id, attempts, epoch):
+            case h.AdoptRun(run_id, attempts, epoch, is_running):
                 self.keeper.adopt_run(run_id, attempts, epoch)
+                if is_running:
+                    self.keeper.record_submission(self.state.attempt, required=self.state.required)
                 self.node.update(run_id=run_id)
                 await self.keeper.flush()
             case h.Retry(ended):
@@ -279,10 +297,9 @@ class HeadAgent(Agent):
 
     # --- the job --------------------------------------------------------------------------------
 
-    def _submit(self, job: str) -> None:
-        state, names = self.state, (*self.state.fleet.alive.values(),)
-        begun = replace(state.attempt, checkpoint=state.newest_checkpoint)
-        self.keeper.record_submission(begun, names, state.required)
+    async def _submit(self, job: str) -> None:
+        await asyncio.sleep(self.world.random.uniform(0.0, 2.0))
+        state = self.state
         if not state.goal.by_torchrun:
             self.bridge.submit(job)
             return
@@ -328,12 +345,7 @@ class HeadAgent(Agent):
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self, outcome: Outcome) -> None:
-        """Send the verdict to the workers, and stop everything."""
-        if self.machine.restarts is not None:
-            outcome = self.machine.restarts.final(outcome)
-            self.state = replace(self.state, verdict=outcome)
-        self.keeper.record_outcome(outcome)
-        self._publish()
+        """Wait for the workers to leave with the verdict, and stop everything."""
         await asyncio.sleep(0.1)
         self.keeper.record_end(outcome)
         await self.keeper.flush()

@@ -336,7 +336,9 @@ class LateFile(Generic[T]):
             asyncio.get_running_loop().call_later(pause, self.flush)
 
     def flush(self) -> None:
-        """Write the queued value, if the agent still runs."""
+        """Write the queued value, if the agent still runs and the disk has room."""
+        if self._name == RUN and self._machine.world.disks_are_full:
+            return
         value, self._value = self._value, None
         if value is not None and self._machine.agent is self._agent:
             self._write(value)

@@ -70,6 +70,11 @@ class Rules:
         """Return whether any process of a job runs."""
         return any(one.lives and not one.is_stuck for one in self._attempts)
 
+    @property
+    def jobs(self) -> tuple[Job | Group, ...]:
+        """Return all attempts that began."""
+        return (*self._attempts,)
+
     def begins(self, new: Job | Group) -> None:
         """At most one attempt runs at a time, and no more attempts than allowed."""
         if new not in self._attempts:
@@ -150,7 +155,10 @@ class Rules:
         )
         if deadline is None and not at_rest:
             self.breaks("every state has a deadline", f"the head in {after.phase}")
-        is_new = after.attempt.number != before.attempt.number
+        is_new = after.attempt.number != before.attempt.number or isinstance(
+            event,
+            h.RunRemembered,  # the killed agent's attempt, which may run
+        )
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)

@@ -56,7 +56,7 @@ class World:
         self.faults = Faults(self)
         self._counts: Counter[tuple[str, str]] = Counter()
         self.markers: set[tuple[str, str]] = set()
-        self.disks_are_slow = self.has_two_heads = False
+        self.disks_are_slow = self.disks_are_full = self.has_two_heads = False
         self.gcs_port = 6379
         self.given: Cluster | None = None
         self.groups: list[Group] = []
