@@ -120,12 +120,13 @@ def test_nodes_without_an_agent_are_waited_for_as_long_as_a_report_takes() -> No
 
 def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> None:
     """It starts its Ray again as soon as the agent replies: no job begins on it before."""
-    trace = WorkerTrace(goal(), [(0.5, replied(epoch=None)), (1.0, w.RayUp())])
+    trace = WorkerTrace(goal(), [(at, replied(epoch=None)) for at in (0.5, 1 + times.PLAIN_RAY)])
+    trace.take(w.RayUp(), 20.0)
     assert (trace.state.phase, trace.state.joined) == (WorkerPhase.FOLLOWING, False)
-    trace.take(replied(epoch=7), 2.0)
-    trace.take(DOWN, 3.0)
-    trace.take(TICK, 4.0)
-    trace.take(w.RayUp(), 5.0)
+    trace.take(replied(epoch=7), 22.0)
+    trace.take(DOWN, 23.0)
+    trace.take(TICK, 24.0)
+    trace.take(w.RayUp(), 25.0)
     assert (trace.effects[-1], trace.state.joined) == (StartRay("10.0.0.1"), True)
 
 
