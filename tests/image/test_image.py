@@ -126,8 +126,8 @@ def test_a_rehearsal_on_three_pods_from_the_image(
         first = agent.processes()[0]
         assert (first.pid, first.ppid) == (1, 0)
         assert first.cmdline == "/opt/pod-agent/bin/python -I /usr/local/bin/pod-agent"
-    rays = r"/usr/bin/python3 /usr/local/bin/ray start .*"
-    await_true("Ray", lambda: any(re.match(rays, p.cmdline) for p in agents[0].processes()), 30)
+    ray = "/usr/bin/python3 -m ray.scripts.scripts start --block "
+    await_true("Ray", lambda: any(p.cmdline.startswith(ray) for p in agents[0].processes()), 30)
     assert ends(agents, BOOT) == [0, 0, 0], agents[0].tail()
     assert "mean reward" in agents[0].stdout()
 
