@@ -37,6 +37,7 @@ from agent.record.background import in_thread, run_within
 from agent.record.bundle import BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
+from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -229,8 +230,10 @@ def local_logs(run: NodeRun) -> Iterator[BundlePart]:
     folder, node = run.folder.path, bundle_folder(run)
     for name in (AGENT_LOG, JOB_LOG):
         yield BundlePart(f"{node}/{name}", folder / name, _MOST_OF_MAIN_LOG)
-    for path in sorted({*folder.glob("*.log")} - {folder / AGENT_LOG, folder / JOB_LOG}):
-        yield BundlePart(f"{node}/{path.name}", path, _MOST_OF_OTHER_LOG)
+    names = [name for name in log_dir.names(folder) if name.endswith(".log")]
+    for name in names:
+        if name not in {AGENT_LOG, JOB_LOG}:
+            yield BundlePart(f"{node}/{name}", folder / name, _MOST_OF_OTHER_LOG)
     logs = ray_log_folder(run)
     if logs is not None:
         drivers = sorted(logs.glob("job-driver-*.log"), key=lambda path: path.stat().st_mtime)

@@ -23,6 +23,7 @@ from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import versions
 from agent.record.background import in_thread
 from agent.record.explain import Timeline
+from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord
 from agent.runtime.waiting import NotYet, TimedOutError, until
@@ -299,13 +300,13 @@ async def request_log(reports: Reports, key: str, name: str, limit: float) -> st
 def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
     """Read whole lines from an offset, or the last ones; return them and the next offset."""
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             size = file.seek(0, os.SEEK_END)
             is_end = after is None or after > size  # the log was started over
             start = max(0, size - _PART) if is_end else after or 0
             file.seek(start)
             data = file.read(_PART)
-    except OSError:
+    except (OSError, ValueError):
         return b"", 0
     if is_end and start:
         cut = data.find(b"\n") + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 import traceback
@@ -27,8 +26,9 @@ from agent.plan.plan import RAY, log_root
 from agent.record import run_record
 from agent.record.background import run_within
 from agent.record.events import Ended
-from agent.record.files import access, iso_time
+from agent.record.files import iso_time
 from agent.record.log import configure, disk_alarm, say
+from agent.record.log_dir import log_dir
 from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE, RunFolder, read_outcome
 from agent.runtime import parent, process, signals
@@ -70,7 +70,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     plan = plan_input.plan_from_environment(environ, command)
     topology, node, platform = plan.topology, plan.topology.node_name, plan.topology.platform
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    access.allow(plan.settings.log_mode)
+    log_dir.allow(plan.settings.log_mode)
     configure(plan.settings.log, environ, redactor, node)
     _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
     root = log_root(plan.settings)
@@ -240,12 +240,11 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 
 def _check_log_dir(root: Path) -> None:
-    """Create the folder of all runs; refuse a stalled disk."""
+    """Make the folder of all runs, and write a file there; refuse a stalled disk."""
 
     def make() -> bool:
         with suppress(OSError):  # the run folder reports this error
-            root.mkdir(parents=True, exist_ok=True)
-            os.utime(root)
+            log_dir.guard(root)
         return True
 
     if not run_within(times.IDLE_DISK, make):

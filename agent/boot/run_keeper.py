@@ -17,8 +17,9 @@ from agent.decisions.head import state as h
 from agent.decisions.head.retry import MAX_NODES_BY_NAME
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
-from agent.record.files import FileLock, access, iso_time, safe_name
+from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
+from agent.record.log_dir import log_dir
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
@@ -225,13 +226,13 @@ class RunKeeper:
         )
         folder = self._root / safe_name(run_id)
         with suppress(OSError):  # the writer reports this error
-            access.make_folder(folder)
+            log_dir.make_folder(folder)
         own = max(self.record.epoch, epoch + 1)
         self.save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
         if former == self.record.run_id:
             return
         with suppress(OSError):  # same
-            (self._root / former / RUN_FILE).unlink(missing_ok=True)
+            log_dir.remove(self._root / former / RUN_FILE)
             lock = FileLock(folder / RUN_LOCK)
             lock.take()
             self._lock = lock

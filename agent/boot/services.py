@@ -30,6 +30,7 @@ from agent.plan.plan import JOB_LOG
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time, read_end
 from agent.record.log import say
+from agent.record.log_dir import log_dir
 from agent.runtime import process
 from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
@@ -352,7 +353,7 @@ async def size_at_start(run: NodeRun, log: Path) -> int:
 
     def read_size() -> int:
         with suppress(OSError):
-            return log.stat().st_size
+            return log_dir.stat(log).st_size
         return 0
 
     size = await in_thread(read_size, times.STALLED_DISK)
@@ -365,7 +366,7 @@ async def size_at_start(run: NodeRun, log: Path) -> int:
 def remove_file(path: Path) -> None:
     """Remove a file if it is there; writing the new one reports an error of the disk."""
     with suppress(OSError):
-        path.unlink(missing_ok=True)
+        log_dir.remove(path)
 
 
 def text_of(path: Path, began: int = 0) -> str:

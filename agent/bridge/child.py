@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
 from agent.bridge.ray_calls import Gcs, Jobs, dead_actors, import_ray, is_final, last_finished
+from agent.record.log_dir import log_dir
 from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
@@ -157,7 +158,10 @@ class Bridge:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
         jobs, job_id = self._jobs, str(command["id"])
         try:
-            with Path(command["mirror"]).open("w", encoding="utf-8", newline="") as file:
+            log_dir.obey(*command["log_dir"])
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            descriptor = log_dir.open(Path(command["mirror"]), flags)
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
                 copy = ResumableCopy(file)
 
                 def follow() -> bool:

@@ -14,6 +14,7 @@ from agent.base import times
 from agent.decisions.head import state as h
 from agent.node.limits import ProcessLimitError
 from agent.record.log import say
+from agent.record.log_dir import log_dir
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 
@@ -100,11 +101,11 @@ class RayLink:
         """Submit and follow a job, as `follow` does."""
         self.forget(job_id)  # an earlier `follow` may not have found it
         job = {"entrypoint": entrypoint, "runtime_env": runtime_env}
-        await self._add_command(do="submit", id=job_id, mirror=mirror and str(mirror), **job)
+        await self._add_command(do="submit", id=job_id, **_mirrored(mirror), **job)
 
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
         """Follow a submitted job; write its output to `mirror` if given."""
-        await self._add_command(do="follow", id=job_id, mirror=mirror and str(mirror))
+        await self._add_command(do="follow", id=job_id, **_mirrored(mirror))
 
     async def stop_job(self, job_id: str) -> None:
         """Stop a job; return when Ray has accepted the stop."""
@@ -165,3 +166,10 @@ class RayLink:
                     answer.set_result(data)
             else:
                 self._emit(convert(data, _EVENTS[data["event"]]))
+
+
+def _mirrored(mirror: Path | None) -> dict[str, object]:
+    """Return the fields by which the bridge writes a job's output to a file of the run folder."""
+    if mirror is None:
+        return {}
+    return {"mirror": str(mirror), "log_dir": log_dir.rules}

@@ -202,7 +202,9 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - reported in the result file
         result = {"error": sentence(error)}
     part = Path(f"{options.out}.part")
-    part.write_text(json.dumps(result), encoding="utf-8")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
+        json.dump(result, file)
     part.replace(options.out)
     os._exit(0)  # a thread of torch's store may still run
 

@@ -18,6 +18,7 @@ from agent.base import times
 from agent.base.text import error_text, plain
 from agent.base.value import Value
 from agent.record.files import PART_SUFFIX, numbered_names, read_end, safe_name
+from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,7 +64,7 @@ def new_bundle(folder: Path, at: float) -> Path:
     """Return a free path for a bundle that is made at a time."""
     name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
     paths = (folder / f"{one}{ENDING}" for one in numbered_names(name))
-    return next(path for path in paths if not os.path.lexists(path))
+    return next(path for path in paths if not log_dir.exists(path))
 
 
 def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float) -> str:
@@ -72,24 +73,32 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
     try:
         _write(part, path.name.removesuffix(ENDING), parts, clean, until)
         if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
-            part.replace(path)
-            for old in sorted({*path.parent.glob(f"{PREFIX}*{ENDING}")} - {path})[: 1 - _KEPT]:
-                with suppress(OSError):
-                    old.unlink()
+            log_dir.rename(part, path)
+            _remove_old(path)
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
         why = f"{type(error).__name__}: {error}"
         return error_text(error) if isinstance(error, OSError) else why
     finally:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            log_dir.remove(part)
     return ""
+
+
+def _remove_old(newest: Path) -> None:
+    """Remove all bundles of a folder but the newest ones."""
+    names = log_dir.names(newest.parent)
+    bundles = [name for name in names if name.startswith(PREFIX) and name.endswith(ENDING)]
+    bundles.remove(newest.name)
+    for name in bundles[: 1 - _KEPT]:
+        with suppress(OSError):
+            log_dir.remove(newest.with_name(name))
 
 
 def _write(
     part: Path, top: str, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float
 ) -> None:
-    part.unlink(missing_ok=True)
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    log_dir.remove(part)
+    handle = log_dir.open_as_is(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     left = MOST
     with (
         open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path

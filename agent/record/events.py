@@ -17,8 +17,9 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.record.background import Writer
-from agent.record.files import access
+from agent.record.files import reading
 from agent.record.log import disk_alarm
+from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,9 +210,9 @@ class EventRecorder(Writer):
         """Open the file, rotated where it is full, with the agent's first event at its end."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         with self._where() as path:
-            if path.exists() and path.stat().st_size > MOST_BYTES:
-                path.replace(path.with_name(FORMER_EVENTS_FILE))
-            file = access.open(path, flags)
+            if log_dir.exists(path) and log_dir.stat(path).st_size > MOST_BYTES:
+                log_dir.rename(path, path.with_name(FORMER_EVENTS_FILE))
+            file = log_dir.open(path, flags)
         size = os.fstat(file).st_size
         is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # by an agent that was killed
         try:
@@ -242,7 +243,7 @@ class RecordedEvent(NamedTuple):
 def read_events(folder: Path) -> Iterator[RecordedEvent]:
     """Yield the events of a node in order, without lines that a killed agent left incomplete."""
     for name in (FORMER_EVENTS_FILE, EVENTS_FILE):
-        with suppress(FileNotFoundError), (folder / name).open("rb") as file:
+        with suppress(FileNotFoundError, ValueError), reading(folder / name) as file:
             for line in file:
                 with suppress(KeyError, TypeError, ValueError, RecursionError):
                     event = json.loads(line)

@@ -20,9 +20,10 @@ from agent.base import times
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record.background import run_within
+from agent.record.log_dir import LogDir, log_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from typing_extensions import Self
@@ -59,62 +60,16 @@ def seconds_between(start: str, end: str) -> float:
         return 0.0
 
 
-class Access:
-    """Who may read the folder of a run, as AGENT_LOG_MODE has it: set before the first file."""
-
-    MODES: Mapping[str, tuple[int, int] | None] = {
-        "private": (0o700, 0o600),
-        "group": (0o750, 0o640),
-        "umask": None,
-    }
-    """The modes of folders and files; None: as the umask has it."""
-
-    def __init__(self) -> None:
-        self._modes = self.MODES["private"]
-        self.fault = ""  # why a disk keeps other modes, if it does
-
-    def allow(self, mode: str) -> None:
-        """Take the modes of AGENT_LOG_MODE."""
-        self._modes, self.fault = self.MODES[mode], ""
-
-    def make_folder(self, path: Path, *, exist_ok: bool = True) -> None:
-        """Make a folder of a run; folders above AGENT_LOG_DIR's content keep the umask's modes."""
-        path.mkdir(exist_ok=exist_ok)
-        if self._modes is not None:
-            self._change(path, self._modes[0])
-
-    def open(self, path: Path, flags: int) -> int:
-        """Open a file of a run, and make it if `flags` say so."""
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666 if self._modes is None else 0o600)
-        if self._modes is not None and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            self._change(descriptor, self._modes[1])
-        return descriptor
-
-    def _change(self, where: Path | int, mode: int) -> None:
-        fault = ""
-        try:
-            if stat.S_IMODE(os.stat(where).st_mode) != mode:  # noqa: PTH116 - or a descriptor
-                os.chmod(where, mode)  # noqa: PTH101 - same
-                kept = stat.S_IMODE(os.stat(where).st_mode)  # noqa: PTH116 - same
-                fault = "" if kept == mode else f"mode {kept:o} instead of {mode:o}"
-        except OSError as error:  # a file of another user, or a disk without modes
-            fault = error_text(error)
-        self.fault = self.fault or fault
-
-
-access = Access()
-
-
 def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
     """Return an opener that appends to a file; a path that may change is a function."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    return lambda: access.open(path() if callable(path) else path, flags)
+    return lambda: log_dir.open(path() if callable(path) else path, flags)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
+def reading(path: Path, place: LogDir = log_dir) -> Iterator[BinaryIO]:
     """Open a file; raise ValueError if it is none: a pipe in its place would block."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = place.open_as_is(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no file")
@@ -123,7 +78,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 def read_small(path: Path) -> str:
     """Return a file's text; raise OSError, or ValueError if it is none."""
-    with _reading(path) as file:
+    with reading(path) as file:
         return file.read().decode()
 
 
@@ -175,7 +130,7 @@ class Record(Value):
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
     """Return the last bytes of a file, from offset `since` on; None if it cannot be read."""
     try:
-        with _reading(path) as file:
+        with reading(path) as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except (OSError, ValueError):
@@ -192,8 +147,11 @@ def write_atomically(
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(part, flags, mode) if mode else access.open(part, flags)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        if mode is None:
+            descriptor = log_dir.open(part, flags)
+        else:
+            descriptor = log_dir.open_as_is(part, flags, mode)
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
             file.flush()
@@ -203,10 +161,10 @@ def write_atomically(
                 except OSError as error:  # some file systems have no fsync
                     if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
                         raise
-        part.replace(path)
+        log_dir.rename(part, path)
     except OSError as error:
         with suppress(OSError):
-            part.unlink()
+            log_dir.remove(part)
         return error
     return None
 
@@ -232,9 +190,8 @@ class FileLock:
 
         On NFS 3 the kernel may wait forever for a lock server: a thread asks, for `limit` seconds.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            descriptor = access.open(self._path, flags)
+            descriptor = log_dir.open(self._path, os.O_RDWR | os.O_CREAT)
         except PermissionError:
             return LockHolder.THEIRS
         except OSError as error:

@@ -15,9 +15,10 @@ from agent.base import times
 from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
+from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
     from agent.record.background import DiskAlarm
@@ -183,16 +184,32 @@ def is_agent_running(record: NodeRecord) -> bool:
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
     here, written = read_pid_space(), []
-    for path in root.glob(f"*/{safe_name(node)}*/{NODE_FILE}") if agents else ():
+    for path in _records_of(root, safe_name(node)) if agents else ():
         with suppress(OSError):
-            written.append((path.stat().st_mtime, path))
+            written.append((log_dir.stat(path).st_mtime, path))
     for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
         record = NodeRecord.read(path)
         if not isinstance(record, NodeRecord) or record.node != node or record.ended:
             continue
         if here.sees(record.place) and record.agent.pid in agents:
-            return path.resolve().parent  # not by the link `latest`
+            return path.parent
     return None
+
+
+def _records_of(root: Path, name: str) -> Iterator[Path]:
+    """Yield the files of all agents with a name, or one that begins with it, in all runs."""
+    with suppress(OSError):
+        for run in log_dir.names(root):
+            yield from _records_in(root / run, name)
+
+
+def _records_in(run: Path, name: str) -> Iterator[Path]:
+    if run.is_symlink():  # `latest`
+        return
+    with suppress(OSError):  # a file, or another user's folder
+        for node in log_dir.names(run):
+            if node.startswith(name):
+                yield run / node / NODE_FILE
 
 
 # --- the writer ----------------------------------------------------------------------------------

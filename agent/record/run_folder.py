@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -25,8 +27,9 @@ from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
-from agent.record.files import access, read_small, safe_name, write_atomically
+from agent.record.files import read_small, reading, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
+from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.work import checkpoints
@@ -222,8 +225,16 @@ class RunFolder:
 
     def _make(self, run_id: str) -> Path:
         try:
+            log_dir.guard(self._root)
             paths = map((self._root / run_id).joinpath, files.numbered_names(safe_name(self._name)))
             path = next(filter(self._claim, paths))
+        except RefusedPathError as error:
+            raise PreflightError(
+                f"AGENT_LOG_DIR={self._root}: the folder of this run is not used",
+                why=error_text(error),
+                remedy="Remove what others made there, or choose another folder in AGENT_LOG_DIR",
+                culprit="AGENT_LOG_DIR",
+            ) from None
         except OSError as error:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",
@@ -231,15 +242,15 @@ class RunFolder:
                 remedy="Choose a writable folder in AGENT_LOG_DIR",
                 culprit="AGENT_LOG_DIR",
             ) from None
-        if access.fault:
+        if log_dir.fault:
             remedy = "Choose a disk with file modes in AGENT_LOG_DIR, or set AGENT_LOG_MODE=umask"
-            say(f"AGENT_LOG_MODE: others can read {path}: {access.fault}. {remedy}", "warning")
+            say(f"AGENT_LOG_MODE: others can read {path}: {log_dir.fault}. {remedy}", "warning")
         return path
 
     def _claim(self, path: Path) -> bool:
         """Take a folder, unless another agent holds it."""
         is_new = _make_folder(path)
-        if path.is_symlink() or not path.is_dir():
+        if not stat.S_ISDIR(log_dir.stat(path).st_mode):
             return False
         lock = files.FileLock(path / _LOCK)
         holder, read = lock.take(), NodeRecord.read(path / node_record.NODE_FILE)
@@ -249,10 +260,11 @@ class RunFolder:
             return False
         self._lock, self.former = lock, former
         with suppress(OSError):  # of the previous agent, if it has written one
-            (path / OUTCOME_FILE).replace(path / _FORMER_OUTCOME)
-        for part in path.glob(f".*{files.PART_SUFFIX}"):  # what that agent left incomplete
-            with suppress(OSError):
-                part.unlink()
+            log_dir.rename(path / OUTCOME_FILE, path / _FORMER_OUTCOME)
+        for name in log_dir.names(path):  # what that agent left incomplete
+            if name.startswith(".") and name.endswith(files.PART_SUFFIX):
+                with suppress(OSError):
+                    log_dir.remove(path / name)
         self.own.write(path / node_record.NODE_FILE)  # a full disk is logged later
         return True
 
@@ -275,7 +287,7 @@ class RunFolder:
         if not self._moving.acquire(timeout=times.FOLDER_MOVE):
             return  # a writer is blocked: the head's next reply tries again
         try:
-            access.make_folder(target)
+            log_dir.make_folder(target)
             names = map(target.joinpath, files.numbered_names(safe_name(self._name)))
             self.path = next(name for name in names if _renamed(old, name))
         except OSError as error:
@@ -286,7 +298,7 @@ class RunFolder:
             self._moving.release()
         for folder in (old, old.parent):
             with suppress(OSError):  # gone, or in use by another node
-                folder.rmdir()
+                log_dir.remove_folder(folder)
         self.become_latest()
 
 
@@ -295,20 +307,20 @@ def _make_folder(path: Path) -> bool:
     for _ in range(100):
         with suppress(FileNotFoundError):  # another node removed the empty parent
             path.parent.parent.mkdir(parents=True, exist_ok=True)
-            access.make_folder(path.parent)
+            log_dir.make_folder(path.parent)
             try:
-                access.make_folder(path, exist_ok=False)
+                log_dir.make_folder(path, exist_ok=False)
             except FileExistsError:
                 return False
-            break
-    return True
+            return True
+    raise FileNotFoundError(errno.ENOENT, f"{path.parent} cannot be made")
 
 
 def _renamed(old: Path, new: Path) -> bool:
     """Rename a folder; return False if the new name exists."""
     try:
-        if not os.path.lexists(new):
-            old.rename(new)
+        if not log_dir.exists(new):
+            log_dir.rename(old, new)
             return True
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it was just made
@@ -317,18 +329,28 @@ def _renamed(old: Path, new: Path) -> bool:
 
 
 KEY_FILE = "control.key"
+_KEY_LENGTH = 32
+_KEY_FORM = f"[0-9a-f]{{{_KEY_LENGTH}}}"
 
 
 def make_key(folder: Path) -> str | None:
     """Write a new random key for this node's users; return None on failure."""
-    key = secrets.token_hex(16)
+    key = secrets.token_hex(_KEY_LENGTH // 2)
     return key if write_atomically(folder / KEY_FILE, key, mode=0o600) is None else None
 
 
 def newest_key(root: Path) -> str | None:
-    """Return the key that was written last in the latest run of a log folder, if it is readable."""
-    with suppress(OSError, ValueError):
-        keys = (root / "latest").glob(f"*/{KEY_FILE}")
-        newest = max(keys, key=lambda path: path.stat().st_mtime, default=None)
-        return None if newest is None else read_small(newest).strip()
-    return None
+    """Return the key that was written last in the latest run of a log folder, if it is readable.
+
+    It is sent to whoever answers as the head: no link may make a private file of it.
+    """
+    place, keys = LogDir(), list[tuple[float, str]]()
+    place.obey(str(root.absolute()), None, "private")
+    with suppress(OSError):
+        run = root / safe_name(str((root / "latest").readlink()))
+        for node in place.names(run):
+            with suppress(OSError, ValueError), reading(run / node / KEY_FILE, place) as file:
+                key = file.read(_KEY_LENGTH + 1).decode().strip()
+                if re.fullmatch(_KEY_FORM, key):
+                    keys.append((os.fstat(file.fileno()).st_mtime, key))
+    return max(keys)[1] if keys else None

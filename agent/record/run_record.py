@@ -7,7 +7,6 @@ import json
 from contextlib import suppress
 from enum import Enum
 from itertools import chain, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -21,6 +20,7 @@ from agent.base.value import Value
 from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
 from agent.record import files
 from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
+from agent.record.log_dir import log_dir
 from agent.record.node_record import NODE_FILE, Moment, NodeRecord, is_agent_running, read_pid_space
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.redact import MASK, looks_secret
@@ -28,6 +28,7 @@ from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
@@ -298,7 +299,7 @@ def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
 def _last(root: Path, platform_run_id: str, has: str) -> str | None:
     """Return the last of a platform's numbered runs, each of which has a file or folder."""
     names = numbered_names(safe_name(platform_run_id))
-    there = [*takewhile(lambda one: (root / one / has).exists(), names)]
+    there = [*takewhile(lambda one: log_dir.exists(root / one / has), names)]
     return there[-1] if there else None
 
 
@@ -312,7 +313,8 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenR
     if last is None or (lock.inode and last.lock in {None, lock.inode}):
         return ChosenRun(name, before, lock)
     head, here = last.head or before.head, read_pid_space()
-    folders = takewhile(Path.is_dir, map((root / name).joinpath, numbered_names(safe_name(head))))
+    paths = map((root / name).joinpath, numbered_names(safe_name(head)))
+    folders = takewhile(log_dir.is_folder, paths)
     agents = [NodeRecord.read(folder / NODE_FILE) for folder in folders]
     is_over = bool(agents) and all(
         isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in agents
@@ -326,7 +328,7 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, st
     lock = FileLock(folder / RUN_LOCK)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        files.access.make_folder(folder)
+        log_dir.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
         return lock, NoRecord(error_text(error), is_missing=True), ""
@@ -341,10 +343,10 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, st
 
 
 def _latest(root: Path) -> str | None:
-    """Return the run that `latest` points to, if it is in this folder."""
+    """Return the run that `latest` points to, if it is in this folder and of this user."""
     with suppress(OSError):
         name = str((root / "latest").readlink())
-        return name if name == safe_name(name) and (root / name).is_dir() else None
+        return name if name == safe_name(name) and log_dir.is_folder(root / name) else None
     return None
 
 
@@ -392,7 +394,7 @@ class PastEnd(files.Record):
         path = past_end_file(root, node)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            files.access.make_folder(path.parent)
+            log_dir.make_folder(path.parent)
         except OSError as error:
             return error
         return self.write(path)

@@ -15,6 +15,7 @@ from agent.base import times
 from agent.record.background import NO_THREAD, Background, Sink
 from agent.record.files import appending
 from agent.record.log import disk_alarm, say, stream_trouble
+from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +108,8 @@ class OutputCopy(Background):
         """Wait until the source exists; None if it never did."""
         while True:
             try:
-                return self._source.open("rb", buffering=0)
+                descriptor = log_dir.open_as_is(self._source, os.O_RDONLY)
+                return os.fdopen(descriptor, "rb", buffering=0)
             except (FileNotFoundError, NotADirectoryError):
                 pass  # Ray has not made it yet
             except OSError as error:

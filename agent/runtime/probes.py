@@ -18,8 +18,9 @@ from aiohttp.abc import AbstractResolver
 from msgspec import Meta, convert
 
 from agent.base import times
-from agent.base.text import in_url, is_ip
+from agent.base.text import error_text, in_url, is_ip
 from agent.base.value import Value
+from agent.record.files import reading
 from agent.runtime.network import resolve
 from agent.runtime.process import cpu_seconds, tree_of
 from agent.runtime.waiting import NotYet, until
@@ -183,11 +184,12 @@ class ReadinessProbe:
     def _search_log(self, pattern: str) -> str:
         """Return '' once a new line of the log matches, else why not."""
         try:
-            with self._log.open("rb") as file:
+            with reading(self._log) as file:
                 file.seek(self._offset)
                 new = file.read(_CHUNK)
-        except OSError as error:
-            return f"its output cannot be read: {error.strerror}"
+        except (OSError, ValueError) as error:
+            why = error_text(error) if isinstance(error, OSError) else error
+            return f"its output cannot be read: {why}"
         self._offset += len(new)
         text = self._rest + new.decode(errors="replace")
         if re.search(pattern, text, re.MULTILINE):

@@ -157,22 +157,28 @@ def _private_folder(parent: str) -> str:
     if os.statvfs(parent).f_flag & os.ST_NOEXEC:
         raise UnusableError("mounted noexec")
     folder = os.path.join(parent, "pod-agent-%d" % os.geteuid())
+    _make_own(folder)
+    return folder
+
+
+def _make_own(folder: str) -> None:
+    """Make a folder, or close a former one to others; refuse one in which others could write."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise UnusableError("%s is not a folder of this user" % folder)
+    if found.st_mode & 0o022:  # its programs may be theirs
+        raise UnusableError("others could write in %s: remove it" % folder)
     if found.st_mode & 0o077:
         os.chmod(folder, 0o700)
-    return folder
 
 
 def _unpacked(archive: str, home: str) -> str:
     """Return the Python of the environment in `home`, made if it is missing."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(home, 0o700)
+    _make_own(home)
     # Held as long as the agent runs: systemd-tmpfiles and this file skip a locked folder.
-    in_use = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    in_use = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     fcntl.flock(in_use, fcntl.LOCK_SH)
     os.set_inheritable(in_use, True)  # noqa: FBT003 - takes no names
     tag = "cp%d%d-%s" % (sys.version_info[0], sys.version_info[1], os.uname().machine)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Log = Callable[[str, str, int | None], Awaitable[LogPart | str]]
 
 SECONDS = 20.0
-KEY = "0123456789abcdef"
+KEY = "0123456789abcdef" * 2
 FINDINGS: dict[str, object] = {
     "nodes": ["pod0", "pod1"],
     "unknown": ["10.0.0.9"],
@@ -120,6 +120,7 @@ def environ_of(port: int, root: Path) -> dict[str, str]:
 
 def leave_key(root: Path, key: str) -> None:
     """Write a key where the newest run's head does."""
-    folder = root / "latest" / "pod0"
+    folder = root / "run-1" / "pod0"
     folder.mkdir(parents=True)
+    (root / "latest").symlink_to("run-1")
     (folder / run_folder.KEY_FILE).write_text(key)

@@ -203,6 +203,20 @@ def test_a_folder_of_somebody_else_is_not_used(small: Small, how: str) -> None:
     assert home.is_relative_to(small.parents[1])
 
 
+@pytest.mark.parametrize("which", ["folder", "home"])
+def test_a_folder_in_which_others_could_write_is_not_used(small: Small, which: str) -> None:
+    """A program in it may be theirs, whatever mode it has by now: the next place is used."""
+    small.run()
+    (home,) = small.homes()
+    (home / "agent" / "__main__.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    writable = home.parent if which == "folder" else home
+    writable.chmod(0o777)
+    code, found, _ = small.run()
+    assert code == 7
+    assert Path(str(found["program"])).is_relative_to(small.parents[1])
+    assert stat.S_IMODE(writable.stat().st_mode) == 0o777
+
+
 def test_no_place_at_all_is_78(small: Small) -> None:
     """The message names each place and the reason."""
     for parent in small.parents:

@@ -18,7 +18,8 @@ from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.record import run_folder
 from agent.record.events import FORMER_EVENTS_FILE
-from agent.record.files import access, appending
+from agent.record.files import appending
+from agent.record.log_dir import log_dir
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 
@@ -77,7 +78,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
         yield request.param
     finally:
         os.umask(former)
-        access.allow("private")
+        log_dir.allow("private")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_who_may_read_a_run(
     tmp_path: Path, umask: int, mode: str, folders: int, files: int
 ) -> None:
     """AGENT_LOG_MODE holds whatever the umask is, and leaves AGENT_LOG_DIR as it is."""
-    access.allow(mode)
+    log_dir.allow(mode)
     root = tmp_path / "logs"
     folder = in_run(root)
     os.close(appending(folder.path / "agent.log")())
@@ -105,7 +106,7 @@ def test_who_may_read_a_run(
 
 def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on; the log says that others can read its folder."""
-    monkeypatch.setattr("agent.record.files.os.chmod", lambda _path, _mode: None)
+    monkeypatch.setattr("agent.record.log_dir.os.fchmod", lambda _file, _mode: None)
     said: list[str] = []
     monkeypatch.setattr(run_folder, "say", lambda text, _level: said.append(text))
     former = os.umask(0o022)
@@ -114,7 +115,7 @@ def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
         in_run(tmp_path)
     finally:
         os.umask(former)
-        access.allow("private")
+        log_dir.allow("private")
     assert [text.partition(":")[0] for text in said] == ["AGENT_LOG_MODE"]
 
 

@@ -76,8 +76,9 @@ def test_a_worker_refuses() -> None:
 
 def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
     """The key of a previous agent is replaced, whatever its mode."""
-    folder = tmp_path / "latest" / "pod0"
+    folder = tmp_path / "run-1" / "pod0"
     folder.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("run-1")
     (folder / run_folder.KEY_FILE).write_text("old")
     key = run_folder.make_key(folder)
     assert key is not None
