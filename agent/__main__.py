@@ -14,6 +14,7 @@ RUNS = {"", "run", "--"}
 """The first argument of command lines that boot this node."""
 PROGRAMS = {
     "reward-server": "bundled.reward_server:main",
+    "retriever": "bundled.retriever:main",
     "rehearsal": "bundled.rehearsal:main",
     "fetch-model": "bundled.fetch_model:main",
     "ray-bridge": "bridge.child:main",

@@ -11,6 +11,8 @@ from agent.base.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+BACKLOG = 1024  # Callers of an HTTP server that the kernel keeps until they are accepted
+
 
 class Ports(Value):
     """Every port that a node listens on, including Ray's internal ones."""

@@ -2,7 +2,7 @@
 
 The defaults of AGENT_* settings, in settings/model.py, stand as comments where they belong;
 `RULES` has those that must be below others. Modules use the names here; only what a test replaces
-has a second name in its module. The programs in bundled/ run without the agent and keep their own.
+has a second name in its module. Programs in bundled/ that run without the agent keep their own.
 """
 
 from __future__ import annotations
@@ -191,11 +191,13 @@ LONGEST_POD_RETRY_PAUSE = 60.0  # A held pod bills, so that an API that works ag
 POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
 WORKERS_STOP_FIRST = 30.0  # The head's pod is stopped last, after waiting so long for the workers'.
 
-# --- The agent's port, and verbs that ask it ------------------------------------------------------
+# --- HTTP servers (the agent's port, the bundled ones), and verbs that ask the agent --------------
 
 HEADER = 10.0  # From the start of a connection to its first complete request header.
 CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients reuse one for 15 s.
-BODY = 10.0  # For a request's body.
+BODY = 10.0  # For a request's body, and as long again for every 32 MiB.
+BODY_QUEUE = 20.0  # A request waits so long for the bodies of others, then it gets a 503.
+LAST_REQUESTS = 3.0  # A bundled server that is stopped finishes what it answers within this.
 LOGIN_WINDOW = 60.0  # An address may send the page's form ten wrong tokens in so long.
 LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token was sent.
 STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.

@@ -142,6 +142,7 @@ _ABOUT = {
     "recipe": "print the command that a recipe would submit, and why",
     "completion": "print the completion for a shell",
     "reward-server": "the bundled reward server (--help for its flags)",
+    "retriever": "a stand-in for Search-R1's retriever (--help for its flags)",
     "rehearsal": "the bundled GPU-free GRPO job (--help for its flags)",
 }
 _OPTIONS: dict[str, Sequence[Option]] = {

@@ -294,7 +294,7 @@ class WorkerAgent:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
 
-    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> None:
+    async def _listen_on(self, runner: web.BaseRunner, ip: str | None) -> None:
         """Open the agent's port on an address, if it may be opened there."""
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
             return

@@ -16,11 +16,14 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from agent.bundled.turns import QueuedRequest, Turns
 
     Pair = tuple[str | None, str | None]
 
@@ -55,29 +58,30 @@ def is_installed() -> bool:
 
 
 class MathVerifyPool:
-    """A few processes with math-verify, shared by all requests."""
+    """A few processes with math-verify, shared by all requests, which take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._usable = is_installed()
         self._processes = [_MathVerifyProcess() for _ in range(_PROCESSES)]
-        self._idle: asyncio.Queue[_MathVerifyProcess] = asyncio.Queue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
+        self._idle = [*self._processes]
+        self._turns = turns
+        self._granted: dict[int, asyncio.Future[_MathVerifyProcess]] = {}
         self._verdicts: dict[Pair, bool] = {}  # oldest first
         self._closing = False
 
-    async def decide(self, pairs: Iterable[Pair]) -> dict[Pair, bool]:
+    async def decide(self, pairs: Iterable[Pair], client: str = "") -> dict[Pair, bool]:
         """Return for each (answer, gold) whether they are equal, or raise NoVerdictError.
 
-        Verdicts up to then are remembered, so that a retry has less to do.
+        Verdicts up to then are remembered, so that a retry has less to do. Clients and requests
+        take turns by the time that they have used.
         """
         found: dict[Pair, bool] = {}
         rest = iter(dict.fromkeys(pairs))
+        request = self._turns.enter(client)
 
         async def work() -> None:
-            # one at a time, so that requests take turns: the queue of idle processes is fair
             for pair in rest:
-                found[pair] = await self._verdict(pair)
+                found[pair] = await self._verdict(pair, request)
 
         workers = [asyncio.create_task(work()) for _ in self._processes]
         try:
@@ -85,6 +89,8 @@ class MathVerifyPool:
         finally:
             for worker in workers:
                 worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._turns.leave(request)
         return found
 
     async def close(self) -> None:
@@ -93,17 +99,47 @@ class MathVerifyPool:
         for process in self._processes:
             await process.close()
 
-    async def _verdict(self, pair: Pair) -> bool:
+    async def _verdict(self, pair: Pair, request: QueuedRequest) -> bool:
         if pair in self._verdicts:
             return self._verdicts[pair]
-        process = await self._idle.get()
+        process = await self._wait_for_turn(request)
+        assumed = self._turns.begin(request)
+        began = time.monotonic()
         try:
             # it may have been killed for reasons outside the pair
             with contextlib.suppress(_ProcessLostError):
                 return await self._verdict_of(process, pair)
             return await self._verdict_of(process, pair)
         finally:
-            self._idle.put_nowait(process)
+            self._turns.end(request, assumed, time.monotonic() - began)
+            self._pass_on(process)
+
+    async def _wait_for_turn(self, request: QueuedRequest) -> _MathVerifyProcess:
+        """Return an idle process once it is this request's turn."""
+        if self._idle:
+            return self._idle.pop()
+        number = self._turns.wait(request)
+        turn: asyncio.Future[_MathVerifyProcess] = asyncio.get_running_loop().create_future()
+        self._granted[number] = turn
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._turns.cancel(number)
+            if turn.done() and not turn.cancelled():
+                self._pass_on(turn.result())
+            raise
+        finally:
+            del self._granted[number]
+
+    def _pass_on(self, process: _MathVerifyProcess) -> None:
+        """Give an idle process to the next request, if one waits."""
+        number = self._turns.next()
+        while number is not None and self._granted[number].done():  # canceled just now
+            number = self._turns.next()
+        if number is None:
+            self._idle.append(process)
+        else:
+            self._granted[number].set_result(process)
 
     async def _verdict_of(self, process: _MathVerifyProcess, pair: Pair) -> bool:
         if self._closing:

@@ -19,35 +19,34 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hmac
-import logging
 import math
 import os
-import signal
 import sys
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 from msgspec import Struct
 
 from agent.bundled import maths
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
+from agent.bundled.turns import Turns
+from agent.serving.bodies import RETRY_AFTER, Bodies, Body
+from agent.serving.connections import trust
+from agent.serving.program import Program
+from agent.serving.replies import error_reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp.typedefs import Handler
-
-_SETTINGS_WRONG = 78
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
-_LAST_REQUESTS_SECONDS = 3.0
-_RETRY_AFTER = 2
 _MAX_BODY = 64 << 20
+_MOST_BODIES = 128 << 20  # of all requests together
+_MOST_ITEMS = 1 << 18  # of one request
 WITHOUT_MATH_VERIFY = (
     "math-verify is not installed: numbers are compared by value, expressions, sets, percentages "
     "and short units as text; `pip install math-verify` compares them too"
@@ -70,22 +69,24 @@ class _Request(Struct):
     prompts: list[str] | None = None
     labels: list[str | float | None] | None = None
     response: str | None = None
-    prompt: Any = None  # A text, or a list of messages
+    prompt: msgspec.Raw = msgspec.Raw(b"null")  # A text, or a list of messages
     label: str | float | None = None
 
 
-def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
+def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
     """Return the texts of a body, and whether the reply is one number; or raise BadRequestError."""
     try:
         asked = msgspec.json.decode(body, type=_Request)
+        prompt = _text_or_none(asked.prompt)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise BadRequestError(f"body: {problem}") from None
     if asked.query is None and asked.response is not None:
-        prompt = asked.prompt if isinstance(asked.prompt, str) else None
         return [(asked.response, prompt, asked.label)], True
     if asked.query is None:
         raise BadRequestError("query: missing; expected a list of strings")
     size = len(asked.query)
+    if size > _MOST_ITEMS:
+        raise BadRequestError(f"query: has {size} items; at most {_MOST_ITEMS} in one request")
     for name, items in (("prompts", asked.prompts), ("labels", asked.labels)):
         if items is not None and len(items) != size:
             raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
@@ -94,15 +95,27 @@ def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
     return list(zip(asked.query, prompts, labels, strict=True)), False
 
 
-async def score(pool: MathVerifyPool, batch: list[ScoredItem]) -> list[maths.Grade]:
-    """Return grades in order; math-verify compares what may be equal as expressions."""
-    scored: list[maths.Grade] = []
+def _text_or_none(raw: msgspec.Raw) -> str | None:
+    """Return a text; a list of messages is not decoded, since its parts take much memory."""
+    is_text = bytes(memoryview(raw)[:1]) == b'"'
+    return msgspec.json.decode(raw, type=str) if is_text else None
+
+
+async def grade(batch: list[ScoredItem]) -> list[maths.Grade]:
+    """Return grades in order, without math-verify."""
+    graded: list[maths.Grade] = []
     for start in range(0, len(batch), _CHUNK):
         grades = starmap(maths.grade, batch[start : start + _CHUNK])
-        scored += await asyncio.to_thread(list, grades)
-    verdicts = await pool.decide((one.answer, one.gold) for one in scored if one.is_open)
+        graded += await asyncio.to_thread(list, grades)
+    return graded
+
+
+async def decide(pool: MathVerifyPool, graded: list[maths.Grade], client: str) -> list[maths.Grade]:
+    """Return the grades after math-verify has compared what may be equal as expressions."""
+    pairs = ((one.answer, one.gold) for one in graded if one.is_open)
+    verdicts = await pool.decide(pairs, client)
     return [
-        one._replace(reward=1.0) if verdicts.get((one.answer, one.gold)) else one for one in scored
+        one._replace(reward=1.0) if verdicts.get((one.answer, one.gold)) else one for one in graded
     ]
 
 
@@ -117,78 +130,55 @@ def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
-def make_app(path: str, limit: float, dialect: str = OPENRLHF, token: str = "") -> web.Application:
-    """Build the application: a path for scoring, with the token if any."""
-    pool = MathVerifyPool()
+class RewardServer:
+    """The server: reads and scores one batch for each request."""
 
-    async def rewards(request: web.Request) -> web.Response:
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
-        if token and (kind.lower() != "bearer" or not known):
-            return error(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
+    def __init__(self, path: str, limit: float, dialect: str = OPENRLHF, token: str = "") -> None:
+        self._limit, self._dialect, self._token = limit, dialect, token
+        self._pool = MathVerifyPool(Turns())
+        self._bodies = Bodies(_MAX_BODY, _MOST_BODIES)
+        self._reading = asyncio.Lock()  # the texts of a body can take several times its memory
+        self.program = Program("reward server", path, self._answer)
+        self.program.app.on_shutdown.append(self._close)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if not self._has_token(request):
+            return error_reply(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
+        if self._token:
+            trust(request)
         try:
-            items, is_single = await asyncio.to_thread(read_request, await request.read())
-            scored = await asyncio.wait_for(score(pool, items), limit)
+            async with self._bodies.read(request) as body:
+                scoring = self._score(body, request.remote or "")
+                graded, is_single = await asyncio.wait_for(scoring, self._limit)
         except BadRequestError as problem:
-            return error(400, str(problem))
+            return error_reply(400, str(problem))
         except (NoVerdictError, asyncio.TimeoutError) as problem:
-            why = str(problem) or f"not all is scored within {limit:g} s"
+            why = str(problem) or f"not all is scored within {self._limit:g} s"
             say(f"no rewards, the client has to retry: {why}")
-            return error(503, f"no rewards yet, retry: {why}", {"Retry-After": str(_RETRY_AFTER)})
+            retry = {"Retry-After": str(RETRY_AFTER)}
+            return error_reply(503, f"no rewards yet, retry: {why}", retry)
         if is_single:
-            return web.json_response(scored[0].reward)
-        return web.json_response(reply_to(scored, dialect))
+            return web.json_response(graded[0].reward)
+        return web.json_response(reply_to(graded, self._dialect))
 
-    @web.middleware
-    async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
-            return error(415, "Content-Encoding: send the body without compression")
-        try:
-            return await handler(request)
-        except web.HTTPException as refusal:
-            return error(refusal.status, f"{refusal.text}; POST to {path}")
+    def _has_token(self, request: web.Request) -> bool:
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token.encode())
+        return not self._token or (kind.lower() == "bearer" and known)
 
-    async def close(_app: web.Application) -> None:
-        await pool.close()
+    async def _score(self, body: Body, client: str) -> tuple[list[maths.Grade], bool]:
+        """Return the grades of a body's texts, and whether the reply is one number."""
+        async with self._reading:
+            items, is_single = await asyncio.to_thread(read_request, body.data)
+        body.data = bytearray()
+        graded = await grade(items)
+        del items
+        # what math-verify has to compare is small where the texts are large
+        body.keep(sum(len(one.answer or "") + len(one.gold or "") for one in graded))
+        return await decide(self._pool, graded, client), is_single
 
-    app = web.Application(client_max_size=_MAX_BODY, middlewares=[errors_as_json])
-    app.router.add_post(path, rewards)
-    app.on_shutdown.append(close)
-    return app
-
-
-def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Return an error as JSON."""
-    return web.json_response({"error": message}, status=status, headers=headers)
-
-
-async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: str) -> None:
-    """Listen on every host until SIGTERM or SIGINT, then finish open requests."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    limit = _LAST_REQUESTS_SECONDS
-    # Decompressed, a small body would take any amount of memory.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=limit, auto_decompress=False)
-    await runner.setup()
-    try:
-        urls = []
-        for host in hosts:
-            await web.TCPSite(runner, host, port).start()
-            port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
-            urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
-        print(f"reward server listening on {', '.join(urls)}", file=sys.stderr, flush=True)
-        if not is_installed():
-            say(WITHOUT_MATH_VERIFY)
-        await stop.wait()
-    finally:
-        await runner.cleanup()
-
-
-def _is_server_error(record: logging.LogRecord) -> bool:
-    """Return whether an error is a bug, and not a disconnect or invalid HTTP of a client."""
-    problem = record.exc_info[1] if record.exc_info else None
-    return not isinstance(problem, (HttpProcessingError, ConnectionError))
+    async def _close(self, _app: web.Application) -> None:
+        await self._pool.close()
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -222,16 +212,13 @@ def main(argv: list[str]) -> int:
     """Serve until SIGTERM: 0 then, 2 for a wrong flag, 78 if it cannot listen."""
     options = _arguments(argv)
     token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
-    app = make_app(options.path, options.limit, options.dialect, token)
-    hosts = list(dict.fromkeys(options.host.split(",")))
-    logging.getLogger("aiohttp.server").addFilter(_is_server_error)
-    try:
-        asyncio.run(_serve(app, hosts, options.port, options.path))
-    except OSError as problem:
-        where = f"cannot listen on {options.host}, port {options.port}"
-        say(f"{where} ({problem}): choose others by --host and --port")
-        return _SETTINGS_WRONG
-    return 0
+    server = RewardServer(options.path, options.limit, options.dialect, token)
+
+    def ready() -> None:
+        if not is_installed():
+            say(WITHOUT_MATH_VERIFY)
+
+    return server.program.run(options.host, options.port, ready)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class PortAccess:
         return hmac.digest((self._token or "").encode(), text.encode(), "sha256").hex()
 
 
-def is_signed_body(request: web.Request, body: bytes) -> bool:
+def is_signed_body(request: web.Request, body: bytes | bytearray) -> bool:
     """Return whether a body is the one that was signed; True for a request without signature."""
     claim = request.get(_CLAIM)
     return claim is None or equal_secrets(claim.digest, digest(body))

@@ -47,7 +47,7 @@ class Claim(NamedTuple):
         return self.signature(secret, str(status), content, purpose="reply")
 
 
-def digest(body: bytes) -> str:
+def digest(body: bytes | bytearray) -> str:
     """Return the digest of a body."""
     return sha256(body).hexdigest()
 

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs
 
 import anyio
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.control.access import PortAccess, host_names, is_signed_body, refusal_of
-from agent.control.connections import PortRunner, PortSite, suspend_deadline, trust
 from agent.control.proof import SESSION_HEADER
 from agent.control.protocol import (
     MAX_REPORT_BYTES,
@@ -36,7 +34,11 @@ from agent.control.protocol import (
 )
 from agent.control.reports import TooManyAgentsError
 from agent.control.status import at_rest, metrics
+from agent.record.log import say
 from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.serving.bodies import Bodies
+from agent.serving.connections import PortRunner, PortSite, suspend_deadline, trust
+from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -64,6 +66,10 @@ SECURITY_HEADERS = {
 }
 _SAMPLE_CHUNK = 1 << 16
 _FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
+_MOST_FIELDS = 8  # Of the page's form
+_MOST_BODIES = 64 << 20  # Bytes of all bodies that are read at a time
+_BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("body", bytearray)
+"""The key of a request's body; aiohttp below 3.14 has texts as keys."""
 
 
 class StatusStream:
@@ -81,7 +87,7 @@ class StatusStream:
         """Send statuses to one reader until it leaves, is too slow, or the port closes."""
         if self._readers >= MAX_READERS:
             why = f"{MAX_READERS} others read already: ask /status now and then"
-            return _error(503, why, {"Retry-After": "30"})
+            return error_reply(503, why, {"Retry-After": "30"})
         self._readers += 1
         sent, step = 0, times.STATUS_READ
 
@@ -176,22 +182,20 @@ class AgentServer:
         self._reports, self._control = reports, control
         self._stream = StatusStream(self._full_status)
         self._sampling = asyncio.Lock()
+        self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
         self._names = host_names([socket.gethostname(), *names])
 
-    async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
+    async def open(self, sockets: list[socket.socket]) -> web.BaseRunner:
         """Serve on bound sockets; the caller cleans up the runner."""
-        logging.getLogger("aiohttp.server").addFilter(_is_own_bug)
-        app = web.Application(
-            client_max_size=MAX_REPORT_BYTES, middlewares=[suspend_deadline, self._filter_request]
-        )
+        log_only_bugs()
+        app = web.Application(middlewares=[suspend_deadline, self._filter_request])
         app.on_response_prepare.append(self._set_headers)
         app.add_routes(self.routes())
         runner = PortRunner(
             app,
-            access_log=None,
+            lambda sentence: say(f"the agent's port {sentence}", "warning"),
             shutdown_timeout=0.2,
             handler_cancellation=True,
-            auto_decompress=False,  # aiohttp would inflate a body before the token is checked
         )
         await runner.setup()
         await listen(runner, sockets)
@@ -222,12 +226,11 @@ class AgentServer:
             request.method, request.path, request.headers, self._names, guarded=self._has_secret
         )
         if refused is not None:
-            return _error(*refused)
+            return error_reply(*refused)
         try:
             return await handler(request)
-        except web.HTTPException as refusal:  # no such path or method, a body too large or late
-            allowed = {name: text for name, text in refusal.headers.items() if name == "Allow"}
-            return _error(refusal.status, refusal.reason, allowed)
+        except web.HTTPException as refusal:
+            return reply_to_error(refusal)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
@@ -238,16 +241,17 @@ class AgentServer:
             if request.method == "POST":
                 if request.content_type != _JSON:
                     # a cross-site page can send other types without a preflight request
-                    return _error(415, f"Content-Type: expected {_JSON}")
-                body = await _read_body(request)  # aiohttp keeps it for the handler
-                if not is_signed_body(request, body):
+                    return error_reply(415, f"Content-Type: expected {_JSON}")
+                async with self._bodies.read(request) as body:
+                    request[_BODY] = body.data
+                if not is_signed_body(request, request[_BODY]):
                     return self._unauthorized("the body is not the one that was signed")
             return await handler(request)
 
         return guard
 
     def _unauthorized(self, why: str) -> web.StreamResponse:
-        return _error(401, why, {SESSION_HEADER: self._access.verifier.session})
+        return error_reply(401, why, {SESSION_HEADER: self._access.verifier.session})
 
     async def _set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set headers against caching, framing and content sniffing, and the proof of a reply."""
@@ -293,13 +297,14 @@ class AgentServer:
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
-            return _error(415, f"Content-Type: expected {_FORM}")
+            return error_reply(415, f"Content-Type: expected {_FORM}")
         if not self._access.may_guess(request):
             answer = _document(login_page("Too many wrong tokens: try again in a minute."), 429)
             answer.headers["Retry-After"] = f"{times.LOGIN_WINDOW:.0f}"
             return answer
-        await _read_body(request)
-        if not self._access.login(request, (await request.post()).get("token")):
+        async with self._bodies.read(request) as body:
+            token = _form_field(body.data, "token")
+        if not self._access.login(request, token):
             return _document(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
         self._access.set_cookie(request, answer)
@@ -313,12 +318,12 @@ class AgentServer:
         """Send the bytes of one measurement of the link, one at a time, to a node of this run."""
         own = self._run_id()
         if not own or request.query.get(SAMPLE_RUN) != own:
-            return _error(409, "this node belongs to another run")
+            return error_reply(409, "this node belongs to another run")
         try:
             with anyio.fail_after(times.SAMPLE_QUEUE):
                 await self._sampling.acquire()
         except TimeoutError:
-            return _error(503, "others measure already")
+            return error_reply(503, "others measure already")
         try:
             answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
             answer.force_close()
@@ -339,11 +344,11 @@ class AgentServer:
     async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
         after = request.query.get("after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
-            return _error(400, "after: expected a whole number")
+            return error_reply(400, "after: expected a whole number")
         node, name = request.match_info["node"], request.match_info["name"]
         found = await control.log(node, name, None if after is None else int(after))
         if isinstance(found, str):
-            return _error(404, found)
+            return error_reply(404, found)
         return web.json_response({"text": found.text, "next": found.next, "over": found.is_over})
 
     def _controlled(self, handler: ControlHandler) -> Handler:
@@ -351,7 +356,7 @@ class AgentServer:
 
         async def control(request: web.Request) -> web.StreamResponse:
             if self._control is None:
-                return _error(409, "this node is no head: ask the head's")
+                return error_reply(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
                 return self._unauthorized(
                     "without RAY_AUTH_TOKEN only the agent's user can do this, on the head's node "
@@ -363,45 +368,38 @@ class AgentServer:
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
-            return _error(409, "this node is a worker")
+            return error_reply(409, "this node is a worker")
         try:
-            data = json.loads(await request.read())
+            data = json.loads(request[_BODY])
+            request[_BODY] = bytearray()  # the reply may be held
             refusal = protocol_mismatch(data, "this worker")
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
-            return _error(400, str(error))
+            return error_reply(400, str(error))
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
-            return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
+            return error_reply(
+                503, "this head keeps as many agents as it can", {"Retry-After": "5"}
+            )
         return web.json_response(reply.to_dict())
 
 
-async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> None:
+async def listen(runner: web.BaseRunner, sockets: list[socket.socket]) -> None:
     """Serve on more sockets."""
     for listening in sockets:
         await PortSite(runner, listening).start()
 
 
-async def _read_body(request: web.Request) -> bytes:
-    try:
-        with anyio.fail_after(times.BODY):
-            return await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(reason=f"no body within {times.BODY:g} s") from None
+def _form_field(form: bytearray, name: str) -> str:
+    """Return a field of a form; '' where it has none, or too many."""
+    with suppress(ValueError):
+        fields = parse_qs(form.decode(errors="replace"), max_num_fields=_MOST_FIELDS)
+        return fields.get(name, [""])[0]
+    return ""
 
 
 def _document(body: bytes, status: int = 200, kind: str = "text/html") -> web.Response:
     return web.Response(body=body, status=status, content_type=kind, charset="utf-8")
-
-
-def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
-    return web.json_response({"error": why}, status=status, headers=headers)
-
-
-def _is_own_bug(record: logging.LogRecord) -> bool:
-    """Return whether a logged error is a bug here, not invalid HTTP or a closed connection."""
-    problem = record.exc_info[1] if record.exc_info else None
-    return not isinstance(problem, (HttpProcessingError, ConnectionError))

@@ -6,9 +6,8 @@ import socket
 
 from agent.base import times
 from agent.base.errors import PreflightError
+from agent.base.ports import BACKLOG
 from agent.runtime.network import set_keepalive
-
-BACKLOG = 1024  # Callers that the kernel keeps until they are accepted
 
 
 def bind(address: str, port: int) -> socket.socket:

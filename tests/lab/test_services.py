@@ -14,7 +14,7 @@ from scenario import BOOT, REPO, Cluster, ends, kill_agent, last_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROGRAM = f"{sys.executable} {REPO / 'examples/services/retriever.py'}"
+PROGRAM = f"{sys.executable} {REPO / 'agent'} retriever"
 RETRIEVER = f"""
 [services.retriever]
 command = "echo $$ > /tmp/retriever.pid; exec {PROGRAM} --host {{node_ip}} --port 8000"

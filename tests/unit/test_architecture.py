@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 FOLDERS = (
     *("base", "settings", "node", "topology", "work", "checks", "plan", "decisions"),
-    *("record", "runtime", "bridge", "control", "boot"),
+    *("record", "runtime", "bridge", "serving", "control", "boot"),
 )
 """The folders of `agent/` in order: a file imports from its own folder and from those before it."""
 ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py", "agent/cli.py"}
 """The only files outside these folders: they import from any of them."""
 BUNDLED = "bundled"
-"""Programs that ship with the agent, and import nothing but themselves."""
+"""Programs that ship with the agent, and import nothing but themselves; the servers also SHARED."""
+SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "retriever")}
+"""The HTTP servers, which `pod-agent` runs in the agent's own Python: they have what it has."""
+SHARED = {"base", "serving"}
+"""The base of HTTP servers, the agent's port among them: its limits are written once."""
 PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
 READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus")}
@@ -145,10 +149,23 @@ def test_imports_go_one_way() -> None:
     for name in sorted(trees().keys() - ENTRY_POINTS):
         own = folder(name)
         allowed = {BUNDLED} if own == BUNDLED else set(FOLDERS[: FOLDERS.index(own) + 1])
+        allowed = {"serving", *SHARED} if own == "serving" else allowed
+        allowed |= SHARED if name in SERVERS else set()
         allowed.add("__version__")  # a name of the package, no module
         used = {m.split(".")[1] for m in imports(trees()[name]) if m.startswith("agent.")}
         wrong += [f"{name} imports agent.{other}" for other in sorted(used - allowed)]
     assert wrong == []
+
+
+def test_all_http_servers_have_one_base() -> None:
+    """No file but the base makes a server, or reads a body: its limits hold for each."""
+    words = re.compile(
+        r"\b(?:AppRunner|TCPSite|SockSite|UnixSite|run_app|HTTPServer|start_server)\b"
+        r"|\brequest\.(?:read|json|text|post|multipart|content)\b(?!_type)"
+    )
+    texts = {name: (ROOT / name).read_text() for name in trees() if folder(name) != "serving"}
+    found = {name: set(words.findall(text)) for name, text in texts.items()}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from agent.base import times
 from agent.boot.make_ready import raise_open_files
-from agent.control import connections
-from agent.control.connections import MAX_UNTRUSTED_PER_ADDRESS
 from agent.control.protocol import Hello, Report
+from agent.serving import connections
+from agent.serving.connections import MAX_UNTRUSTED_PER_ADDRESS
 from unit.test_agent_port import BEARER, SECONDS, served
 from unit.test_stream import BY_TOKEN, a_head, reading, told
 from unit.worlds import SECRET

@@ -43,7 +43,7 @@ class Head:
         tried = tuple(one.tried for one in attempts)
         self.story = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
 
-    async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.AppRunner:
+    async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.BaseRunner:
         """Open its port."""
         keeper = self.keeper
 

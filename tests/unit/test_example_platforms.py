@@ -308,7 +308,7 @@ def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
         asked.services[0].ready, Placeholders("127.0.0.1", "127.0.0.1"), tmp_path / "log"
     )
     assert anyio.run(probe.ask) == "connection refused"
-    command = [sys.executable, str(EXAMPLES / "services/retriever.py"), "--port", str(port)]
+    command = [sys.executable, "-m", "agent", "retriever", "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as retriever:
         assert retriever.stderr is not None
         assert "listening" in retriever.stderr.readline()

@@ -41,7 +41,7 @@ class Names:
         return self.answer
 
 
-async def a_head(port: int) -> web.AppRunner:
+async def a_head(port: int) -> web.BaseRunner:
     """Open a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
     site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)

@@ -213,7 +213,7 @@ class Head:
         self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
 
-    async def serve(self) -> web.AppRunner:
+    async def serve(self) -> web.BaseRunner:
         """Serve it."""
         return await self.site.open([self.socket])
 

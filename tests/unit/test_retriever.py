@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unit.launches import EXAMPLES
+from agent.bundled.retriever import Index, built_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RETRIEVER = EXAMPLES / "services/retriever.py"
+RETRIEVER = (sys.executable, "-m", "agent", "retriever")
 
 
 @contextmanager
 def running(*flags: str) -> Iterator[str]:
     """Run the program on a free port; yield its URL."""
-    command = [sys.executable, str(RETRIEVER), "--port", "0", *flags]
+    command = [*RETRIEVER, "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -47,16 +46,6 @@ def post(url: str, body: bytes) -> tuple[int, Any]:
             return refusal.code, json.load(refusal)
 
 
-def module() -> Any:  # noqa: ANN401 - a module
-    """Import the program."""
-    spec = importlib.util.spec_from_file_location("retriever", RETRIEVER)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 @pytest.mark.parametrize(
     ("query", "title"),
     [
@@ -67,8 +56,7 @@ def module() -> Any:  # noqa: ANN401 - a module
 )
 def test_the_best_passage_is_first(query: str, title: str) -> None:
     """A passage that shares rare words with the query has the highest score."""
-    retriever = module()
-    found = retriever.Index(retriever.built_in()).find(query, 3)
+    found = Index(built_in()).find(query, 3)
     assert found[0][0]["contents"].splitlines()[0] == title
     assert found[0][1] > found[1][1]
 
@@ -100,7 +88,7 @@ def test_a_bad_corpus_is_refused(text: str, tmp_path: Path) -> None:
     """The program exits and names the file."""
     file = tmp_path / "corpus.jsonl"
     file.write_text(text)
-    command = [sys.executable, str(RETRIEVER), "--corpus", str(file)]
+    command = [*RETRIEVER, "--corpus", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert ended.returncode == 1
     assert str(file) in ended.stderr

@@ -1,30 +1,36 @@
-#!/usr/bin/env python3
 """A stand-in for Search-R1's retrieval server, to try a cluster without its 60 GB index.
 
 It accepts the same requests and sends the same replies. It ranks passages by the words they share
 with the query (BM25): a few built-in facts, or a file of JSON lines, each with `contents` (a title,
-a line break, a text). It needs only Python 3.10.
+a line break, a text).
 
-    python3 retriever.py --host 127.0.0.1 --port 8000 [--corpus passages.jsonl]
+    pod-agent retriever --host 127.0.0.1 --port 8000 [--corpus passages.jsonl]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import heapq
 import json
 import math
 import re
-import signal
 import sys
 from collections import Counter, defaultdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
+from agent.serving.bodies import Bodies
+from agent.serving.program import Program
+from agent.serving.replies import error_reply
+
 PATH = "/retrieve"
-MAX_BODY = 16 << 20
+MAX_BODY = 4 << 20
 MAX_RESULTS = 1000
+MAX_RESULTS_IN_ALL = 100_000  # Of all queries of one request
+MAX_WORDS = 1000  # Of a query; further ones are ignored
 SATURATION, LENGTH = 1.2, 0.75
 """BM25's k1 and b, at their usual values."""
 
@@ -77,7 +83,7 @@ class Index:
     def find(self, query: str, topk: int) -> list[tuple[dict[str, Any], float]]:
         """Return the `topk` best passages with their scores."""
         scores = [0.0] * len(self.passages)
-        for word in words(query):
+        for word in words(query)[:MAX_WORDS]:
             found = self._occurrences.get(word, [])
             rarity = math.log(1 + (len(scores) - len(found) + 0.5) / (len(found) + 0.5))
             for number, times in found:
@@ -94,9 +100,12 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def answer(index: Index, body: bytes) -> dict[str, Any]:
-    """Return the reply to a request body; raise ValueError that names the wrong field."""
-    asked = json.loads(body)
+def asked_for(body: bytearray) -> tuple[list[str], int, bool]:
+    """Return queries, results for each, and whether with scores; a ValueError names the field."""
+    try:
+        asked = json.loads(body)
+    except RecursionError:
+        raise ValueError("body: it is nested too deeply") from None
     if not isinstance(asked, dict):
         raise ValueError("body: expected an object with `queries`")  # noqa: TRY004 - one class for all
     queries = asked.get("queries")
@@ -105,59 +114,52 @@ def answer(index: Index, body: bytes) -> dict[str, Any]:
     topk = asked.get("topk") or 3
     if type(topk) is not int or not 1 <= topk <= MAX_RESULTS:
         raise ValueError(f"topk: expected a whole number from 1 to {MAX_RESULTS}")
-    results = [index.find(query, topk) for query in queries]
-    if asked.get("return_scores"):
-        return {"result": [[{"document": p, "score": s} for p, s in one] for one in results]}
-    return {"result": [[passage for passage, _ in one] for one in results]}
+    if len(queries) * topk > MAX_RESULTS_IN_ALL:
+        raise ValueError(f"queries: at most {MAX_RESULTS_IN_ALL} results in one request")
+    return queries, topk, bool(asked.get("return_scores"))
 
 
-def handler_for(index: Index) -> type[BaseHTTPRequestHandler]:
-    """Return the request handler of an index."""
+class Retriever:
+    """The server."""
 
-    class RetrieverHandler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
-            if self.path != PATH or size > MAX_BODY:
-                self.reply(404 if self.path != PATH else 413, {"error": f"expected POST {PATH}"})
-                return
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._bodies = Bodies(MAX_BODY, 4 * MAX_BODY)
+        self.program = Program("retriever", PATH, self._answer)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        async with self._bodies.read(request) as body:
             try:
-                self.reply(200, answer(index, self.rfile.read(size)))
+                queries, topk, with_scores = asked_for(body.data)
             except ValueError as problem:
-                self.reply(400, {"error": str(problem)})
-
-        def reply(self, status: int, fields: dict[str, Any]) -> None:
-            body = json.dumps(fields).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_args: object) -> None:
-            """Write no line per request."""
-
-    return RetrieverHandler
+                return error_reply(400, str(problem))
+            results = []
+            for query in queries:  # one by one, so that requests take turns
+                found = await asyncio.to_thread(self._index.find, query, topk)
+                if with_scores:
+                    results.append([{"document": one, "score": score} for one, score in found])
+                else:
+                    results.append([one for one, _ in found])
+        return web.json_response({"result": results})
 
 
-def main() -> int:
-    """Serve until SIGTERM."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 for any free one (%(default)s)")
-    parser.add_argument("--corpus", type=Path, help="JSON lines with `contents` (built-in facts)")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+def main(argv: list[str]) -> int:
+    """Serve until SIGTERM: 0 then, 1 for a bad corpus, 78 if it cannot listen."""
+    parser = argparse.ArgumentParser(
+        prog="pod-agent retriever", description=(__doc__ or "").partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", metavar="HOST[,HOST]", help="where to listen (%(default)s)")
+    add("--port", type=int, default=8000, help="0 for any free one (%(default)s)")
+    add("--corpus", type=Path, help="JSON lines with `contents` (built-in facts)")
+    options = parser.parse_args(argv)
     try:
         index = Index(read_corpus(options.corpus) if options.corpus else built_in())
     except (OSError, ValueError) as problem:
         print(f"retriever: {options.corpus}: {problem}", file=sys.stderr)
         return 1
-    server = ThreadingHTTPServer((options.host, options.port), handler_for(index))
-    url = f"http://{options.host}:{server.server_port}{PATH}"
-    print(f"retriever listening on {url}", file=sys.stderr, flush=True)
-    server.serve_forever()
-    return 0
+    return Retriever(index).program.run(options.host, options.port)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Connections to the agent's port: taken, limited, closed by deadline."""
+"""The connections of an HTTP server: accepted, limited, closed by deadline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agent.base import times
-from agent.control.sockets import BACKLOG
-from agent.record.log import say
+from agent.base.ports import BACKLOG
 
 if TYPE_CHECKING:
     import socket
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
 MAX_UNTRUSTED_PER_ADDRESS = 1024
-"""Limit of connections from one address that did not show the token; at most half of all.
+"""Limit of connections from one address that did not show a token; at most half of all.
 
 A thousand workers may call at once from behind one address.
 """
@@ -29,9 +28,10 @@ _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before 
 
 
 class Connections:
-    """The open connections of one port, on all of its sockets."""
+    """The open connections of one port, on all of its sockets; `warn` logs a sentence."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._log = warn
         self._open: set[Connection] = set()
         self._untrusted: dict[str, dict[Connection, None]] = {}  # By address, the oldest first
         self._has_warned = False
@@ -39,7 +39,7 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Count a connection; at a limit close another for it, or return False to refuse it."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # the other half of the open files is the agent's
+        # the other half of the open files is for the rest of the process
         most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
         crowd = self._untrusted.get(connection.ip, {})
         if len(crowd) < min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
@@ -50,9 +50,11 @@ class Connections:
                     self._warn(connection.ip)
                     return False
         if crowd:
-            oldest = next(iter(crowd))
-            oldest.close()
-            self._warn(oldest.ip)
+            # half-sent requests are closed before those that are being answered
+            idle = (one for one in crowd if not one.is_serving)
+            closed = next(idle, None) or next(iter(crowd))
+            closed.close()
+            self._warn(closed.ip)
         self._open.add(connection)
         self._untrusted.setdefault(connection.ip, {})[connection] = None
         return True
@@ -73,7 +75,7 @@ class Connections:
         if not self._has_warned:
             self._has_warned = True
             why = f"{len(self._open)} connections are open, too many without the token"
-            say(f"the agent's port closes connections from {ip}: {why}", "warning")
+            self._log(f"closes connections from {ip}: {why}")
 
 
 class Connection:
@@ -82,6 +84,7 @@ class Connection:
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
         self.connections, self._protocol = connections, protocol
         self._is_admitted = False
+        self.is_serving = False
         self._timer: asyncio.TimerHandle
         self.ip = ""
 
@@ -116,9 +119,11 @@ class Connection:
     def serving(self) -> Iterator[None]:
         """Suspend the deadline while a request is handled; its handler has own limits."""
         self._timer.cancel()
+        self.is_serving = True
         try:
             yield
         finally:
+            self.is_serving = False
             if not self._transport.is_closing():
                 self._wait(times.CONNECTION_IDLE)
 
@@ -129,9 +134,15 @@ class Connection:
 class PortRunner(web.AppRunner):
     """Serves an application on connections that are counted."""
 
-    def __init__(self, app: web.Application, **options: Any) -> None:  # noqa: ANN401 - as aiohttp has it
-        super().__init__(app, **options)
-        self._connections = Connections()
+    def __init__(
+        self,
+        app: web.Application,
+        warn: Callable[[str], None],
+        **options: Any,  # noqa: ANN401 - as aiohttp has it
+    ) -> None:
+        # aiohttp would inflate a body before the handler checks a token
+        super().__init__(app, access_log=None, auto_decompress=False, **options)
+        self._connections = Connections(warn)
 
     @property
     def server(self) -> Any:  # noqa: ANN401 - called like aiohttp's server, of which this makes one

@@ -1,0 +1,108 @@
+"""Run an HTTP server as a program: listen on every host until a signal, with limits.
+
+`run_server` binds, prints one line with the URLs, serves, and on SIGTERM or SIGINT finishes the
+requests that it has. Connections, bodies and errors are limited as those of the agent's port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from agent.base import times
+from agent.base.ports import BACKLOG
+from agent.serving.connections import PortRunner, PortSite, suspend_deadline
+from agent.serving.replies import error_reply, is_compressed, log_only_bugs, reply_to_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiohttp.typedefs import Handler
+
+SETTINGS_WRONG = 78
+_OPEN_FILES = 65_536  # Half of them are for connections
+
+
+class Program:
+    """One HTTP server: its name in the log, and the path of its POST requests."""
+
+    def __init__(self, name: str, path: str, handler: Handler) -> None:
+        self.name, self._path = name, path
+        self.app = web.Application(middlewares=[suspend_deadline, self._errors_as_json])
+        self.app.router.add_post(path, handler)
+
+    def say(self, line: str) -> None:
+        """Write a line to the server's log."""
+        print(f"{self.name}: {line}"[:500], file=sys.stderr, flush=True)
+
+    def run(self, hosts: str, port: int, ready: Callable[[], None] = lambda: None) -> int:
+        """Serve on `HOST[,HOST]` until a signal: 0 then, 78 if it cannot listen."""
+        log_only_bugs()
+        _raise_open_files()
+        try:
+            listening = _listening(list(dict.fromkeys(hosts.split(","))), port)
+        except OSError as problem:
+            where = f"cannot listen on {hosts}, port {port}"
+            self.say(f"{where} ({problem}): choose others by --host and --port")
+            return SETTINGS_WRONG
+        asyncio.run(self._serve(listening, ready))
+        return 0
+
+    async def _serve(self, listening: dict[str, socket.socket], ready: Callable[[], None]) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        runner = PortRunner(self.app, self.say, shutdown_timeout=times.LAST_REQUESTS)
+        await runner.setup()
+        try:
+            for one in listening.values():
+                await PortSite(runner, one).start()
+            urls = ", ".join(f"http://{where}{self._path}" for where in listening)
+            print(f"{self.name} listening on {urls}", file=sys.stderr, flush=True)
+            ready()
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_compressed(request.headers.get("Content-Encoding", "")):
+            return error_reply(415, "Content-Encoding: send the body without compression")
+        try:
+            return await handler(request)
+        except web.HTTPException as refusal:
+            return reply_to_error(refusal, f"; POST to {self._path}")
+
+
+def _listening(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
+    """Listen on every address of these hosts, by `HOST:PORT`; port 0 is any, the same for all."""
+    found: dict[str, socket.socket] = {}
+    for host in hosts:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            one = socket.socket(family, kind, protocol)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+            one.bind((address[0], port, *address[2:]))
+            one.listen(BACKLOG)
+            port = port or one.getsockname()[1]
+            where = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+            found[f"{where}:{port}"] = one
+    return found
+
+
+def _raise_open_files() -> None:
+    """Raise the limit of open files as far as allowed: the usual 1024 is few for connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
