@@ -26,6 +26,7 @@ from agent.work.recipes.recipe import (
     NodeSize,
     version_text,
 )
+from agent.work.recipes.sizing import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,13 +108,18 @@ def recipe_command(
 
 
 def node_sizes(
-    count: int, gpus: Sequence[int], cpus: int | None, gpu_memory: int | None = None
+    count: int,
+    gpus: Sequence[int],
+    cpus: int | None,
+    gpu_memory: int | None = None,
+    host_memory: int | None = None,
 ) -> tuple[NodeSize, ...]:
-    """Return the size of each node; one number of GPUs applies to all."""
+    """Return the size of each node, memory in GB; one number of GPUs applies to all."""
     each = [*gpus] * count if len(gpus) == 1 else gpus
     if not count or len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
-    return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
+    memory = None if host_memory is None else host_memory * GIB
+    return tuple(NodeSize(one, cpus, memory, gpu_memory) for one in each)
 
 
 def split_lines(argv: tuple[str, ...]) -> list[list[str]]:

@@ -95,7 +95,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def gigabytes(text: str) -> int:
-    """Read a GPU's memory, with or without GB."""
+    """Read the memory of a GPU or a node, with or without GB."""
     return whole_number(text.strip().upper().removesuffix("GB"))
 
 
@@ -192,6 +192,7 @@ _OPTIONS: dict[str, Sequence[Option]] = {
         _value("--gpus", "G", "of each: 8, or 8,8,4", whole_numbers, required=True),
         _value("--cpus", "C", "of each; left out: enough of them", whole_number),
         _value("--gpu-memory", "GB", "of each GPU; left out: 80 is assumed", gigabytes),
+        _value("--host-memory", "GB", "of each node; left out: 128 a GPU are assumed", gigabytes),
         _value("--model-size", "B", "such as 7B; left out: AGENT_MODEL's", model_size),
         _value("--framework-version", "V", "default: the one installed here, else the newest"),
     ),
@@ -371,7 +372,7 @@ def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> None:
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     try:
         nodes = recipe_verb.node_sizes(
-            options.nodes, options.gpus, options.cpus, options.gpu_memory
+            options.nodes, options.gpus, options.cpus, options.gpu_memory, options.host_memory
         )
     except argparse.ArgumentTypeError as error:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)

@@ -33,13 +33,14 @@ else:  # by its path, since the agent's package may be missing in this Python
 
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64  # answers per request: a server that needs a second for each still replies in time
+_EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # One process of a node loads, and sends
 _FSDP = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    _EFFICIENT_LOADING: "true",
 }
 _SHARDS: dict[str, dict[str, str]] = {
     "none": {},
@@ -98,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train to the end, or exit with the reason."""
     options = parser().parse_args(argv)
-    os.environ.update(_SHARDS[options.shard])
+    os.environ.update(sharding_of(options))
     run: Callable[[argparse.Namespace], object] = train
     if "TORCHELASTIC_RUN_ID" in os.environ:  # write the first error to torchrun's error file
         from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
@@ -110,6 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trl_grpo: {error}", file=sys.stderr)
         return _SETTINGS_WRONG
     return 0
+
+
+def sharding_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the environment for accelerate.
+
+    With a reference model every process loads both: TRL shards the reference as each process has
+    it, and sends no weights to the processes that did not load them (`prepare_fsdp`, TRL 1.9).
+    """
+    environment = dict(_SHARDS[options.shard])
+    if environment and options.beta:
+        environment[_EFFICIENT_LOADING] = "false"
+    return environment
 
 
 def train(options: argparse.Namespace) -> None:

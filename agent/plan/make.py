@@ -139,7 +139,13 @@ def _planned_recipe(
     nodes = (NodeSize(gpus, cpus, memory, facts.gpu_memory),) * (topology.expected_workers + 1)
     folder = checkpoint_folder(settings, command)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
-    seen = replace(given, columns=facts.data_columns, infiniband=bool(facts.rdma), basis=basis)
+    seen = replace(
+        given,
+        columns=facts.data_columns,
+        infiniband=bool(facts.rdma),
+        platform=topology.platform.name,
+        basis=basis,
+    )
     return plan_recipe(known, seen)
 
 

@@ -120,6 +120,31 @@ def test_the_fork_on_every_shape(shape: str) -> None:
     assert "NCCL_SOCKET_IFNAME" not in command.env, "the agent chooses the interface"
 
 
+ON_PODS = {
+    "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_LAUNCH_MODE": "GROUP",
+    "NCCL_SOCKET_NTHREADS": "1",
+    "NCCL_NSOCKS_PERTHREAD": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("platform", "infiniband", "env"),
+    [
+        ("runpod", False, {**ON_PODS, "NCCL_IB_DISABLE": "1"}),
+        ("runpod-cluster", True, {}),
+        ("slurm", True, {}),
+        ("slurm", False, {"NCCL_IB_DISABLE": "1"}),
+    ],
+)
+def test_settings_for_slow_networks_stay_on_pods(
+    platform: str, env: dict[str, str], *, infiniband: bool
+) -> None:
+    """One socket and one thread of NCCL are for RunPod's network between pods."""
+    given = replace(asked("openrlhf-m-grpo", (8, 8)), platform=platform, infiniband=infiniband)
+    assert openrlhf_m.make(given).env == env
+
+
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6, 7, 8]), min_size=1, max_size=16),
     st.integers(1, 9),

@@ -81,8 +81,11 @@ def ours(recipe: dict[str, Any], setting: dict[str, Any]) -> str:
         return said(recipe, setting, UNSET)
     if isinstance(value, str):
         return code(value)
-    shapes = [f"{code(value.get(shape, ''))} on {shape}" for shape in recipe["shapes"]]
-    return ", ".join(one.removeprefix(" on ") or one for one in shapes)
+    unset = said(recipe, setting, UNSET)
+    return ", ".join(
+        f"{code(value[shape]) if shape in value else unset} on {shape}"
+        for shape in recipe["shapes"]
+    )
 
 
 def settings_page(name: str) -> str:

@@ -50,9 +50,9 @@ def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
     ("recipe", "shape", "size", "settings"),
     [
         ("openrlhf-grpo", "1x8x80", "7B", {TP: "1", SHARE: "0.6", STAGE: "3", OFFLOAD: None}),
-        ("openrlhf-grpo", "2x8x80", "32B", {TP: "4", SHARE: "0.6", TOKENS: "16384"}),
+        ("openrlhf-grpo", "2x8x80", "32B", {TP: "4", SHARE: "0.6", TOKENS: "12288"}),
         ("openrlhf-grpo", "1x8x80", "32B", {TP: "4", OFFLOAD: "on", STAGE: "3"}),
-        ("openrlhf-grpo", "1x4x24", "7B", {TP: "4", OFFLOAD: "on", TOKENS: "6144"}),
+        ("openrlhf-grpo", "1x4x24", "7B", {TP: "4", OFFLOAD: "on", TOKENS: "4096"}),
         ("openrlhf-ppo", "1x8x80", "8B", {TP: "1", SHARE: "0.5", OFFLOAD: None}),
         ("openrlhf-m-grpo", "2x8x80", "7B", {"vllm_tensor_parallel_size": "1"}),
         ("openrlhf-sft", "1x8x80", "8B", {STAGE: "2", OFFLOAD: None}),
@@ -103,11 +103,11 @@ def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> N
     ("recipe", "shape", "size", "remedy"),
     [
         ("openrlhf-ppo", "1x8x24", "72B", "from 21×8 on"),
-        ("openrlhf-grpo", "1x1x24", "7B", "from 1×4 on, or with GPUs of 80 GB"),
-        ("openrlhf-sft", "1x1x24", "8B", "from 1×4 on"),
+        ("openrlhf-grpo", "1x1x24", "7B", "from 1×4 on"),
+        ("openrlhf-sft", "1x1x24", "8B", "from 1×8 on"),
         ("verl-grpo", "1x8x80", "72B", "from 2×8 on"),
         ("verl-ppo", "1x8x24", "72B", "from 3×8 on"),
-        ("search-r1-ppo", "1x8x80", "72B", "from 3×8 on"),
+        ("search-r1-ppo", "1x8x80", "72B", "from 4×8 on"),
         ("trl-grpo", "1x1x80", "7B", "from 1×2 on, or with GPUs of 141 GB"),
     ],
 )
@@ -134,7 +134,7 @@ PAIRS = (
     ("size", "engines", "settings", "why"),
     [
         ("7B", "8", {TP: "1", OFFLOAD: None}, "ZeRO-3: 7 B × 18 bytes / 4 GPUs = 31.5 GB"),
-        ("32B", "2", {TP: "4", OFFLOAD: "on"}, "32 B × 6 bytes / 4 GPUs = 48.0 GB"),
+        ("14B", "2", {TP: "2", OFFLOAD: "on"}, "14 B × 6 bytes / 4 GPUs = 21.0 GB"),
         ("70B", "1", {TP: "8", OFFLOAD: "on"}, "takes the least memory"),
     ],
 )
@@ -155,7 +155,8 @@ def test_own_memory_arguments_are_named_in_the_warning() -> None:
     """A flag of AGENT_JOB_ARGS that changes the memory turns the refusal into a warning."""
     own = shown("openrlhf-sft", "1x1x24", "8B", AGENT_JOB_ARGS="--ds.load_in_4bit")
     assert "Not refused: --ds.load_in_4bit set" in own.warnings[0]
-    assert shown("openrlhf-sft", "1x1x40", "8B", AGENT_JOB_ARGS="--ds.lora.rank 16").warnings == ()
+    own_rate = "--ds.lora.rank 16 --adam.lr 1e-4"
+    assert shown("openrlhf-sft", "1x1x80", "8B", AGENT_JOB_ARGS=own_rate).warnings == ()
 
 
 def test_the_command_line(

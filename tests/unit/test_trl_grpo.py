@@ -168,3 +168,22 @@ def test_config_pairs() -> None:
     for wrong in ("epsilom=0.2", "epsilon"):
         with pytest.raises(TrainerSetupError, match=f"--config {wrong}: expected NAME=VALUE"):
             trl_grpo.further([wrong], known)
+
+
+LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+
+
+@pytest.mark.parametrize(
+    ("flags", "loading"),
+    [
+        ("--shard fsdp", "true"),
+        ("--shard offload", "true"),
+        ("--shard fsdp --beta 0.04", "false"),
+        ("--shard none", None),
+    ],
+)
+def test_one_process_of_a_node_loads_the_model(flags: str, loading: str | None) -> None:
+    """As TRL's own fsdp2.yaml: else 32B takes half a TB; a reference model needs all to load."""
+    needed = "--model m --data d --reward-url http://r/ --checkpoints /c"
+    options = trl_grpo.parser().parse_args(f"{needed} {flags}".split())
+    assert trl_grpo.sharding_of(options).get(LOADING) == loading

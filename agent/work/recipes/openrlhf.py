@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from agent.work.recipes.arguments import Arguments, check_keys, rows_for
 from agent.work.recipes.recipe import (
     NAMED_BY,
+    WEIGHT,
     Command,
     GpuGroups,
     MisfitError,
+    adapter_warning,
     check_cpus,
     check_multiple,
     count_of,
@@ -24,7 +26,15 @@ from agent.work.recipes.recipe import (
     nearest,
     version_text,
 )
-from agent.work.recipes.sizing import OPENRLHF, ZERO2, ZERO3, ZERO3_OFFLOAD, Workload, sizing_for
+from agent.work.recipes.sizing import (
+    OPENRLHF,
+    ZERO2,
+    ZERO3,
+    ZERO3_OFFLOAD,
+    Host,
+    Workload,
+    sizing_for,
+)
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import NodeSize, RecipeInput, Version
@@ -50,6 +60,8 @@ MEMORY = (
     *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
 )
 """Flags that change the memory that a model takes."""
+LOGIT_IN_FLOAT32 = 10
+"""Bytes of a logit: in bf16, upcast to float32, and its gradient."""
 _TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
 _COLOCATED = (
     ("train.colocate_all", "", ""),
@@ -105,6 +117,11 @@ def command(
     module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
 ) -> Command:
     """Return the command of a program, with the settings that decide its checkpoints' format."""
+    warnings = list(sizing.warnings)
+    rate = next(flag for flag in (LEARNING_RATE[0], "adam.lr") if arguments.supports(flag))
+    if arguments.whole("ds.lora.rank") and not arguments.given(rate):
+        default = arguments.word(rate) or "OpenRLHF's default"
+        warnings.append(adapter_warning(arguments.text(rate), default))
     made_with = {
         _STAGE: arguments.word("ds.zero_stage"),
         "dtype": arguments.word("ds.param_dtype") or "bf16",
@@ -115,7 +132,7 @@ def command(
         {},
         arguments.why(),
         (*notes, *sizing.notes),
-        sizing.warnings,
+        tuple(warnings),
         made_with,
     )
 
@@ -163,13 +180,21 @@ def longest(arguments: Arguments) -> int:
 def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
     """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
     has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
+    trained, frozen = 2 if critic else 1, 2 if has_model else 1
     load = Workload(
-        layouts=kept_layouts(asked, OPENRLHF),
+        layouts=kept_layouts(asked, OPENRLHF, arguments),
         tokens=longest(arguments),
-        trained=2 if critic else 1,
-        frozen=2 if has_model else 1,
+        trained=trained,
+        frozen=frozen,
         share=_SHARE_OF_PPO if critic else _SHARE,
         tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
+        logit=LOGIT_IN_FLOAT32,
+        in_nodes=Host(
+            processes=trained + frozen + 1,
+            loading=WEIGHT * (trained + frozen),
+            gathered=WEIGHT,
+            keeps_engines=not arguments.changed(["vllm.enable_sleep"]),
+        ),
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
     given = arguments.changed(MEMORY)
@@ -182,10 +207,11 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     pair = replace(
         load,
         nodes=tuple(replace(node, gpus=smallest.gpus) for node in nodes),
-        layouts=kept_layouts(asked, (ZERO3, ZERO3_OFFLOAD)),
+        layouts=kept_layouts(asked, (ZERO3, ZERO3_OFFLOAD), arguments),
         trained=1,
         frozen=1,
         share=0.0,
+        in_nodes=Host(processes=2, loading=2 * WEIGHT, gathered=WEIGHT),
     )
     own = sizing_for(asked, given, pair)
     engine = {"tensor_parallel": sizing.why["tensor_parallel"]}
@@ -202,10 +228,18 @@ def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups
 _STAGE = "ZeRO stage"
 
 
-def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """Return the layouts whose ZeRO stage existing checkpoints have."""
+def kept_layouts(
+    asked: RecipeInput, layouts: tuple[Layout, ...], arguments: Arguments
+) -> tuple[Layout, ...]:
+    """Return the layouts whose ZeRO stage existing checkpoints have.
+
+    Below stage 3, which only the user may set, every process loads a whole model.
+    """
     kept = asked.basis.kept.get(_STAGE)
-    return tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
+    found = tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
+    if arguments.whole("ds.zero_stage", 3) >= 3:
+        return found
+    return tuple(replace(one, loads_everywhere=True) for one in found)
 
 
 def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
 ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
 
-_ENV = {
-    "NCCL_NET_SOCKET_FAMILY": "IPv4",
+_ON_PODS = {
+    "NCCL_SOCKET_FAMILY": "AF_INET",
     "NCCL_LAUNCH_MODE": "GROUP",
     "NCCL_SOCKET_NTHREADS": "1",
     "NCCL_NSOCKS_PERTHREAD": "1",
 }
-"""The settings of its guide for pods; the agent sets NCCL_SOCKET_IFNAME."""
+"""The settings of its guide for RunPod's pods, which would slow down faster networks.
+
+The guide names the family NCCL_NET_SOCKET_FAMILY, which NCCL does not read. The agent sets
+NCCL_SOCKET_IFNAME.
+"""
+_PODS = "runpod"
 
 _SETTINGS = (
     *openrlhf.GRPO,
@@ -62,5 +67,7 @@ def make(asked: RecipeInput) -> Command:
         notes.append("rewards are requested without labels, unless --label_key names their column")
     sizes = (f"{placement}; {batches[0]}", *batches[1:])
     made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
-    env = _ENV | ({} if asked.infiniband else {"NCCL_IB_DISABLE": "1"})
+    env = _ON_PODS if asked.platform == _PODS else {}
+    if not asked.infiniband:
+        env = env | {"NCCL_IB_DISABLE": "1"}
     return replace(made, env=env, notes=(*made.notes, *notes))

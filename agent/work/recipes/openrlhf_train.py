@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import check_keys
-from agent.work.recipes.recipe import MisfitError, count_of, gpu_processes
-from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
+from agent.work.recipes.recipe import WEIGHT, MisfitError, count_of, gpu_processes
+from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Host, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.work.recipes.arguments import Arguments
@@ -56,11 +56,15 @@ def make(asked: RecipeInput) -> Command:
             arguments.add("eval.split", "train", why="the only split of a file")
     arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 256")
     arguments.add("train.micro_batch_size", micro, why=openrlhf.LEAST)
+    frozen = 1 if kind == "dpo" else 0
     load = Workload(
-        layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN),
+        layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN, arguments),
         tokens=micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
-        frozen=1 if kind == "dpo" else 0,
+        frozen=frozen,
         unsized=ZERO3,
+        # a reward model has one value in place of the logits
+        logit=0 if kind == "rm" else openrlhf.LOGIT_IN_FLOAT32,
+        in_nodes=Host(loading=WEIGHT * (1 + frozen), gathered=WEIGHT),
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
     sizing = sizing_for(asked, arguments.changed(openrlhf.MEMORY), load)

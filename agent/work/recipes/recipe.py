@@ -31,7 +31,8 @@ class NodeSize(Value):
 
 CONFIG = "config.json"  # Where a shape is exact; any other source is an estimate
 WEIGHT = 2  # Bytes of a weight in bf16
-_LOGIT = 6  # Bytes of a logit: in bf16 and in float32
+LOGIT = 6
+"""Bytes of a logit in a training step, and in a forward pass: in bf16 and in float32."""
 
 
 class ModelShape(Value):
@@ -45,6 +46,7 @@ class ModelShape(Value):
     vocabulary: Count
     heads: Count = 0  # 0 if not known
     kv_heads: Count = 8
+    tied: bool = False  # Whether its embeddings are also its last layer
     source: str = CONFIG  # What these facts were read from
 
     @property
@@ -57,15 +59,20 @@ class ModelShape(Value):
         """Return the bytes of all weights."""
         return WEIGHT * self.parameters
 
-    @property
-    def token(self) -> int:
+    def token(self, logit: int = LOGIT) -> int:
         """Return the bytes of a token in a training step, with gradient checkpointing.
 
         These are its input of each layer, the values of the layer that is computed again, and its
-        logits.
+        logits, of so many bytes each.
         """
+        inputs = WEIGHT * self.layers * self.hidden
+        return inputs + self.token_forward + (logit - LOGIT) * self.vocabulary
+
+    @property
+    def token_forward(self) -> int:
+        """Return the bytes of a token in a forward pass: the values of a layer, and its logits."""
         layer = 12 * self.hidden + 4 * self.wide
-        return WEIGHT * (self.layers * self.hidden + layer) + _LOGIT * self.vocabulary
+        return WEIGHT * layer + LOGIT * self.vocabulary
 
     @property
     def gathered(self) -> int:
@@ -106,7 +113,9 @@ class ModelShape(Value):
         latent = _number(main, "kv_lora_rank")
         each = latent + _number(main, "qk_rope_head_dim") if latent else 2 * kv_heads * head
         cached = layers * each
-        return ModelShape(parameters, layers, hidden, active, cached, vocabulary, heads, kv_heads)
+        tied = copies == 1
+        sizes = (parameters, layers, hidden, active, cached, vocabulary, heads, kv_heads)
+        return ModelShape(*sizes, tied=tied)
 
     @staticmethod
     def from_name(name: str, source: str = "") -> ModelShape | None:
@@ -178,6 +187,7 @@ class RecipeInput(Value):
     needs_labels: bool = False  # Whether that server is the bundled one, which needs labels
     columns: Mapping[str, bool] | None = None  # Of the training data, and whether they hold lists
     infiniband: bool = False  # Whether this node has an InfiniBand device
+    platform: str = ""  # The name of the platform, or ''
     wandb: bool = False
     run_name: str = ""  # AGENT_RUN_NAME; '' for the default
     run_id: str = RUN_ID
@@ -214,6 +224,14 @@ class Command(Value):
     warnings: tuple[str, ...] = ()  # What may fail, for the user
     format: Mapping[str, str] = field(default_factory=dict)
     """The settings on which the format of its checkpoints depends, by name."""
+
+
+def adapter_warning(rate: str, default: str) -> str:
+    """Warn of adapters (LoRA) that would train at the rate of full training; `rate` is its key."""
+    return (
+        f"adapters (LoRA) train at {default}, the rate of full training, and want a higher one: "
+        f"verl's scripts for adapters take 3e-6 to 1e-5. Set {rate}"
+    )
 
 
 def count_of(number: int, thing: str) -> str:

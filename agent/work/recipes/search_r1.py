@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base.value import Value
 from agent.work.recipes import verl
 from agent.work.recipes.arguments import merged, quoted, read, whole
 from agent.work.recipes.recipe import Command, MisfitError, check_multiple, engines_text, nearest
-from agent.work.recipes.sizing import SEARCH_R1, SEARCH_R1_OFFLOAD, Sizing, Workload, sizing_for
+from agent.work.recipes.sizing import (
+    FSDP_RESIDENT,
+    SEARCH_R1,
+    SEARCH_R1_OFFLOAD,
+    SEARCH_R1_OPTIMIZER,
+    Host,
+    Layout,
+    Sizing,
+    Workload,
+    sizing_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,12 +63,47 @@ _OFFLOADED = (
     *(f"{ACTOR}.fsdp_config.{part}_offload" for part in ("param", "grad", "optimizer")),
     "actor_rollout_ref.ref.fsdp_config.param_offload",
 )
+_OPTIMIZER = f"{ACTOR}.fsdp_config.optimizer_offload"
+_CRITIC_OPTIMIZER = f"{_CRITIC}.optimizer_offload"
 _CRITIC_OFFLOADED = tuple(f"{_CRITIC}.{part}_offload" for part in ("param", "grad", "optimizer"))
 """What the authors' scripts for one node keep in the memory of the host."""
 _AGENTS = 5  # Answers to each prompt that GRPO compares
-_LARGE_RATES = ((60_000_000_000, "1e-7"), (25_000_000_000, "2e-7"))
-"""GRPO's learning rates from so many parameters on: those for 72B and 32B."""
-_SHARE = 0.6  # The engines' usual part of each GPU
+
+
+class _Authors(Value):
+    """What its authors choose by a model's size, for PPO and for GRPO."""
+
+    least: float  # Parameters from which it applies
+    rate: str = ""  # The actor's learning rate; '' for the default, 1e-6
+    ppo: Layout = FSDP_RESIDENT
+    grpo: Layout = FSDP_RESIDENT
+    ppo_samples: tuple[int, int] = (4, 8)
+    """Samples of each GPU at once: in an update, and for log-probabilities."""
+    grpo_samples: tuple[int, int] = (4, 8)
+    share: float = 0.6  # Of each GPU for engines
+
+
+_BY_SIZE = (
+    _Authors(
+        least=60e9,
+        rate="1e-7",
+        ppo=SEARCH_R1_OFFLOAD,
+        grpo=SEARCH_R1_OFFLOAD,
+        ppo_samples=(1, 1),
+        grpo_samples=(1, 1),
+        share=0.5,
+    ),
+    _Authors(
+        least=25e9,
+        rate="2e-7",
+        ppo=SEARCH_R1_OPTIMIZER,
+        ppo_samples=(1, 1),
+        grpo_samples=(2, 4),
+        share=0.5,
+    ),
+    _Authors(least=0),
+)
+"""Their scripts for 72B (GRPO only), for 32B, and for 3B to 8B on several nodes."""
 _LENGTHS = (("data.max_prompt_length", 4096), ("data.max_response_length", 500))
 _AUTHORS_SETTINGS = (
     *((key, str(length)) for key, length in _LENGTHS),
@@ -98,7 +144,9 @@ def make(asked: RecipeInput) -> Command:
     groups = verl.groups_of(asked.nodes, tensor_parallel, given)
     placement = verl.Placement(_FORKED_FROM, groups, tensor_parallel, has_servers=False)
     cpu_notes = placement.check(asked.nodes)
-    batches, sizes = _batches(groups.total, given, grpo=asked.recipe == "search-r1-grpo")
+    samples = _samples(asked, given, sizing)
+    grpo = asked.recipe == "search-r1-grpo"
+    batches, sizes = _batches(groups.total, samples, given, grpo=grpo)
     settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
@@ -136,18 +184,44 @@ def make(asked: RecipeInput) -> Command:
     )
 
 
+def _authors_of(asked: RecipeInput) -> _Authors:
+    model = asked.basis.model
+    parameters = 0 if model is None else model.parameters
+    return next(one for one in _BY_SIZE if parameters >= one.least)
+
+
 def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
-    """Size the models and the engines, which share all GPUs; on one node states are offloaded."""
-    tokens = (whole(given, key) or default for key, default in _LENGTHS)
+    """Size the models and the engines, which share all GPUs.
+
+    Its authors' layout is preferred: on one node everything is offloaded, else by the model's size.
+    The others are tried where the nodes' memory does not suffice for it.
+    """
+    is_ppo, authors = asked.recipe == "search-r1-ppo", _authors_of(asked)
+    preferred = authors.ppo if is_ppo else authors.grpo
+    if len(asked.gpu_nodes) == 1:
+        preferred = SEARCH_R1_OFFLOAD
+    first = SEARCH_R1.index(preferred)
     load = Workload(
-        layouts=SEARCH_R1[1:] if len(asked.gpu_nodes) == 1 else SEARCH_R1,
-        tokens=sum(tokens),
-        trained=2 if asked.recipe == "search-r1-ppo" else 1,
+        layouts=(*SEARCH_R1[first:], *reversed(SEARCH_R1[:first])),
+        tokens=_longest(given),
+        trained=2 if is_ppo else 1,
         frozen=1,
-        share=_SHARE,
+        share=authors.share,
         tensor_parallel=whole(given, verl.TENSOR_PARALLEL),
+        # the reference is offloaded with everything else; a saved model is gathered in float32
+        in_nodes=Host(
+            frozen=2 if preferred is SEARCH_R1_OFFLOAD else 0,
+            loading=4,
+            loads_tied=True,
+            gathered=4,
+            keeps_engines=True,
+        ),
     )
     return sizing_for(asked, [key for key in given if key.startswith(verl.MEMORY_KEYS)], load)
+
+
+def _longest(given: Mapping[str, str]) -> int:
+    return sum(whole(given, key) or default for key, default in _LENGTHS)
 
 
 def _checked(override: Override) -> Override:
@@ -160,32 +234,56 @@ def _checked(override: Override) -> Override:
     return override
 
 
-def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[Row], str]:
-    """Return the settings of batches near its authors' 512, 256 and 64, and their arithmetic.
+def _samples(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tuple[int, int]:
+    """Return the samples of a GPU in an update, and for log-probabilities, by its memory.
+
+    They are its authors', or half as many as often as the longest ones do not fit.
+    """
+    authors, longest = _authors_of(asked), _longest(given)
+    wanted = authors.ppo_samples if asked.recipe == "search-r1-ppo" else authors.grpo_samples
+    if not sizing.tokens:  # the model's size is not known
+        return wanted
+    update, log_prob = wanted
+    while update > 1 and update * longest > sizing.tokens:
+        update //= 2
+    while log_prob > 1 and log_prob * longest > sizing.forward:
+        log_prob //= 2
+    return update, log_prob
+
+
+def _batches(
+    gpus: int, samples: tuple[int, int], given: Mapping[str, str], *, grpo: bool
+) -> tuple[list[Row], str]:
+    """Return the settings of batches near its authors' 512 and 256, and their arithmetic.
 
     The GPUs divide the prompts of a step, of an update, and of a micro batch over all GPUs.
     """
     unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
     mini = whole(given, verl.MINI_BATCH) or nearest(_MINI_NEAR, unit)
     train = whole(given, verl.TRAIN_BATCH) or 2 * mini
-    largest = max(part for part in range(1, 5) if mini // gpus % part == 0)
+    at_once, log_probs_at_once = samples
+    largest = max(part for part in range(1, at_once + 1) if mini // gpus % part == 0)
     micro = whole(given, _MICRO_BATCH) or largest * gpus
-    samples = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
+    answers = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
     critic = whole(given, _CRITIC_MICRO_BATCH) or gpus
     log_prob = ((key, whole(given, key) or gpus) for key in _LOG_PROB_BATCHES)
     parts = (_MICRO_BATCH, micro), (_CRITIC_MICRO_BATCH, critic)
-    for key, value in ((verl.TRAIN_BATCH, samples), (verl.MINI_BATCH, mini), *parts, *log_prob):
+    for key, value in ((verl.TRAIN_BATCH, answers), (verl.MINI_BATCH, mini), *parts, *log_prob):
         check_multiple(key, value, gpus)
     check_multiple(verl.TRAIN_BATCH, train, mini)
     for _, size in parts:
         check_multiple(verl.MINI_BATCH, mini, size)
     even = f"divisible by {gpus} GPUs"
+    fitting = "by its authors' scripts and the GPUs' memory"
     rows: list[Row] = [
         (verl.TRAIN_BATCH, train, f"near 512, and {even}; the data needs at least {train} rows"),
         ("data.val_batch_size", mini, "near 256; evaluation skips an incomplete batch"),
         (verl.MINI_BATCH, mini, f"near 256, and {even}"),
-        (_MICRO_BATCH, micro, f"{micro // gpus} per GPU"),
-        *((key, 8 * gpus, "8 per GPU") for key in _LOG_PROB_BATCHES),
+        (_MICRO_BATCH, micro, f"{micro // gpus} per GPU, {fitting}"),
+        *(
+            (key, log_probs_at_once * gpus, f"{log_probs_at_once} per GPU, {fitting}")
+            for key in _LOG_PROB_BATCHES
+        ),
         (_CRITIC_MICRO_BATCH, gpus, "1 per GPU; checked for GRPO, too, which has no critic"),
     ]
     return rows, f"batch {train} = {train // mini} × {mini}"
@@ -193,15 +291,17 @@ def _batches(gpus: int, given: Mapping[str, str], *, grpo: bool) -> tuple[list[R
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
-    critic = asked.recipe == "search-r1-ppo"
-    if sizing.layout.name == SEARCH_R1_OFFLOAD.name:
-        for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if critic else ())):
-            yield key, "True", sizing.why["layout"]
-    model = asked.basis.model
-    if asked.recipe == "search-r1-grpo" and model is not None:
-        rate = next((rate for size, rate in _LARGE_RATES if model.parameters >= size), "")
-        if rate:
-            yield f"{ACTOR}.optim.lr", rate, f"as its authors run models of {model.billions}"
+    layout, has_critic = sizing.layout.name, asked.recipe == "search-r1-ppo"
+    offloaded: tuple[str, ...] = ()
+    if layout == SEARCH_R1_OFFLOAD.name:
+        offloaded = (*_OFFLOADED, *(_CRITIC_OFFLOADED if has_critic else ()))
+    elif layout == SEARCH_R1_OPTIMIZER.name:
+        offloaded = (_OPTIMIZER, *([_CRITIC_OPTIMIZER] if has_critic else ()))
+    for key in offloaded:
+        yield key, "True", sizing.why["layout"]
+    model, rate = asked.basis.model, _authors_of(asked).rate
+    if rate and model is not None:
+        yield f"{ACTOR}.optim.lr", rate, f"as its authors run models of {model.billions}"
 
 
 def _model_and_data(asked: RecipeInput) -> Iterable[Row]:

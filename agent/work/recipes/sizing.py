@@ -1,7 +1,7 @@
-"""Sizes by memory: what a model takes on the GPUs, and which settings make it fit.
+"""Sizes by memory: what a model takes of GPUs and nodes, and which settings make it fit.
 
-All figures are per GPU and in bytes. A setting that is chosen has its arithmetic as a sentence; a
-model that cannot fit is refused with the smallest nodes that it would fit.
+All figures are in bytes, per GPU or per node. A setting that is chosen has its arithmetic as a
+sentence; a model that cannot fit is refused with the smallest nodes that it would fit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.recipe import CONFIG, WEIGHT, MisfitError, ModelShape, NodeSize, count_of
+from agent.work.recipes.recipe import (
+    CONFIG,
+    LOGIT,
+    WEIGHT,
+    MisfitError,
+    ModelShape,
+    NodeSize,
+    count_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,12 +30,14 @@ if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput
 
 
-_USABLE = 0.97 * (1 << 30)
+GIB = 1 << 30
+_USABLE = 0.97 * GIB
 """Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
 _COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
 _ASSUMED_MEMORY = 80
-_ASSUMED_HOST = 128e9  # Memory of a node for each of its GPUs, if it is not known
-_HOST_PART = 0.85  # The part of a node's memory for offloaded states
+_ASSUMED_HOST = 128 * GIB  # Memory of a node for each of its GPUs, if it is not known
+_HOST_PART = 0.85  # The part of a node's memory that a job may fill
+_PROCESS = 5e9  # Memory of a node that a process of a GPU takes: torch, CUDA, staged batches
 _ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
 _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
@@ -43,6 +53,9 @@ Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links a
 """
 _FIELDS = ("layout", "tensor_parallel", "share", "tokens")
 _KEPT = "as in the checkpoints"
+_HOST_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Memory of common nodes, in GiB."""
+_ENOUGH_HOST = 1 << 60  # More memory of a node than any model takes
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
 
 
@@ -56,6 +69,8 @@ class Layout(Value):
     frozen: float = 0.0  # Of a model that is not trained
     everywhere: float = 0.0  # Of every model, on every GPU
     host: float = 0.0  # Of each trained model, in the memory of the nodes
+    saving: float = 0.0  # Of the model that is saved, beside these
+    loads_everywhere: bool = False  # Whether each process of a GPU loads a whole model
     untrained: float = 4.0  # Of a model of which only adapters are trained (LoRA), at most
     copy: float | None = 0.0
     """Of a copy in each node that keeps the gathering of weights within nodes.
@@ -65,31 +80,46 @@ class Layout(Value):
 
     def for_adapters(self) -> Layout:
         """Return the layout where only adapters (LoRA) are trained."""
-        sizes = ("busy", "idle", "asleep", "host")
+        sizes = ("busy", "idle", "asleep", "host", "saving")
         return replace(self, **{name: min(getattr(self, name), self.untrained) for name in sizes})
 
 
 # Adam in mixed precision: 16 bytes are weights and gradients (4 and 4, or 2 and 2 beside float32
-# weights of 4), and 8 of the optimizer.
-VERL_RESIDENT = Layout("FSDP", 16, 12, 12)
-VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12)
+# weights of 4), and 8 of the optimizer. To save, verl copies the shards of FSDP 1, 12 bytes, to the
+# nodes' memory; offloaded weights are on the GPUs then.
+VERL_RESIDENT = Layout("FSDP", 16, 12, 12, saving=12)
+VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12, saving=8)
 VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16)
-ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None)
+ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None, loads_everywhere=True)
 ZERO3 = Layout("ZeRO-3", 16, frozen=2, untrained=2, copy=2)
 ZERO3_OFFLOAD = replace(
     ZERO3, name="ZeRO-3 with the optimizer in CPU memory", busy=4, idle=4, asleep=4, host=12
 )
 ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
-FSDP_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
-SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16, copy=None)
+FSDP_RESIDENT = Layout("FSDP", 16, 12, 12, frozen=2, copy=None)
+SEARCH_R1_OPTIMIZER = Layout(
+    "FSDP with optimizers in CPU memory between phases", 16, 4, 4, 2, host=8, copy=None
+)
+SEARCH_R1_OFFLOAD = Layout(VERL_OFFLOAD.name, 16, host=16, copy=None)
 TRL_OFFLOAD = replace(VERL_CPU, copy=None)
 VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
-SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OFFLOAD)
+SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OPTIMIZER, SEARCH_R1_OFFLOAD)
 OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
 TRL = (FSDP_RESIDENT, TRL_OFFLOAD)
 OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 """Layouts by framework, the fastest first: the later ones need less of the GPUs."""
+
+
+class Host(Value):
+    """What a framework keeps in the memory of the nodes beside the states of a layout."""
+
+    processes: int = 1  # Of each GPU
+    frozen: float = 0.0  # Bytes of a parameter that all models without an optimizer take there
+    loading: float = 0.0  # Of the whole model, on the node that loads it
+    loads_tied: bool = False  # Whether each process of a GPU loads a model with tied embeddings
+    gathered: float = 0.0  # Of the whole model, on the first node when it is saved
+    keeps_engines: bool = False  # Whether sleeping engines keep their weights there
 
 
 class Workload(Value):
@@ -104,6 +134,8 @@ class Workload(Value):
     frozen: int = 0  # References and reward models on the same GPUs
     share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
+    logit: int = LOGIT  # Bytes of a logit in a training step
+    in_nodes: Host = Host()  # What else it keeps in the nodes' memory
     adapters: bool = False  # Whether only adapters are trained (LoRA)
     link: float | None = None  # Bits per second between nodes, by the slowest link, if known
     within: bool | None = None  # Whether to gather weights within nodes; None: by the network
@@ -123,13 +155,17 @@ class Workload(Value):
     @property
     def label(self) -> float:
         """Return the bytes of that GPU, of which engines have their share."""
-        return self.memory * float(1 << 30)
+        return self.memory * float(GIB)
 
     @property
     def host(self) -> float:
-        """Return the memory of the smallest node for offloaded states, or what is assumed."""
+        """Return the memory of the smallest node that a job may fill, or what is assumed."""
         assumed = _ASSUMED_HOST * min(node.gpus for node in self.nodes)
         return _HOST_PART * min((n.memory for n in self.nodes if n.memory), default=assumed)
+
+    def with_host(self, memory: int) -> Workload:
+        """Return the workload on nodes of so much memory."""
+        return replace(self, nodes=tuple(replace(node, memory=memory) for node in self.nodes))
 
     @property
     def prefers_nodes(self) -> bool:
@@ -150,6 +186,7 @@ class Sizing(Value):
     tensor_parallel: int
     share: float  # The part of each GPU that engines have
     tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
+    forward: int = 0  # Tokens of a micro batch in a forward pass; 0 if the size is not known
     within_nodes: bool = False  # Whether only gradients cross the network, and no weights
     why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
     notes: tuple[str, ...] = ()
@@ -169,7 +206,7 @@ def sizing_of(load: Workload) -> Sizing:
             f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
         )
         return Sizing(
-            *(layout, size, load.share, 0, load.within is True),
+            *(layout, size, load.share, 0, 0, load.within is True),
             why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
             notes=(note,) if load.nodes else (),
         )
@@ -181,13 +218,14 @@ def sizing_of(load: Workload) -> Sizing:
     found = _best(load, model)
     if found is not None:
         return _explained(found, notes)
-    refusal = _refusal(load, model)
+    anywhere = _best(load.with_host(_ENOUGH_HOST), model)
+    refusal = _refusal(load, model) if anywhere is None else _host_refusal(anywhere, load)
     if not load.given and knows_memory:
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
-    size = max(_engine_sizes(load, model))
+    least, tokens = _least_fit(load, model), load.tokens
     return Sizing(
-        *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
+        *(least.layout, least.engine, load.share, tokens, tokens, load.within is True),
         why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
@@ -254,15 +292,52 @@ class _Fit(Value):
     @property
     def tokens(self) -> int:
         """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
-        found = int((self.room - self.training) / self.model.token)
         most = max(self.load.tokens, _MOST_TOKENS)
-        return found if found < 1024 else min(found // 1024 * 1024, most)
+        return min(self._fitting(self.model.token(self.load.logit)), most)
+
+    @property
+    def forward(self) -> int:
+        """Return the same for a forward pass, which keeps no values for a backward pass."""
+        return self._fitting(self.model.token_forward)
+
+    def _fitting(self, token: int) -> int:
+        found = int((self.room - self.training) / token)
+        return found if found < 1024 else found // 1024 * 1024
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Return the bytes in the memory of the first node while it loads, trains and saves.
+
+        The first node has most: it loads whole models and gathers those that are saved.
+        """
+        load, layout, more = self.load, self.layout, self.load.in_nodes
+        parameters, count = self.model.parameters, len(load.nodes)
+        gpus = max(node.gpus for node in load.nodes)
+
+        # In every phase: processes, models without an optimizer, and engines that sleep.
+        always = gpus * more.processes * _PROCESS + parameters * more.frozen / count
+        if load.share and more.keeps_engines:
+            always += self.model.weights * gpus / self.engine
+
+        is_everywhere = layout.loads_everywhere or (more.loads_tied and self.model.tied)
+        copies = gpus if is_everywhere else 1
+        trained = parameters * load.trained * layout.host / count
+        saved = parameters * (layout.saving / count + more.gathered)
+        return {
+            "load": always + parameters * more.loading * copies,
+            "train": always + trained,
+            "save": always + trained + saved,
+        }
 
     @property
     def host(self) -> float:
-        """Return the bytes in each node's memory."""
-        states = self.load.trained * self.layout.host
-        return states * self.model.parameters / len(self.load.nodes)
+        """Return the bytes that a node needs at most."""
+        return max(self.phases.values())
+
+    @property
+    def host_text(self) -> str:
+        """Return the arithmetic of a node's memory."""
+        return ", ".join(f"{_gb(size)} to {phase}" for phase, size in self.phases.items())
 
     @property
     def engine_text(self) -> str:
@@ -332,25 +407,25 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
-    rate = (load.link or 0) / 1e6
+    rate, token = (load.link or 0) / 1e6, model.token(load.logit)
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
         "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
-        "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
+        "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {token / 1e6:.1f} MB a token",
         "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
     warnings = []
-    if fit.host:
-        notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
+    notes.append(f"a node needs {_gb(fit.host)} of memory: {fit.host_text}")
     if is_tight:
         warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
     tokens = max(fit.tokens, load.tokens)
+    forward = max(fit.forward, load.tokens)
     said = tuple(notes), tuple(warnings)
-    return Sizing(layout, fit.engine, share, tokens, fit.within, why, *said)
+    return Sizing(layout, fit.engine, share, tokens, forward, fit.within, why, *said)
 
 
 def _states_text(fit: _Fit) -> str:
@@ -368,15 +443,41 @@ def _states_text(fit: _Fit) -> str:
 
 
 def _refusal(load: Workload, model: ModelShape) -> str:
-    """Say that a model does not fit, and what it would fit."""
-    layouts = [one.for_adapters() if load.adapters else one for one in load.layouts]
-    size = max(_engine_sizes(load, model))
-    fits = [_Fit(load, model, layout, size, 1.0) for layout in layouts]
-    fit = next((one for one in reversed(fits) if one.host <= load.host), fits[0])
+    """Say that a model does not fit on the GPUs, and what it would fit."""
+    fit = _least_fit(load, model)
     text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
+    text += f", {_gb(model.gathered)} for the layers at work"
     if load.share:
         text += f", and engines: {fit.engine_text}"
     return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
+
+
+def _least_fit(load: Workload, model: ModelShape) -> _Fit:
+    """Return the layout that takes the least of a GPU, with the largest engines."""
+    size = max(_engine_sizes(load, model))
+    fits = [
+        _Fit(load, model, one.for_adapters() if load.adapters else one, size, 1.0)
+        for one in load.layouts
+    ]
+    return min(reversed(fits), key=lambda fit: fit.training)
+
+
+def _host_refusal(fit: _Fit, load: Workload) -> str:
+    """Say that a model fits on the GPUs, and not in the memory of the nodes, and where it would."""
+    is_known = any(node.memory for node in load.nodes)
+    assumed = "" if is_known else f" ({_ASSUMED_HOST // GIB} for each GPU are assumed)"
+    has = load.host / _HOST_PART / GIB
+    text = (
+        f"{fit.model.billions} on {load.text()}: no: the GPUs suffice, the nodes' memory does not: "
+        f"{fit.layout.name} needs {_gb(fit.host)} of a node ({fit.host_text}), and a job may fill "
+        f"{_gb(load.host)} of {has:,.0f} GiB{assumed}"
+    )
+    remedies = [*_remedies(load, fit.model)]
+    for size in _HOST_SIZES:
+        if size > has and _best(load.with_host(size * GIB), fit.model) is not None:
+            remedies.insert(0, f"with {size} GiB of memory on each node")
+            break
+    return f"{text}; {', or '.join(remedies) or f'nor on {_MOST_NODES} such nodes'}"
 
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.work.recipes.arguments import Arguments, check_keys
 from agent.work.recipes.recipe import (
     NAMED_BY,
+    WEIGHT,
     Command,
     MisfitError,
     check_multiple,
@@ -20,7 +23,15 @@ from agent.work.recipes.recipe import (
     gpu_processes,
     version_text,
 )
-from agent.work.recipes.sizing import FSDP_RESIDENT, TRL, TRL_OFFLOAD, Sizing, Workload, sizing_for
+from agent.work.recipes.sizing import (
+    FSDP_RESIDENT,
+    TRL,
+    TRL_OFFLOAD,
+    Host,
+    Sizing,
+    Workload,
+    sizing_for,
+)
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
@@ -117,13 +128,17 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     """
     answers = arguments.count("per-device-train-batch-size")
     beta = arguments.word("beta") or "0"
+    has_reference = beta.startswith("{") or bool(float(beta))
+    layouts = TRL if world > 1 else (FSDP_RESIDENT,)
     load = Workload(
-        layouts=TRL if world > 1 else (FSDP_RESIDENT,),
+        layouts=tuple(replace(one, loads_everywhere=has_reference) for one in layouts),
         tokens=answers * arguments.count("max-completion-length", _COMPLETION),
         samples=answers,
-        frozen=1 if beta.startswith("{") or float(beta) else 0,
+        frozen=1 if has_reference else 0,
         share=_SHARE,
         tensor_parallel=arguments.whole(_ENGINE) or None,
+        # the model of the end is gathered in float32
+        in_nodes=Host(loading=2 * WEIGHT if has_reference else WEIGHT, gathered=4),
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
 

@@ -19,6 +19,7 @@ from agent.work.recipes.recipe import (
     MisfitError,
     RecipeInput,
     Version,
+    adapter_warning,
     check_columns,
     check_cpus,
     check_multiple,
@@ -27,7 +28,15 @@ from agent.work.recipes.recipe import (
     nearest,
     version_text,
 )
-from agent.work.recipes.sizing import VERL, VERL_CPU, VERL_OFFLOAD, Sizing, Workload, sizing_for
+from agent.work.recipes.sizing import (
+    VERL,
+    VERL_CPU,
+    VERL_OFFLOAD,
+    Host,
+    Sizing,
+    Workload,
+    sizing_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,6 +64,16 @@ _STRATEGY = f"{ACTOR}.strategy"
 _FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
 """The keys on which the format of checkpoints depends."""
 _ALL_GPUS = "-1"
+_RATE = f"{ACTOR}.optim.lr"
+_SAVED = f"{ACTOR}.checkpoint.save_contents"
+_NO_WHOLE_MODEL_FROM = 14e9
+"""Parameters from which a checkpoint has no whole model: 6 bytes each on the first node."""
+_MERGE = (
+    "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
+    "…/global_step_N/actor --target_dir …` makes a model of one"
+)
+_KL_IN_REWARD = "algorithm.use_kl_in_reward"
+_DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
 MEMORY_KEYS = (
     *(NODES, GPUS, TENSOR_PARALLEL, _STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
     *("critic.model.fsdp_config", "critic.strategy", f"{_REF}.fsdp_config"),
@@ -63,12 +82,12 @@ MEMORY_KEYS = (
 )
 """Beginnings of keys that change the memory that a model takes."""
 
+_KEPT_CHECKPOINTS = "of each attempt; the default keeps every checkpoint"
 _SETTINGS: tuple[Row, ...] = (
     ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
     (f"{MODEL}.use_remove_padding", "True", "padding is not computed; off by default in 0.6"),
     (f"{_REF}.fsdp_config.param_offload", "True", "as the scripts: it works between updates only"),
-    (f"{ACTOR}.checkpoint.save_contents", "[model,optimizer,extra,hf_model]", "with an HF model"),
-    ("trainer.max_actor_ckpt_to_keep", "2", "the default keeps every checkpoint"),
+    ("trainer.max_actor_ckpt_to_keep", "2", _KEPT_CHECKPOINTS),
     ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
     (f"{ROLLOUT}.name", "vllm", "verl has no default"),
 )
@@ -201,6 +220,8 @@ def make(asked: RecipeInput) -> Command:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
+    if "hf_model" not in _save_contents(asked, given):
+        notes.append(_MERGE)
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
     arguments, why = merged(rows, users)
@@ -210,7 +231,7 @@ def make(asked: RecipeInput) -> Command:
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
         notes=(*notes, *sizing.notes),
-        warnings=sizing.warnings,
+        warnings=(*sizing.warnings, *_rate_warnings(given)),
         # the critic's are as the actor's
         format={
             _STRATEGY: given.get(_STRATEGY, strategy),
@@ -224,16 +245,48 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     kept = asked.basis.kept
     is_fsdp2 = kept.get(_STRATEGY) == "fsdp2"
     layouts = tuple(one for one in VERL if not kept or (one == VERL_CPU) == is_fsdp2)
+    adapters = _trains_adapters(given)
     load = Workload(
         layouts=layouts,
         tokens=_longest(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=_SHARE,
         tensor_parallel=whole(given, TENSOR_PARALLEL),
-        adapters=f"{MODEL}.lora_rank" in given,
+        adapters=adapters,
+        in_nodes=Host(
+            frozen=4 if _has_reference(asked, given) and not adapters else 0,
+            loading=4,
+            loads_tied=True,
+            gathered=6 if "hf_model" in _save_contents(asked, given) else 0,
+            keeps_engines=adapters or asked.version < _DEEP_SLEEP,
+        ),
         within=kept[_FSDP_SIZE] != _ALL_GPUS if _FSDP_SIZE in kept else None,
     )
     return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+
+
+def _trains_adapters(given: Mapping[str, str]) -> bool:
+    return given.get(f"{MODEL}.lora_rank", "0") != "0"
+
+
+def _rate_warnings(given: Mapping[str, str]) -> Iterable[str]:
+    if _trains_adapters(given) and _RATE not in given:
+        yield adapter_warning(_RATE, "verl's default of 1e-6")
+
+
+def _has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
+    """Return whether it loads a reference: always in the nodes' memory, and in float32."""
+    by_loss = given.get(f"{ACTOR}.use_kl_loss", str(asked.recipe == "verl-grpo"))
+    in_reward = str(bool(asked.reward_model) and asked.recipe == "verl-ppo")
+    return "true" in {by_loss.lower(), given.get(_KL_IN_REWARD, in_reward).lower()}
+
+
+def _save_contents(asked: RecipeInput, given: Mapping[str, str]) -> str:
+    """Return what a checkpoint has: from a size on no whole model, which one node would gather."""
+    model = asked.basis.model
+    is_large = model is not None and model.parameters >= _NO_WHOLE_MODEL_FROM
+    parts = "[model,optimizer,extra]" if is_large else "[model,optimizer,extra,hf_model]"
+    return given.get(_SAVED, parts)
 
 
 def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
@@ -376,6 +429,13 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
         yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
         yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
+    saved = _save_contents(asked, given)
+    whole_model = (
+        "with an HF model"
+        if "hf_model" in saved
+        else ("without an HF model: one node would gather it, 6 bytes a parameter")
+    )
+    yield _SAVED, saved, whole_model
     yield from _SETTINGS
 
 
@@ -406,7 +466,7 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
     """Return the settings of a reward model on the training GPUs, by version."""
     root = "reward.reward_model" if asked.version >= (0, 7, 1) else "reward_model"
     if asked.recipe == "verl-ppo" and (asked.reward_model or f"{root}.enable" in given):
-        yield "algorithm.use_kl_in_reward", "True", "a learned reward is exploited without it"
+        yield _KL_IN_REWARD, "True", "a learned reward is exploited without it"
     if not asked.reward_model:
         return
     path = "model_path" if asked.version >= (0, 7, 1) else "model.path"
