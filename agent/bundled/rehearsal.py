@@ -107,6 +107,9 @@ class RewardClient:
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
                 body = reply.read(_LONGEST_REPLY)
+                missing = reply.length or 0
+            if missing and len(body) < _LONGEST_REPLY:  # a bounded read does not raise for it
+                raise http.client.IncompleteRead(body, missing)
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
