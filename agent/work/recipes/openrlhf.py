@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.work.recipes.arguments import Arguments, check_keys, rows_for
+from agent.work.recipes.pace import StepWork, steps_between_saves
 from agent.work.recipes.recipe import (
     NAMED_BY,
     WEIGHT,
@@ -107,7 +108,7 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
     _add_tokens(arguments, sizing)
     add_reward(arguments, asked, groups)
-    add_checkpoints(arguments, asked, steps=20)
+    add_checkpoints(arguments, asked, 20, rollout_step(arguments, critic=not grpo))
     check_demand(arguments, asked)
     notes = (f"{placement}; {batches[0]}", *batches[1:])
     return command("train_ppo_ray", arguments, asked, sizing, notes)
@@ -426,10 +427,26 @@ def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> N
         raise MisfitError("no source of rewards: set AGENT_REWARD or AGENT_REWARD_MODEL")
 
 
-def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within: str = "") -> None:
-    """Save checkpoints and resume from them; without any, the flag to load has no effect."""
+def rollout_step(arguments: Arguments, *, critic: bool) -> StepWork:
+    """Return the work of a step; old probabilities, reference and values are forward passes."""
+    answers = arguments.count("rollout.n_samples_per_prompt")
+    samples = arguments.count("rollout.batch_size") * answers
+    scored = 3 if critic else 2
+    scored += 1 if arguments.holds("reward.model_name_or_path") else 0
+    return StepWork(samples, longest(arguments), 2 if critic else 1, scored)
+
+
+def add_checkpoints(
+    arguments: Arguments, asked: RecipeInput, usual: int, step: StepWork, within: str = ""
+) -> None:
+    """Save checkpoints and resume from them; without any, the flag to load has no effect.
+
+    They are saved after so many steps, or about every hour.
+    """
     path = f"{asked.checkpoints}/{within}" if within else asked.checkpoints
-    arguments.add("ckpt.save_steps", steps, why="the default never saves")
+    steps, pace = steps_between_saves(asked, step, usual)
+    why = "; ".join(filter(None, (pace, "the default never saves")))
+    arguments.add("ckpt.save_steps", steps, why=why)
     arguments.add("ckpt.path", path, why="AGENT_CHECKPOINTS")
     arguments.add("ckpt.load_enable", why="resumes from the last checkpoint, if any")
     arguments.add("ckpt.output_dir", f"{asked.checkpoints}/model", why="the model at the end")

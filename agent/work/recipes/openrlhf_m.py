@@ -58,7 +58,7 @@ def make(asked: RecipeInput) -> Command:
     openrlhf.add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_SETTINGS)
     openrlhf.add_reward(arguments, asked, groups)
-    openrlhf.add_checkpoints(arguments, asked, steps=5)
+    openrlhf.add_checkpoints(arguments, asked, 5, openrlhf.rollout_step(arguments, critic=False))
     openrlhf.check_demand(arguments, asked)
     notes = ["--save_hf_ckpt is left out: it keeps a whole model of every save"]
     if asked.eval_data:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import check_keys
+from agent.work.recipes.pace import StepWork
 from agent.work.recipes.recipe import WEIGHT, MisfitError, count_of, gpu_processes
 from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Host, Workload, sizing_for
 
@@ -72,7 +73,9 @@ def make(asked: RecipeInput) -> Command:
     openrlhf.add_training(arguments, asked, sizing, "model")
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
-    openrlhf.add_checkpoints(arguments, asked, steps=100, within="state")
+    longest = openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1)
+    step = StepWork(size, longest, scored=frozen, generates=False)
+    openrlhf.add_checkpoints(arguments, asked, 100, step, within="state")
     text = openrlhf.batch_text(size, micro, ranks)
     notes = (
         f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {text}",

@@ -55,6 +55,12 @@ class ModelShape(Value):
         return f"{self.parameters / 1e9:.3g} B"
 
     @property
+    def active(self) -> int:
+        """Return the parameters that compute a token: of experts those that it passes."""
+        layer = self.hidden * (4 * self.hidden + 3 * self.wide)
+        return min(self.parameters, self.layers * layer + self.vocabulary * self.hidden)
+
+    @property
     def weights(self) -> int:
         """Return the bytes of all weights."""
         return WEIGHT * self.parameters

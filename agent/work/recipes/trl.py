@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.work.recipes.arguments import Arguments, check_keys
+from agent.work.recipes.pace import StepWork, steps_between_saves
 from agent.work.recipes.recipe import (
     NAMED_BY,
     WEIGHT,
@@ -74,6 +75,7 @@ _MEMORY = (
 )
 """Flags that change the memory that a model takes."""
 _ANSWERS = 128  # Answers per update, approximately
+_EVERY = 20  # Steps between checkpoints, at most
 
 
 def make(asked: RecipeInput) -> Command:
@@ -95,6 +97,7 @@ def make(asked: RecipeInput) -> Command:
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
     notes: tuple[str, ...] = (_batch(arguments, world),)
+    _save(arguments, asked, world)
     warnings: tuple[str, ...] = ()
     sharding = {}
     if not world:
@@ -127,12 +130,11 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     Prompts are not counted: they are usually much shorter than the answers.
     """
     answers = arguments.count("per-device-train-batch-size")
-    beta = arguments.word("beta") or "0"
-    has_reference = beta.startswith("{") or bool(float(beta))
+    has_reference = _has_reference(arguments)
     layouts = TRL if world > 1 else (FSDP_RESIDENT,)
     load = Workload(
         layouts=tuple(replace(one, loads_everywhere=has_reference) for one in layouts),
-        tokens=answers * arguments.count("max-completion-length", _COMPLETION),
+        tokens=answers * _completion(arguments),
         samples=answers,
         frozen=1 if has_reference else 0,
         share=_SHARE,
@@ -141,6 +143,24 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
         in_nodes=Host(loading=2 * WEIGHT if has_reference else WEIGHT, gathered=4),
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
+
+
+def _save(arguments: Arguments, asked: RecipeInput, world: int) -> None:
+    """Save after the program's own number of steps, or about every hour."""
+    answers = arguments.count("per-device-train-batch-size") * max(1, world)
+    samples = answers * arguments.count("gradient-accumulation-steps")
+    step = StepWork(samples, _completion(arguments), scored=1 if _has_reference(arguments) else 0)
+    steps, pace = steps_between_saves(asked, step, _EVERY)
+    arguments.add("save-steps", steps, why=pace or "the program's own default")
+
+
+def _completion(arguments: Arguments) -> int:
+    return arguments.count("max-completion-length", _COMPLETION)
+
+
+def _has_reference(arguments: Arguments) -> bool:
+    beta = arguments.word("beta") or "0"
+    return beta.startswith("{") or bool(float(beta))
 
 
 def _batch(arguments: Arguments, world: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.work.recipes.arguments import Row, merged, quoted, read, rows_for, texts, whole
+from agent.work.recipes.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.work.recipes.recipe import (
     NAMED_BY,
     Command,
@@ -53,6 +54,7 @@ _SAMPLES, _MODE = f"{ROLLOUT}.n", f"{ROLLOUT}.mode"
 _STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 STORES = 8  # TransferQueue's storage processes, by default; one CPU each
 _TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
+_LEAST_BATCH = 64
 _PROMPT, _ANSWER = "data.max_prompt_length", "data.max_response_length"
 _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
 _ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
@@ -132,7 +134,9 @@ def groups_of(
     return groups
 
 
-def _batches(gpus: int, samples: int, loops: int, given: Mapping[str, str]) -> tuple[int, int]:
+def _batches(
+    gpus: int, samples: int, loops: int, given: Mapping[str, str], near: int
+) -> tuple[int, int]:
     """Return the prompts of a step and of an update: near verl's own, or the user's.
 
     Each prompt has so many answers. verl divides the samples of an update by the GPUs, and those
@@ -144,7 +148,7 @@ def _batches(gpus: int, samples: int, loops: int, given: Mapping[str, str]) -> t
             check_multiple(f"{key} × {samples} answers:", value * samples, parts)
     if train is None:
         unit = lcm(step // gcd(step, samples), mini or 4 * gpus)
-        train = nearest(_TRAIN_NEAR, unit)
+        train = nearest(near, unit)
         mini = mini or train // 4
     if mini is None:
         parts_of = (part for part in range(1, train + 1) if train % part == 0)
@@ -196,7 +200,7 @@ ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a se
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
 _AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default
-_EVERY = 20  # Steps between checkpoints, and between evaluations
+_EVERY = 20  # Steps between checkpoints, at most, and between evaluations
 
 
 def make(asked: RecipeInput) -> Command:
@@ -205,7 +209,8 @@ def make(asked: RecipeInput) -> Command:
     _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
     sizing = _sizing(asked, given)
-    sizes, notes = _sizes(asked, given, sizing)
+    sizes, notes, prompts = _sizes(asked, given, sizing)
+    every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
     rows = (
         *_model_and_data(asked, given),
         *sizes,
@@ -213,7 +218,7 @@ def make(asked: RecipeInput) -> Command:
         *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given),
         *trainer_rows(asked),
-        ("trainer.save_freq", _EVERY, "verl's default is -1: never"),
+        ("trainer.save_freq", every, "; ".join(filter(None, (pace, "verl's default is never")))),
         ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
     )
     if not asked.scores and not asked.reward_model:
@@ -370,10 +375,11 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
 
 def _sizes(
     asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[Row], list[str], int]:
+    """Return the settings of sizes, notes about them, and the prompts of a step."""
     version, grpo = asked.version, asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
-    samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
+    samples = _answers(asked, given)
     groups = groups_of(asked.nodes, tensor_parallel, given)
     gpus = [node.gpus for node in asked.nodes if node.gpus]
     shape = ", ".join(map(str, gpus))
@@ -382,7 +388,8 @@ def _sizes(
         raise MisfitError(f"verl 0.5 {what}: install 0.6.1 or later")
     loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
     loops = loops if version < (0, 9) else 1
-    train, mini = _batches(groups.total, samples, loops, given)
+    near, why_near = _batch_near(asked, given)
+    train, mini = _batches(groups.total, samples, loops, given, near)
     mode = given.get(_MODE, "async" if _needs_async(asked) else "sync")
     has_servers = mode == "async" or version >= (0, 7)
     placement = Placement(version, groups, tensor_parallel, has_servers)
@@ -396,8 +403,8 @@ def _sizes(
         (GPUS, groups.gpus, equal),
         (TENSOR_PARALLEL, tensor_parallel, f"{sizing.why['tensor_parallel']}; {engines}"),
         (_SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
-        (TRAIN_BATCH, train, f"near 1024, and {even}; the data needs at least {train} rows"),
-        (MINI_BATCH, mini, f"near 256, a part of the batch, and {even}"),
+        (TRAIN_BATCH, train, f"near {why_near}, and {even}; the data needs at least {train} rows"),
+        (MINI_BATCH, mini, f"near {near // 4}, a part of the batch, and {even}"),
     ]
     if version >= (0, 9) and stores != STORES:
         why = f"instead of {STORES}: each takes a CPU, and no more are free"
@@ -406,7 +413,32 @@ def _sizes(
     idle = sum(gpus) - groups.total
     if idle:
         notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")
-    return rows, [*notes, *cpu_notes]
+    return rows, [*notes, *cpu_notes], train
+
+
+def _answers(asked: RecipeInput, given: Mapping[str, str]) -> int:
+    """Return the answers to each prompt."""
+    return whole(given, _SAMPLES) or (_GROUP_SIZE if asked.recipe == "verl-grpo" else 1)
+
+
+def _step_of(asked: RecipeInput, given: Mapping[str, str], prompts: int) -> StepWork:
+    """Return the work of a step; old probabilities, reference and values are forward passes."""
+    trained = 1 if asked.recipe == "verl-grpo" else 2
+    scored = trained + _has_reference(asked, given)
+    return StepWork(prompts * _answers(asked, given), _longest(given), trained, scored)
+
+
+def _batch_near(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, str]:
+    """Return the prompts of a step to aim at: verl's own, or less if it would take hours."""
+    near = _TRAIN_NEAR
+    usual = step_seconds(asked, _step_of(asked, given, near)) or 0.0
+    seconds = usual
+    while seconds > HOUR and near > _LEAST_BATCH:
+        near //= 2
+        seconds /= 2
+    if near == _TRAIN_NEAR:
+        return near, str(near)
+    return near, f"{near}, since a step of {_TRAIN_NEAR} would take about {usual / HOUR:.1f} h"
 
 
 def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
