@@ -71,6 +71,7 @@ ENOUGH = {
     "Search-R1 at 32B": Case("search-r1-ppo", "4x8x80", 1024, "32.8B"),
     "Search-R1 at 72B": Case("search-r1-grpo", "4x8x80", 1024, "72.7B"),
     "TRL at 32B": Case("trl-grpo", "2x8x80", 256, "32.8B"),
+    "small models on small nodes": Case("openrlhf-grpo", "1x4x16", 64, "0.5B"),
     "OpenRLHF#1013 without ZeRO-1": Case("openrlhf-grpo", "2x8x80", 512, "7.6B"),
 }
 

@@ -37,7 +37,9 @@ _COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
 _ASSUMED_MEMORY = 80
 _ASSUMED_HOST = 128 * GIB  # Memory of a node for each of its GPUs, if it is not known
 _HOST_PART = 0.85  # The part of a node's memory that a job may fill
-_PROCESS = 5e9  # Memory of a node that a process of a GPU takes: torch, CUDA, staged batches
+_PROCESS = 2e9  # Memory of a node that a process of a GPU takes: torch and CUDA
+_STAGED = 0.2  # The part of a model's weights that each process has in buffers besides
+_MOST_OF_PROCESS = 5e9
 _ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
 _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
@@ -315,7 +317,8 @@ class _Fit(Value):
         gpus = max(node.gpus for node in load.nodes)
 
         # In every phase: processes, models without an optimizer, and engines that sleep.
-        always = gpus * more.processes * _PROCESS + parameters * more.frozen / count
+        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
+        always = gpus * more.processes * process + parameters * more.frozen / count
         if load.share and more.keeps_engines:
             always += self.model.weights * gpus / self.engine
 
