@@ -149,4 +149,4 @@ def read_last(program: Program) -> str:
 
 def predicted(shape: ModelShape, layout: Layout, tokens: int) -> float:
     """Return the bytes of a training step on one GPU, as the sizing has them."""
-    return shape.parameters * layout.busy + shape.gathered + tokens * shape.token
+    return shape.parameters * layout.busy + shape.gathered + tokens * shape.token()
