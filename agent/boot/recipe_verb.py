@@ -94,6 +94,7 @@ def recipe_command(
         folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
     given = replace(
         recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
+        is_nearest=bool(warning),
         columns=columns_of(settings.train_data or "", python),
         basis=JobBasis(model or read_shape(settings, environ)),
     )

@@ -132,7 +132,7 @@ def _planned_recipe(
     known = recipe_info(settings, command)
     if known is None or topology.is_idle:
         return None
-    version = version_of(known, facts.framework)[0]
+    version, version_warning = version_of(known, facts.framework)
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     memory = topology.platform.memory or facts.memory
@@ -141,6 +141,7 @@ def _planned_recipe(
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
     seen = replace(
         given,
+        is_nearest=bool(version_warning),
         columns=facts.data_columns,
         infiniband=bool(facts.rdma),
         platform=topology.platform.name,

@@ -114,6 +114,27 @@ def test_a_recipe_that_cannot_be_made_is_refused(
     assert isinstance(caught.value, PreflightError) == (version is None)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "args", "known", "other"),
+    [
+        ("openrlhf-sft", "--train.new_flag 3", "0.11.2", "0.12.0"),
+        ("openrlhf-sft", "--train.new_flag", "0.11.2", "0.11.9"),
+        ("verl-grpo", "trainer.new_key=3", "0.9.1", "1.0.0"),
+    ],
+)
+def test_arguments_of_an_unknown_version_are_passed_on(
+    recipe: str, args: str, known: str, other: str
+) -> None:
+    """A later release may have what the nearest known one lacks."""
+    environ = {**ENVIRON, "AGENT_JOB": recipe, "AGENT_JOB_ARGS": args}
+    with pytest.raises(PreflightError) as caught:
+        recipe_command(environ, recipe, parsed("1", "8"), known)
+    assert "new_" in caught.value.sentence()
+    made, warning = recipe_command(environ, recipe, parsed("1", "8"), other)
+    assert args in " ".join(made.argv)
+    assert f"taken for {known}" in warning
+
+
 def test_the_output() -> None:
     """The text can be pasted and has the reason of each argument; JSON has the three parts."""
     made = Command(

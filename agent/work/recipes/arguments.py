@@ -45,13 +45,20 @@ class Arguments:
     """The arguments of one program: the recipe's, replaced by the user's.
 
     `flags` has every flag of the program without dashes, and its words: `0`, `1`, `2`, `+` or `*`,
-    then `i` for whole numbers or `f` for any. `spelling` has what this version calls them.
+    then `i` for whole numbers or `f` for any. `spelling` has what this version calls them. With
+    `has_others` the program may have flags that are not known, which are passed on as they are.
     """
 
     def __init__(
-        self, program: str, flags: Mapping[str, str], spelling: Mapping[str, str], *given: str
+        self,
+        program: str,
+        flags: Mapping[str, str],
+        spelling: Mapping[str, str],
+        *given: str,
+        has_others: bool = False,
     ) -> None:
         self._program, self._flags, self._spelling = program, flags, spelling
+        self._has_others = has_others
         self._users: dict[str, tuple[str, ...] | None] = {}  # None: left out
         self._made: dict[str, tuple[str, ...]] = {}
         self._why: dict[str, str] = {}
@@ -66,7 +73,8 @@ class Arguments:
                 if equals:
                     raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value")
                 name = name.removeprefix(_NO_PREFIX)
-                self._words_taken(name)
+                if name not in self._flags:
+                    self._refuse_unknown(name)
                 self._users[name] = None
                 continue
             if not equals:
@@ -78,16 +86,18 @@ class Arguments:
         """Return the flag as this version spells it."""
         return self._spelling.get(flag, flag)
 
-    def _words_taken(self, name: str) -> str:
-        if name not in self._flags:
-            near = get_close_matches(name, self._flags, n=1)
-            hint = f"; did you mean --{near[0]}?" if near else ""
-            raise MisfitError(f"AGENT_JOB_ARGS: {self._program} has no flag --{name}{hint}")
-        return self._flags[name]
+    def _refuse_unknown(self, name: str) -> None:
+        near = get_close_matches(name, self._flags, n=1)
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        raise MisfitError(f"AGENT_JOB_ARGS: {self._program} has no flag --{name}{hint}")
 
     def _check(self, name: str, words: list[str]) -> None:
         """Refuse words that the program would refuse."""
-        count, kind = self._words_taken(name)[0], self._flags[name][1:]
+        if name not in self._flags:
+            if not self._has_others:
+                self._refuse_unknown(name)
+            return
+        count, kind = self._flags[name][0], self._flags[name][1:]
         if count != "*" and not (words if count == "+" else len(words) == int(count)):
             counts = {"0": "no value", "1": "one value", "+": "one value or more"}
             what = f"takes {counts.get(count, 'two values')}, not {' '.join(words) or 'none'}"

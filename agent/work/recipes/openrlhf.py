@@ -246,7 +246,8 @@ def kept_layouts(
 def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
     """Return the arguments of a program of OpenRLHF, with the flags of the release."""
     flags, spelling = flags_of(program, asked.version)
-    return Arguments(f"{name} {version_text(asked.version)}", flags, spelling, *asked.args)
+    program = f"{name} {version_text(asked.version)}"
+    return Arguments(program, flags, spelling, *asked.args, has_others=asked.is_nearest)
 
 
 def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, str]]:

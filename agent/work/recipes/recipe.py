@@ -184,6 +184,7 @@ class RecipeInput(Value):
     train_data: str
     checkpoints: str  # The absolute folder of its checkpoints
     eval_data: str = ""
+    is_nearest: bool = False  # Whether another release is installed, which may have other arguments
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL
     basis: JobBasis = JobBasis()  # What sizes it besides the nodes
     revision: str = ""  # AGENT_MODEL_REVISION, or ''

@@ -206,7 +206,8 @@ _EVERY = 20  # Steps between checkpoints, at most, and between evaluations
 def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined, with the keys of the installed version."""
     users = [read(argument) for argument in asked.args]
-    _check_keys(users, asked.version)
+    if not asked.is_nearest:
+        _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
     sizing = _sizing(asked, given)
     sizes, notes, prompts = _sizes(asked, given, sizing)
