@@ -53,7 +53,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
     waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
     before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
-    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
+    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
     return h.HeadGoal(
         limits=limits,
         job_stop_grace=plan.budget.job,
@@ -83,7 +83,11 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,
         preflight=settings.preflight is not None,
-        boot_limit=waits + preparing + before + probes,  # for what repeats them without an end
+        boot_limit=waits
+        + preparing
+        + before
+        + probes
+        + times.GCS_REPORTS_LOSS,  # for what repeats them without an end
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
         price=settings.price_per_hour,

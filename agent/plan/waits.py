@@ -34,7 +34,8 @@ FAILURE_REPORTS = "ask"  # for every node's report after a job has failed
 PROBE = "probe"  # for each node's probe of the reward server
 PREFLIGHT = "preflight"  # for the all-reduce before the job
 LINKS = "links"  # for the bandwidth between nodes, by which a recipe is sized
-# These five are not shown in the plan:
+# These six are not shown in the plan:
+DEAD_NODES = "dead nodes"  # for Ray to drop nodes that do not count, before the job may use them
 REPORTS = "first reports"  # of nodes that joined the Ray of a killed agent
 PAUSE = "pause"  # between two attempts
 CLEAR = "clear"  # for all reachable nodes to end an attempt before the next

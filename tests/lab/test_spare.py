@@ -36,3 +36,22 @@ def test_a_spare_joins_the_next_attempt(cluster: Cluster, comes: str) -> None:
     assert "all needed nodes are back" not in head.stderr()
     (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
     assert json.loads(run.read_text())["attempts"][1]["nodes"] == ["podc"]
+
+
+@pytest.mark.pods(3)
+def test_a_spare_that_is_lost_before_the_job(cluster: Cluster) -> None:
+    """Ray lists it for a while: the job begins once it does not, and uses no node that is gone."""
+    gate = "until [ -e /tmp/go ]; do sleep 0.1; done"
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_PREPARE": gate}
+    count = (
+        "import ray; ray.init(logging_level='ERROR'); print(sum(n['Alive'] for n in ray.nodes()))"
+    )
+    head, used, spare = cluster.agents("python3", "-c", count)
+    for name in ("podb", "podc"):
+        head.wait_for(f"{name} joined Ray", timeout=BOOT)
+    spare.kill()
+    head.wait_for("podc left Ray", timeout=30)
+    (cluster.pods[0].tmp / "go").touch()
+    head.wait_for("waiting for Ray to drop podc", timeout=10)
+    assert ends([head, used], 2 * BOOT) == [0, 0], head.tail()
+    assert head.stdout() == "2\n"

@@ -106,10 +106,7 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     state = state.do(*messages(before, state, event))
     # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
     state = waits.expire_hang(state, now)
-    was, are = before.fleet.alive, state.fleet.alive
-    if was is not are:
-        left = {ip: name for ip, name in was.items() if ip not in are}
-        state = retry.record_losses(state, left, now)
+    state = retry.record_losses(state, retry.nodes_that_left(before.fleet, state), now)
     for step, _ in PASS:
         state = step(state, Turn(before, event, now))
         if state.phase is HeadPhase.LEAVING:  # nothing starts any more

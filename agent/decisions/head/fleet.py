@@ -21,7 +21,7 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 _NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
@@ -203,6 +203,30 @@ class Fleet(Value):
     def is_in_ray(self, ip: str) -> bool:
         """Return whether GCS lists a node at an address that is not known to be dead."""
         return not self.ids_at(ip) <= self.dead_node_ids
+
+    def uncounted(self) -> Iterator[RayNode]:
+        """Yield the nodes that GCS lists and that do not count: they are dead, or are leaving.
+
+        An agent runs one Ray: of two at its address one is dead, too.
+        """
+        if self.by_report:
+            return
+        for ip, nodes in self.ray_nodes.items():
+            is_former = ip in self.agent_at and len(nodes) > 1
+            for node in nodes:
+                if ip not in self.alive or node.node_id in self.dead_node_ids or is_former:
+                    yield node
+
+    def has_nodes_of(self, other: Fleet) -> bool:
+        """Return whether `uncounted` is the same for another state of the fleet."""
+        is_same = self.ray_nodes is other.ray_nodes and self.alive is other.alive
+        is_same = is_same and self.dead_node_ids is other.dead_node_ids
+        return is_same and self.agent_at is other.agent_at
+
+    def label_at(self, ip: str) -> str:
+        """Return the name of the agent at an address, or else the address."""
+        worker = self.workers.get(self.agent_at.get(ip, ""))
+        return ip if worker is None else worker.name
 
     def without_agent(self, key: str) -> Fleet:
         """Remove an agent that ended."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.head import probes, retry, services
+from agent.decisions.head import probes, retry, services, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.retry import leave, ray_lost_outcome
 from agent.decisions.head.state import HeadPhase, JobShares, Saving
@@ -65,6 +65,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     state = retry.expire_leftovers(state, now)
     if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
+    state = waits.recount_uncounted(state, now)
     pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
     alive, least = state.fleet.alive, state.goal.min_workers

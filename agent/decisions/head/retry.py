@@ -28,7 +28,7 @@ from agent.work.recipes.recipe import NodeSize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.fleet import Fleet, Worker
     from agent.work.torchrun import ShareOver
 
 
@@ -113,6 +113,23 @@ def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
 
 
 MAX_NODES_BY_NAME = 20_000  # how many nodes of an attempt are kept by name, the newest
+
+
+def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
+    """Return the nodes, address to name, that counted or that GCS listed, and do so no longer.
+
+    Ray uses each that it lists, also one that does not count. One that counted before was lost
+    earlier than GCS drops it.
+    """
+    fleet, was, left = state.fleet, before.alive, dict[str, str]()
+    if was is not fleet.alive:
+        left = {ip: name for ip, name in was.items() if ip not in fleet.alive}
+    if before.ray_nodes is not fleet.ray_nodes:
+        gone = (ip for ip in before.ray_nodes if ip not in fleet.ray_nodes and ip not in was)
+        uncounted = {ip: before.label_at(ip) for ip in gone}
+        known = {*state.attempt.lost_nodes} if uncounted else set()
+        left |= {ip: name for ip, name in uncounted.items() if name not in known}
+    return left
 
 
 def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:

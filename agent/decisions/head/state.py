@@ -259,6 +259,10 @@ class HeadState(Value):
     """By agent id: the prepare steps that are ordered there."""
     step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     fleet: Fleet = field(default_factory=Fleet)
+    uncounted_since: Mapping[str, float] = field(default_factory=dict)
+    """By id in Ray: since when a node in GCS's list does not count; -inf once the head waits no
+    longer for Ray to drop it."""
+    checked_fleet: Fleet | None = None  # for which that was computed
     reports_due: float | None = None
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     required: int = 0  # how many workers the running job needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,35 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         what = f"a report from {first_names(unreported, _MAX_NAMED)}"
         evidence = "Ray lists it; a node without an agent counts after this"
         yield Wait(planned.REPORTS, what, state.reports_due, evidence)
+    yield from _dead_node_waits(state)
+
+
+def recount_uncounted(state: HeadState, now: float) -> HeadState:
+    """Find the nodes that Ray lists though they do not count; give up those that it keeps.
+
+    Only once enough workers have joined: all before is waited for anyway.
+    """
+    fleet, known = state.fleet, state.uncounted_since
+    if not state.goal.has_job or len(fleet.alive) < state.required:
+        return state
+    late = {key for key, since in known.items() if now >= since + times.GCS_REPORTS_LOSS}
+    if not late and state.checked_fleet is not None and fleet.has_nodes_of(state.checked_fleet):
+        return state
+    found = {one.node_id: known.get(one.node_id, now) for one in fleet.uncounted()}
+    found |= dict.fromkeys(late & found.keys(), -math.inf)
+    return replace(state, uncounted_since=found, checked_fleet=fleet)
+
+
+def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for Ray to drop dead nodes: it would start parts of the job there."""
+    awaited = {key: at for key, at in state.uncounted_since.items() if math.isfinite(at)}
+    if not awaited or not state.goal.has_job:
+        return
+    dead = (one for one in state.fleet.uncounted() if one.node_id in awaited)
+    names = dict.fromkeys(state.fleet.label_at(one.ip) for one in dead)
+    until = min(awaited.values()) + times.GCS_REPORTS_LOSS
+    what = f"Ray to drop {first_names(names, _MAX_NAMED)}"
+    yield Wait(planned.DEAD_NODES, what, until, "Ray lists it, and it has not joined or was lost")
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
