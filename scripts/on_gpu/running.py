@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tarfile
 import threading
@@ -71,6 +72,8 @@ def main(work: Path, only: Sequence[str], began: float, seconds: float, scale: f
         until = end if is_last else max(time.monotonic(), end - LAST_SECONDS * scale)
         run_phase(lanes, work, report, until, scale)
     pack_logs(work, out)
+    if not out.is_relative_to(work):
+        shutil.rmtree(work, ignore_errors=True)
     figures = report.figures
     print(json.dumps(figures), flush=True)
     failed = [name for name, one in figures.items() if one.get("failure")]
