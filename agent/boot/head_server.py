@@ -97,7 +97,8 @@ class RunStatus:
         self.timeline.add(event, state, self._run.now())
         if isinstance(event, WorkerReported):
             stats = self.worker_stats.get(event.worker.key)
-            if stats is not None and stats.attempt == state.attempt.number:
+            has_share = event.worker.key in state.shares.by_node
+            if stats is not None and has_share and stats.attempt == state.attempt.number:
                 # a report of an earlier attempt is skipped
                 self.job_lines.known.add_from_node(event.worker.name, stats.known)
 

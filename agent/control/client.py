@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
@@ -26,7 +26,7 @@ from agent.control.protocol import (
     protocol_mismatch,
 )
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
-from agent.node.read import source_towards
+from agent.node.read import is_bindable, source_towards
 from agent.runtime.network import NoDnsAnswer, resolve, set_keepalive
 from agent.runtime.probes import port_answers, reason
 from agent.runtime.waiting import NotYet, until
@@ -35,8 +35,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp.connector import Connection
+    from typing_extensions import Self
 
 _MAX_ANSWER_BYTES = 1 << 20
+
+
+class _Sessions:
+    """HTTP sessions, one for each of this node's addresses from which requests are sent."""
+
+    def __init__(self) -> None:
+        total = times.REPLY_HELD + times.REPORT_MARGIN
+        self._timeout = aiohttp.ClientTimeout(total=total, connect=3)
+        self._by_source: dict[str, aiohttp.ClientSession] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def get(self, source: str) -> aiohttp.ClientSession:
+        """Return the session that sends from an address, or for '' from the route's."""
+        if source not in self._by_source:
+            local = (source, 0) if source else None
+            connector = KeepaliveConnector(local_addr=local)
+            session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+            self._by_source[source] = await self._stack.enter_async_context(session)
+        return self._by_source[source]
 
 
 class KeepaliveConnector(aiohttp.TCPConnector):
@@ -110,28 +136,26 @@ class HeadLink:
 
     async def run(self) -> None:
         """Send reports and handle replies until canceled."""
-        timeout = aiohttp.ClientTimeout(total=times.REPLY_HELD + times.REPORT_MARGIN, connect=3)
-        session = aiohttp.ClientSession(timeout=timeout, connector=KeepaliveConnector())
         step = times.CONNECT_PAUSE
-        async with session, anyio.create_task_group() as tasks:
+        async with _Sessions() as sessions, anyio.create_task_group() as tasks:
             while True:
                 former, epoch = self._followed_ip, self._epoch
-                if await self._report_once(session) and not self._is_unknown:
+                if await self._report_once(sessions) and not self._is_unknown:
                     step = times.CONNECT_PAUSE
                     if former not in ("", self._followed_ip) and self._epoch > epoch:
-                        tasks.start_soon(self._report_to_former_head, session, former)
+                        tasks.start_soon(self._report_to_former_head, sessions, former)
                     continue
                 with anyio.move_on_after(step):  # a change on this node is reported at once
                     await self._changed.wait()
                 step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
 
-    async def _report_to_former_head(self, session: aiohttp.ClientSession, ip: str) -> None:
+    async def _report_to_former_head(self, sessions: _Sessions, ip: str) -> None:
         """Report the later epoch to the head followed before; the hello names the epoch's run."""
         assert self._last_report is not None  # noqa: S101 - a head was followed
         report = replace(self._last_report, epoch=self._epoch, hello=self._hello())
-        await self._request(session, Prover(self._token), ip, report)
+        await self._request(sessions, Prover(self._token), ip, report)
 
-    async def _report_once(self, session: aiohttp.ClientSession) -> bool:
+    async def _report_once(self, sessions: _Sessions) -> bool:
         self._changed = (
             anyio.Event()
         )  # first: a failed lookup must leave no change that ends each pause
@@ -149,7 +173,7 @@ class HeadLink:
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            failure = await self._send(session, self._ip, report, hold)
+            failure = await self._send(sessions, self._ip, report, hold)
             group.cancel_scope.cancel()
         if failure is None:
             self._silent_since = None
@@ -186,12 +210,12 @@ class HeadLink:
         return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
 
     async def _send(
-        self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
+        self, sessions: _Sessions, ip: str, report: Report, hold: float
     ) -> _NoReply | None:
         """Send a report and handle the reply; return why there was none."""
         hello = self._hello() if self._sends_hello else None
         report = replace(report, news=self._news, hold=hold, hello=hello, epoch=self._epoch)
-        answer = await self._request(session, self._prover, ip, report)
+        answer = await self._request(sessions, self._prover, ip, report)
         if isinstance(answer, _NoReply):
             return answer
         status, text = answer
@@ -220,10 +244,13 @@ class HeadLink:
         return None
 
     async def _request(
-        self, session: aiohttp.ClientSession, prover: Prover, ip: str, report: Report
+        self, sessions: _Sessions, prover: Prover, ip: str, report: Report
     ) -> tuple[int, str] | _NoReply:
         """Post a report; return status and text of the answer, if it is proven."""
         where = self._address(ip)
+        # without a token the head takes the sender's address for this node's
+        source = report.ip if self._token is None and is_bindable(report.ip) else ""
+        session = await sessions.get(source)
         content = json.dumps(report.to_dict()).encode()
         try:
             for _ in range(TRIES):
@@ -281,14 +308,14 @@ class HeadLink:
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""
-        async with aiohttp.ClientSession() as session:
+        async with _Sessions() as sessions:
 
             async def delivered() -> bool | NotYet:
                 ip = self._ip or await self._resolve_head()
                 if ip is None:
                     return NotYet(self._dns_error)
                 report = self._next_report(ip)
-                failure = await self._send(session, ip, report, 0.0)
+                failure = await self._send(sessions, ip, report, 0.0)
                 return True if failure is None else NotYet(failure.evidence)
 
             with anyio.move_on_after(limit):

@@ -53,6 +53,7 @@ class _Agent(Struct):
     last_report: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
+    is_cut_off: bool = False  # Its connection broke, and no report has followed
     sequence: int = 0  # The number of its last report; 0 where it does not number them
     is_silent: bool = False  # It did not answer either, until its next report
     wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
@@ -115,6 +116,7 @@ class Reports:
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
         self._agents: dict[str, _Agent] = {}
+        self._by_address: dict[str, str] = {}  # Accepted agents that have not left
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
         self._report = anyio.Event()
@@ -159,13 +161,20 @@ class Reports:
             await self._wait_for_run_decision(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
-            agent = self._agents.get(report.id) or self._register(report.id, hello)
+            unclear = await self._reply_of_conflict(report, hello)
+            if unclear is not None:
+                return unclear
+            agent = self._agents.get(report.id) or self._register(report, hello)
         if agent is None and self._is_closed:  # the verdict is another run's
             return replace(self._reply, phase="held", verdict=None, ray_ready=False, held=True)
         if agent is None:
             return replace(self._reply, verdict=None, wants_hello=True)
         if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
+        if report.ip != agent.ip and not agent.refusal:
+            unclear = await self._reply_of_conflict(report, agent.hello)
+            if unclear is not None:
+                return unclear
         if not 0 < report.sequence <= agent.sequence:  # else it was overtaken by a later one
             self._record_report(agent, report)
             obeyed = report.obeyed if report.obeyed_by == self._id else 0
@@ -192,6 +201,55 @@ class Reports:
         """Return the reply to an agent whose reports cannot be read."""
         return replace(self._reply, verdict=None, refusal=why)
 
+    async def _reply_of_conflict(self, report: Report, hello: Hello) -> Reply | None:
+        """Return the reply to a report with the address or rank of an agent that still reports.
+
+        An address keeps its agent: otherwise anyone at that address could report a worker as gone.
+        A rank does so without a token, which would show that the later agent belongs to the run.
+        None if there is no such agent, or it is gone.
+        """
+        if self._expected.refusal_of(hello):
+            return None  # it takes neither
+        for key, place in self._holders(report, hello):
+            holder = self._agents.get(key)
+            if holder is None:  # it was replaced meanwhile
+                continue
+            is_here = holder.ip == report.ip
+            ended = holder.is_cut_off and is_here  # its successor on the same node
+            if await self._reports_still(key, times.RECONNECT if ended else times.HOLDER_REPORTS):
+                other = f"another agent has {place}: {holder.hello.name} ({holder.ip})"
+                return self.refuse(f"{other} still reports; end one of the two")
+            if not (ended or self._is_gone(holder)):  # this agent asks again
+                return replace(self._reply, verdict=None, wants_hello=True)
+            if is_here and key in self._agents:
+                self._forget(key)
+                self._replaced.append(key)
+        return None
+
+    def _holders(self, report: Report, hello: Hello) -> list[tuple[str, str]]:
+        """Return other agents with the address or rank of a report, each with what it has."""
+        found = {}
+        at = self._by_address.get(report.ip, report.id)
+        if at != report.id:
+            found[at] = f"the address {report.ip}"
+        for key, agent in self._agents.items():
+            is_same = hello.rank is not None and hello.rank in (agent.hello.rank, agent.rank)
+            present = not (agent.refusal or agent.said_goodbye or agent.is_silent)
+            if is_same and present and key != report.id and not self._has_token:
+                found.setdefault(key, f"rank {hello.rank}")
+        return [*found.items()]
+
+    async def _reports_still(self, key: str, limit: float) -> bool:
+        """Return whether an agent reports within `limit` seconds; a held report is answered now."""
+        agent = self._agents.get(key)
+        if agent is None:
+            return False
+        agent.wake.set()
+        with anyio.move_on_after(limit):
+            await agent.reported.wait()
+            return True
+        return False
+
     async def _hold(self, agent: _Agent, report: Report) -> None:
         agent.waiting += 1
         if agent.wake.is_set():
@@ -200,6 +258,7 @@ class Reports:
             with anyio.move_on_after(report.hold):
                 await agent.wake.wait()
         except anyio.get_cancelled_exc_class():  # its connection broke
+            agent.is_cut_off = True
             self.disconnected.put(report.id)
             raise
         finally:
@@ -240,11 +299,13 @@ class Reports:
         with anyio.move_on_after(times.RUN_DECIDED):
             await self.run_decided.wait()
 
-    def _register(self, key: str, hello: Hello) -> _Agent:
+    def _register(self, report: Report, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""
-        self._replace_others(key, hello, 0.0)
+        key, refusal = report.id, self._expected.refusal_of(hello)
+        if not refusal:
+            # without a token anyone may have its name
+            self._replace_others(key, hello, lambda one: self._has_token or self._is_gone(one))
         self._make_space()
-        refusal = self._expected.refusal_of(hello)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         needs_rank = not refusal and hello.rank is None
         rank = self._assign_rank(hello.name) if needs_rank else None
@@ -285,6 +346,7 @@ class Reports:
 
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)
+        self._leave_address(key, agent)
         node = (agent.hello.name, agent.hello.rank)
         self._namesakes[node].remove(key)
         if not self._namesakes[node]:
@@ -293,12 +355,24 @@ class Reports:
         self.worker_stats.pop(key, None)
         self.byes.pop(key, None)
 
-    def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
+    def _leave_address(self, key: str, agent: _Agent) -> None:
+        if self._by_address.get(agent.ip) == key:
+            del self._by_address[agent.ip]
+
+    def _is_overdue(self, agent: _Agent) -> bool:
+        return self._clock() - agent.last_report >= times.AGENT_SILENT
+
+    def _is_gone(self, agent: _Agent) -> bool:
+        return agent.said_goodbye or agent.is_silent or self._is_overdue(agent)
+
+    def _replace_others(
+        self, key: str, hello: Hello, is_replaced: Callable[[_Agent], bool]
+    ) -> None:
         """Forget earlier agents of a node, but no connected one: two may share a host name."""
         namesakes = self._namesakes.get((hello.name, hello.rank), [])
         for other in [one for one in namesakes if one != key]:
             agent = self._agents[other]
-            if not agent.waiting and self._clock() - agent.last_report >= silent_for:
+            if not agent.waiting and is_replaced(agent):
                 self._forget(other)
                 self._replaced.append(other)
 
@@ -315,11 +389,16 @@ class Reports:
             self.logs[report.id, name] = sent[name]
         if report.aside is not None:
             self.worker_stats[report.id] = report.aside
-        agent.last_report, agent.ip, agent.is_silent = self._clock(), report.ip, False
+        self._leave_address(report.id, agent)
+        if report.ip and not (agent.refusal or agent.said_goodbye):
+            self._by_address[report.ip] = report.id
+        agent.last_report, agent.ip = self._clock(), report.ip
+        agent.is_silent = agent.is_cut_off = False
         agent.sequence = report.sequence
         agent.reported.set()
         agent.reported = anyio.Event()
-        self._replace_others(report.id, agent.hello, times.AGENT_SILENT)
+        if not agent.refusal:
+            self._replace_others(report.id, agent.hello, self._is_overdue)
         worker = Worker(
             key=report.id,
             name=agent.hello.name,

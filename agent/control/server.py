@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 
 import anyio
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
@@ -378,6 +379,13 @@ class AgentServer:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return error_reply(400, str(error))
+        if not self._has_secret:  # anyone may be the sender: its address is all that is certain
+            peer = request.remote or ""
+            if report.ip not in {"", peer}:
+                return web.json_response(
+                    self._reports.refuse(_refusal_of(report.ip, peer)).to_dict()
+                )
+            report = replace(report, ip=peer)
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
@@ -385,6 +393,15 @@ class AgentServer:
                 503, "this head keeps as many agents as it can", {"Retry-After": "5"}
             )
         return web.json_response(reply.to_dict())
+
+
+def _refusal_of(ip: str, peer: str) -> str:
+    """Return the refusal of a report that arrives from another address than it names."""
+    return (
+        f"this node's address is {ip}, and its report came from {peer}: without a token only the "
+        "sender's address counts; set RAY_AUTH_TOKEN on all nodes, or AGENT_NODE_IP to an address "
+        "that the head sees"
+    )
 
 
 async def listen(runner: web.BaseRunner, sockets: list[socket.socket]) -> None:

@@ -222,6 +222,17 @@ def source_towards(address: str) -> str | None:
         return None
 
 
+def is_bindable(address: str) -> bool:
+    """Return whether a connection can be opened from an address of this node."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return address not in {"", "0.0.0.0", "::"}  # noqa: S104 - compared
+
+
 def taken_ports(ports: Iterable[int]) -> dict[int, str]:
     """Return the ports in use, each with the process that listens, if known."""
     found = {}

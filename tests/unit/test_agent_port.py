@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 HELLO = Hello("pod1", 1)
-REPORT = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO).to_dict()
+REPORT = Report("agent1", "127.0.0.1", "joining Ray", hello=HELLO).to_dict()
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 BEARER = {"Authorization": f"Bearer {SECRET}"}
@@ -442,8 +442,13 @@ def test_what_is_no_http_is_answered_and_not_logged(
     assert caplog.records == []
 
 
-def test_control_characters_of_a_worker_are_removed(bare: Port) -> None:
+def test_control_characters_of_a_worker_are_removed() -> None:
     """Control characters are removed in the status and in the log."""
+    with served(None) as bare:
+        _check_control_characters(bare)
+
+
+def _check_control_characters(bare: Port) -> None:
     evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
     said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}
     assert bare.report(JSON, {**REPORT, **said}).status == 200

@@ -189,7 +189,7 @@ def test_ranks_are_given_again() -> None:
     )
 
     def rank(name: str) -> int | None:
-        report = Report(f"of {name}", "10.0.0.2", "joining", hello=Hello(name))
+        report = Report(f"of {name}", f"10.0.0.{ord(name)}", "joining", hello=Hello(name))
         return anyio.run(reports.handle, report).rank
 
     assert [rank("b"), rank("c")] == [2, 1]

@@ -93,7 +93,7 @@ def test_a_goodbye_waits_for_the_head() -> None:
             asked.append(ip)
             if len(asked) == 2:
                 again.set()
-            return Report("agent1", "10.0.0.2", "leaving", "disk full", bye=Bye("disk full"))
+            return Report("agent1", "127.0.0.1", "leaving", "disk full", bye=Bye("disk full"))
 
         link = HeadLink(
             "127.0.0.1", port, port, None, lambda: HELLO, report, lambda _: None, lambda _: None

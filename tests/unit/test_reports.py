@@ -88,8 +88,10 @@ def test_a_worker_of_a_later_head_is_ignored(*, has_token: bool) -> None:
     assert (counter.later, len(counter.heard)) == ([], 1)
     counter.take(replace(BEAT, epoch=2))
     counter.take(replace(POD1, epoch=3, hello=replace(HELLO, run_id="run-1")))
-    counter.take(replace(POD2, epoch=4, hello=replace(HELLO, name="pod2", run_id="run-1")))
-    counter.take(replace(POD2, epoch=5, hello=replace(HELLO, name="pod2", run_id="another")))
+    counter.take(replace(POD2, epoch=4, hello=replace(HELLO, name="pod2", rank=2, run_id="run-1")))
+    counter.take(
+        replace(POD2, epoch=5, hello=replace(HELLO, name="pod2", rank=2, run_id="another"))
+    )
     assert (counter.later, len(counter.heard)) == ([3, 4] if has_token else [], 2)
 
 
@@ -263,16 +265,21 @@ def test_a_worker_whose_address_changed_is_the_same() -> None:
 
 
 def test_a_later_agent_of_a_node_replaces_the_former() -> None:
-    """A pod that was killed and restarted is one worker, whatever its address."""
-    counter = Counter()
-    counter.take(POD1)
-    counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
-    assert counter.replaced == ["agent1"]
+    """A pod that was killed and restarted is one worker, whatever its address.
+
+    Without a token anyone may have its name: its former agent must have been silent for long.
+    """
+    for has_token in (True, False):
+        counter = Counter(has_token=has_token)
+        counter.take(POD1)
+        counter.now += 0 if has_token else 100
+        counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
+        assert counter.replaced == ["agent1"]
 
 
 def test_two_machines_of_one_name_are_two_workers() -> None:
     """Two that run at the same time are distinguished, though they share name and rank."""
-    counter = Counter()
+    counter = Counter(has_token=True)
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
@@ -297,11 +304,12 @@ def test_ranks_by_the_first_hello() -> None:
         *(FIRST, Expected("2.60.0", "3.11.7", "", "abc"), lambda _: None, lambda: 0.0),
         rank_names=["pod1"],
         keep_ranks=kept.append,
+        has_token=True,
     )
 
     async def rank(name: str, key: str, hold: float = 0.0) -> int | None:
         hello = replace(HELLO, name=name, rank=None)
-        report = replace(POD1, id=key, hello=hello, news=0, hold=hold)
+        report = replace(POD1, id=key, ip=f"10.0.0.{ord(key)}", hello=hello, news=0, hold=hold)
         return (await reports.handle(report)).rank
 
     async def story() -> list[int | None]:

@@ -189,10 +189,12 @@ def test_ranks_come_with_the_reply() -> None:
         lambda event: heard.append(event.worker) if hasattr(event, "worker") else None,
         lambda: 1.0,
         keep_ranks=kept.append,
+        has_token=True,
     )
 
     def rank(key: str, name: str, own: int | None = None) -> int | None:
-        report = Report(key, "10.0.0.2", "joining", hello=Hello(name, own), alone=own == 5)
+        ip = f"10.0.0.{ord(key)}"
+        report = Report(key, ip, "joining", hello=Hello(name, own), alone=own == 5)
         reply = anyio.run(reports.handle, Report.from_dict(report.to_dict()))
         return Reply.from_dict(reply.to_dict()).rank
 

@@ -41,7 +41,7 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         goal=goal,
         attempt=attempts.Attempt(first_id, number),
         ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
-        fleet=Fleet(by_report=goal.by_torchrun),
+        fleet=Fleet(by_report=goal.by_torchrun, last_rank=goal.last_rank),
         steps=steps,
         step_holders=services.first_step_holders(goal),
         reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
@@ -246,6 +246,11 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Apply a worker's report: its own state and that of the services it runs."""
     before = state.fleet.workers.get(worker.key)
     state = replace(state, fleet=state.fleet.with_report(worker))
+    if worker.refused:
+        return state
+    if worker.preparing and state.expects(worker):
+        fleet = replace(state.fleet, last_preparing_at=worker.last_report_at)
+        state = replace(state, fleet=fleet)
     state = retry.apply_cleared(state, worker)
     for report in worker.items:
         key = (worker.key, report.name)

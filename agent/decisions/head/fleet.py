@@ -133,15 +133,16 @@ class Fleet(Value):
     """Addresses that an agent has left: they do not count, though GCS lists them a while longer."""
     dead_node_ids: frozenset[str] = frozenset()  # of silent nodes: a new Ray there has a new id
     by_report: bool = False  # no Ray runs: a worker counts while it reports that it joined
+    last_rank: int = 0  # then without those of a higher rank by their platform
     silence_check_at: float | None = None  # when to look for silent ones, where no Ray runs
     last_preparing_at: float = -math.inf  # when a worker last reported that it prepares
 
     def with_report(self, worker: Worker) -> Fleet:
-        """Apply a worker's report."""
+        """Apply a worker's report; a refused one is only known."""
         before = self.workers.get(worker.key)
         new = replace(self, workers={**self.workers, worker.key: worker})
-        if worker.preparing:
-            new = replace(new, last_preparing_at=worker.last_report_at)
+        if worker.refused:
+            return new
         if self.by_report and self.silence_check_at is None:
             new = replace(new, silence_check_at=worker.last_report_at + times.SILENT_WITHOUT_RAY)
         if before is not None and _membership(before) == _membership(worker):
@@ -264,6 +265,8 @@ class Fleet(Value):
         if worker is None:  # joined by hand, or its agent left
             return None if self.by_report or ip in self.left_ips else ip
         counts = worker.joined and not worker.has_left and not worker.lost
+        if self.by_report and (worker.rank or 0) > self.last_rank:
+            return None
         return worker.name if counts else None
 
     def counts(self, worker: Worker) -> bool:

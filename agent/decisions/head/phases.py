@@ -484,6 +484,11 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
 def _with_notice(state: HeadState, worker: Worker) -> HeadState:
     """Record a notice with the running attempt, and that the worker waits for an answer."""
     attempt, goal = state.attempt, state.goal
+    if not state.expects(worker):  # nothing waits for it
+        if worker.refused or worker.has_left or worker.key in state.released:
+            return state
+        released = state.released | {worker.key}
+        return replace(state, released=released).do(h.ReleaseWorker(worker.key))
     is_running = attempt.submitted is not None and attempt.ended is None
     # without retries and without the signal, a notice leads to no further attempt
     may_retry = bool(goal.retries or goal.notice_signal)

@@ -50,7 +50,8 @@ def ray_lost_outcome(state: HeadState) -> Outcome:
 def record_leftovers(state: HeadState, now: float) -> HeadState:
     """Record which nodes may still run processes of an attempt that has ended."""
     fleet = state.fleet
-    left = {key: now for key, worker in fleet.workers.items() if worker.running_attempt}
+    running = (key for key, worker in fleet.workers.items() if worker.running_attempt)
+    left = {key: now for key in running if state.relies_on(key)}
     known = {worker.name for worker in fleet.workers.values()}
     if state.goal.owns_ray:  # on a given Ray the job's status covers all nodes
         left |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
@@ -65,6 +66,8 @@ def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     left, is_early = state.leftovers, state.attempt.submitted is None
     unclear = 0 < worker.running_attempt < state.attempt.number
     if not is_early or worker.has_left or (not left and not unclear):
+        return state
+    if not state.expects(worker):
         return state
     others = {name: since for name, since in left.items() if name not in {worker.key, worker.name}}
     return replace(state, leftovers={**others, worker.key: 0.0} if unclear else others)
@@ -222,7 +225,8 @@ def recent_loss(state: HeadState, now: float) -> str:
 
 def out_of_memory_nodes(state: HeadState) -> str:
     """Return the nodes on which the kernel just killed a process for memory, or ''."""
-    nodes = {worker.name: worker.memory for worker in state.fleet.workers.values()}
+    workers = (worker for worker in state.fleet.workers.values() if worker.memory)
+    nodes = {worker.name: worker.memory for worker in workers if state.expects(worker)}
     nodes[state.goal.node or "the head"] = state.oom_evidence
     return "; ".join(f"on {name} {memory}" for name, memory in nodes.items() if memory)
 
@@ -332,7 +336,7 @@ def start_shares(state: HeadState) -> HeadState:
     """Give each node that counts a share: the head first, then workers by rank."""
     fleet, goal = state.fleet, state.goal
     shares = {HERE: NodeShare(goal.node, goal.size)}
-    for worker in fleet.present():
+    for worker in filter(state.expects, fleet.present()):
         facts, size = fleet.facts.get(worker.key), NodeSize(worker.gpus)
         if facts is not None:
             size = NodeSize(worker.gpus, facts.cpus, facts.memory, facts.gpu_memory)

@@ -92,7 +92,7 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     if spec.where.includes(rank, is_head=node == HERE):
         keys = {(node, name)}
     elif spec.where.kind == "workers":
-        keys = {key for key in (*known, *abandoned) if key[1] == name}
+        keys = {key for key in (*known, *abandoned) if key[1] == name and state.relies_on(key[0])}
         if len(keys) < state.required:
             return False
     elif any(one == name for _, one in abandoned):
@@ -126,9 +126,18 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     rank, known = worker.effective_rank, (state.services, state.abandoned_services)
     own = [(worker.key, one.name) for one in specs if one.where.includes(rank, is_head=False)]
     new = [key for key in own if not any(key in keys for keys in known)]
+    new = [key for key in new if not _has_other_home(state, worker, key[1])]
     for key in new:
         state = state.with_item(key, Item(was_ready=state.goal.resumed_attempt is not None))
     return start_items(state, new, turn.now)
+
+
+def _has_other_home(state: HeadState, worker: Worker, name: str) -> bool:
+    """Return whether a service of one rank runs on another node, which still reports."""
+    if state.goal.service(name).where.kind != "rank":
+        return False
+    home = state.fleet.workers.get(state.service_home(name) or HERE)
+    return home is not None and home.ip != worker.ip and not (home.has_left or home.silent)
 
 
 def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome | None]:
@@ -146,7 +155,7 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
     for key in (*sorted(state.lost_services), *late):
         item, spec = state.services[key], state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
-        if broken is not None and spec.essential:
+        if broken is not None and spec.essential and state.relies_on(key[0]):
             return state, broken
         if broken is not None:
             given_up = state.abandoned_services | {key}
@@ -272,6 +281,9 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
     for step in steps:
         if step.name in done or unmet_dependencies(state, key, step.after):
             continue
+        is_short = len(state.fleet.alive) < state.required
+        if step.once is not None and is_short and not state.expects(worker):
+            continue  # it would keep those that share its disk from the step: they come first
         if step.once is not None:
             disk = _UNKNOWN if facts is None else facts.disks.get(step.once, _UNKNOWN)
             if holders.setdefault((step.name, disk), key) != key:

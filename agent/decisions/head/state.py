@@ -75,6 +75,11 @@ class HeadGoal(Value):
         """Return whether this head starts Ray itself."""
         return not self.ray_is_given and not self.by_torchrun
 
+    @property
+    def last_rank(self) -> int:
+        """Return the highest rank that the expected nodes have."""
+        return self.expected_workers + len({one.where.rank for one in self.services if one.alone})
+
     def service(self, name: str) -> ServiceSpec:
         """Return the service of this name."""
         return next(spec for spec in self.services if spec.name == name)
@@ -379,6 +384,26 @@ class HeadState(Value):
                 size = replace(size, memory=memory, gpu_memory=facts.gpu_memory)
             sizes.append(size)
         return tuple(sizes)
+
+    def expects(self, worker: Worker) -> bool:
+        """Return whether a worker is one of the run: by its rank, in Ray, or in the attempt.
+
+        Anyone can report with a further rank: such reports neither delay nor end the run.
+        """
+        rank, last = worker.effective_rank, self.goal.last_rank
+        if worker.refused:
+            return False
+        is_known = rank is None or rank <= last or worker.key in self.shares.by_node
+        if is_known or worker.ip in self.attempt.workers:
+            return True
+        if self.goal.by_torchrun:  # in place of an expected one
+            return any(one.key == worker.key for one in self.fleet.present()[:last])
+        return self.fleet.counts(worker)
+
+    def relies_on(self, node: str) -> bool:
+        """Return whether the run relies on what runs on a node: HERE or an agent's id."""
+        worker = self.fleet.workers.get(node)
+        return worker is None or self.expects(worker)
 
     def deadline_of(self, key: str) -> float:
         """Return the deadline of a wait that starts with the attempt."""

@@ -140,7 +140,8 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
-    for name, nodes in state.pending_services.items():
+    for name, pending in state.pending_services.items():
+        nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
             title, item = service_title(state, key), state.services[key]
@@ -153,7 +154,7 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _evidence_of_nodes(state: HeadState, name: str) -> str:
-    keys = [(node, name) for node in state.pending_services[name]]
+    keys = [(node, name) for node in state.pending_services[name] if state.relies_on(node)]
     named = [
         f"{service_title(state, key)}: {state.services[key].evidence or 'no report yet'}"
         for key in keys[:_MAX_NAMED]

@@ -47,7 +47,7 @@ class _Boot:
 SEAMS: dict[str, object] = {
     "aiohttp.ClientSession": net.Session,
     "anyio.to_thread.run_sync": in_thread,
-    "agent.control.client.KeepaliveConnector": lambda: None,
+    "agent.control.client.KeepaliveConnector": lambda **_options: None,
     "agent.control.client.resolve": net.resolve,
     "agent.control.client.port_answers": net.port_answers,
     "agent.control.client.source_towards": net.source_towards,
