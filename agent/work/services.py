@@ -20,7 +20,7 @@ from agent.settings.jobs import DEFAULT_DIALECT, recipe_info
 from agent.settings.rules import is_hub_id, is_url, reward_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.node.facts import RayPython
     from agent.settings.model import Settings
@@ -30,6 +30,8 @@ NODE_IP = "{node_ip}"  # Placeholder for a node's address
 HEAD_IP = "{head_ip}"  # Placeholder for the head's address
 
 NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
+SHELL = ("/bin/sh", "-c")
+_INERT = re.compile(r"[\w./:,@%+=-]+|\[[0-9A-Fa-f:]+\]|\{\w+\}")  # also an unknown value's name
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
 
 
@@ -75,10 +77,29 @@ class Placeholders(Value):
 
         In a URL or before a port an IPv6 address gets brackets.
         """
+        return self._fill(text, str)
 
+    def shell_command(self, script: str) -> list[str]:
+        """Return the argv that runs a shell script with the placeholders filled in.
+
+        A value that a shell would parse becomes a parameter of the script, which no quotes or
+        substitutions around the placeholder make the shell parse.
+        """
+        parameters: list[str] = []
+
+        def inert(value: str) -> str:
+            if _INERT.fullmatch(value):
+                return value
+            parameters.append(value)
+            return f"${{{len(parameters)}}}"
+
+        argv = [*SHELL, self._fill(script, inert)]
+        return [*argv, SHELL[0], *parameters] if parameters else argv
+
+    def _fill(self, text: str, shown: Callable[[str], str]) -> str:
         def value(found: re.Match[str]) -> str:
             before, after, value = found[1] or "", found[3] or "", getattr(self, found[2])
-            return f"{before}{in_url(value) if before or after else value}{after}"
+            return f"{before}{shown(in_url(value) if before or after else value)}{after}"
 
         return _PLACEHOLDER.sub(value, text)
 
@@ -109,7 +130,7 @@ class PrepareStep(Value):
 
     def argv(self, place: Placeholders) -> list[str]:
         """Return the command that runs it on a node."""
-        return ["/bin/sh", "-c", place.fill(self.command)]
+        return place.shell_command(self.command)
 
 
 def prepare_steps(
@@ -235,6 +256,8 @@ class ServiceSpec(Value):
     def command(self, place: Placeholders) -> list[str]:
         """Return its argv on a node; not for external services."""
         assert self.argv is not None  # noqa: S101 - asked only where there is one
+        if self.argv[:2] == SHELL:
+            return place.shell_command(self.argv[2])
         return [place.fill(word) for word in self.argv]
 
     def environment(self, place: Placeholders) -> dict[str, str]:
@@ -267,7 +290,7 @@ def reward_service(settings: Settings, command: tuple[str, ...] | None) -> Servi
         return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
     return replace(
         external,
-        argv=("/bin/sh", "-c", reward),
+        argv=(*SHELL, reward),
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
         port=port,
         bind=BY_COMMAND,

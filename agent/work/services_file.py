@@ -21,6 +21,7 @@ from agent.work.services import (
     NO_FILE,
     ON_HEAD,
     REWARD,
+    SHELL,
     HttpProbe,
     LivenessCheck,
     LogPattern,
@@ -204,7 +205,7 @@ class _Reader:
         """Read one service; what is missing is a problem, and gets a stand-in here."""
         given = self.fields(name, table, _Service, ["command", "ready"])
         command, ready = given.pop("command", ""), given.pop("ready", TcpProbe(0))
-        argv, variable = ("/bin/sh", "-c", command), f"services.{name}, ready.within"
+        argv, variable = (*SHELL, command), f"services.{name}, ready.within"
         fields = {"within": 600.0, "deadline_variable": variable, "bind": BY_COMMAND, **given}
         return ServiceSpec(name, command, argv, ready, **fields)
 
