@@ -514,7 +514,9 @@ async def watch_silent_workers(
 
         url = f"http://{in_url(agent.ip)}:{ports.agent}/livez"
         async with limiter, anyio.create_task_group() as both:
-            both.start_soon(ask, "agent", partial(reply_evidence, url, None, "", limit))
+            # without redirects: a stranger that reported has no request sent elsewhere
+            livez = partial(reply_evidence, url, None, "", limit, follows_redirects=False)
+            both.start_soon(ask, "agent", livez)
             ask_ray = partial(port_answers, agent.ip, ports.node_manager, limit)
             both.start_soon(ask, "ray", ask_ray)
         agent = reports.awaited(key)

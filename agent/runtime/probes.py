@@ -117,9 +117,11 @@ async def reward_answers(url: str, limit: float = 10.0, token: str | None = None
     return reply if isinstance(reply, str) else check_reward_reply(reply)
 
 
-async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
+async def reply_evidence(
+    url: str, body: str | None, expect: str, limit: float = 10.0, *, follows_redirects: bool = True
+) -> str:
     """Send one request; return '' for the expected reply, else what is wrong."""
-    reply = await _send_request(url, body, limit)
+    reply = await _send_request(url, body, limit, follows_redirects=follows_redirects)
     if isinstance(reply, str):
         return reply
     text = reply.decode(errors="replace")
@@ -127,7 +129,12 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
 
 
 async def _send_request(
-    url: str, body: str | None, limit: float, token: str | None = None
+    url: str,
+    body: str | None,
+    limit: float,
+    token: str | None = None,
+    *,
+    follows_redirects: bool = True,
 ) -> bytes | str:
     """Send one request; return the body of a good reply, or why there is none."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -142,7 +149,9 @@ async def _send_request(
                 timeout=aiohttp.ClientTimeout(total=limit),
                 trust_env=not is_ip(urlsplit(url).hostname or ""),  # addresses need no proxy
             ) as session,
-            session.request(method, url, data=body, headers=headers) as reply,
+            session.request(
+                method, url, data=body, headers=headers, allow_redirects=follows_redirects
+            ) as reply,
         ):
             async for chunk in reply.content.iter_any():
                 text += chunk

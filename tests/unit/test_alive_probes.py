@@ -10,11 +10,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
-from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
+from agent.runtime.probes import ReadinessProbe, cpu_of, reply_evidence, until_dead
 from agent.work.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
 from reward_process import reward_server
 from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
@@ -126,3 +127,30 @@ def test_somebody_elses_server_is_waited_for() -> None:
         assert trace.state.verdict is None
         trace.take(TICK, 310)
         assert (trace.state.verdict is None) == answers
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_redirect_of_a_stranger(*, follows: bool) -> None:
+    """A probe of an agent sends no request to where that points."""
+    asked: list[str] = []
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if request.path == "/livez":
+            raise web.HTTPFound("/secret")
+        return web.Response(text="secret")
+
+    async def story() -> str:
+        app = web.Application()
+        app.router.add_get("/{path}", reply)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/livez"
+        try:
+            return await reply_evidence(url, None, "", 5.0, follows_redirects=follows)
+        finally:
+            await runner.cleanup()
+
+    assert anyio.run(story) == ""
+    assert asked == (["/livez", "/secret"] if follows else ["/livez"])

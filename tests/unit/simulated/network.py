@@ -206,7 +206,9 @@ async def port_answers(ip: str, port: int, limit: float = 2.0) -> str:
     return await world.network.probe(ip, "gcs" if port == world.gcs_port else "raylet", limit)
 
 
-async def reply_evidence(url: str, _body: object, _expect: str, limit: float) -> str:
+async def reply_evidence(
+    url: str, _body: object, _expect: str, limit: float, **_options: object
+) -> str:
     """Probe an agent's port."""
     return await HERE.get().world.network.probe(ip_in(url), "agent", limit)
 
