@@ -1,4 +1,4 @@
-"""Reports of strangers: without a token anyone can send one, and it changes nothing of the run."""
+"""Reports that anyone can send where no token is set: they neither delay nor end a run."""
 
 from __future__ import annotations
 
