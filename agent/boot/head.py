@@ -358,7 +358,7 @@ class HeadAgent:
             self._inbox.put(event)
 
     async def _put_with_cause(self, event: h.JobReported, memory: str) -> None:
-        source = None if self._output is None else self._output.source
+        source = None if self._output is None else self._output.path
         cause = None if source is None else await find_cause(self._run, source, self._elsewhere())
         self._inbox.put(replace(event, report=replace(event.report, memory=memory, cause=cause)))
 

@@ -247,6 +247,7 @@ async def start_head(
     plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
     # The port first: a second agent on this node ends here, before it changes anything.
     local_socket = bind("127.0.0.1", plan.ports.agent)
+    keeper.note_epoch = run.node.record_epoch
     keeper.save(keeper.record)  # as an agent that replaces this one must find it
     run.folder.become_latest()
     with stop_scope:
@@ -263,7 +264,7 @@ async def start_head(
     elif left is not None:
         left.end_ray()
     sockets = open_port(plan, ip, refusal)
-    if not keeps_ray:
+    if not keeps_ray and not keeper.is_superseded:
         keeper.new_epoch(plan.topology.node_name)
         if keeper.record.attempts:  # the next agent must not take this Ray for the last attempt's
             await keeper.flush()

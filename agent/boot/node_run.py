@@ -306,7 +306,7 @@ class NodeRun:
             self._waits.update(waits(), self.now())
         return await inbox.take(self._waits.next_due(deadline, self.now())) or Tick()
 
-    async def start(
+    async def start(  # noqa: PLR0913 - as `Child.start`
         self,
         name: str,
         argv: list[str],
@@ -314,6 +314,7 @@ class NodeRun:
         log: str,
         *,
         keep_group: bool = False,
+        on_output: Callable[[bytes], None] = lambda _data: None,
     ) -> Child:
         """Start a child whose output goes to a file of the run folder, or adopt a surviving one."""
         file = partial(self.folder.file, log)
@@ -321,7 +322,7 @@ class NodeRun:
         if child is not None:
             say(f"{name} (pid {child.pid}) still runs: adopted")
             return child
-        child = await Child.start(name, argv, env, file, keep_group=keep_group)
+        child = await Child.start(name, argv, env, file, keep_group=keep_group, on_output=on_output)
         self.record_child(child)
         return child
 

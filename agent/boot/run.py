@@ -109,6 +109,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
             *(root, own, chosen),
             job_survives=keeps_ray or topology.given_ray is not None,
             replaces_agent=left is not None,
+            own_epoch=0 if left is None else left.record.epoch,
             memory="" if left is None or keeps_ray else left.memory,
         )
         run_id = keeper.record.run_id

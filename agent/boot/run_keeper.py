@@ -101,8 +101,9 @@ class RunKeeper:
 
     `job_survives`: the job outlives its head, on a Ray that the platform runs; an open attempt is
     then followed again under its id, so that no second job starts. `replaces_agent`: this agent
-    replaces a killed one, whose verdict stands. `memory` is the out-of-memory evidence if Ray has
-    ended since: the job would run out of memory again.
+    replaces a killed one, whose verdict stands. `own_epoch`: the epoch of that one by node.json, if
+    known: a later one in run.json is of another head, to which this one yields. `memory` is the
+    out-of-memory evidence if Ray has ended since: the job would run out of memory again.
     """
 
     def __init__(  # noqa: PLR0913 - what a run may be found with
@@ -113,9 +114,13 @@ class RunKeeper:
         *,
         job_survives: bool = False,
         replaces_agent: bool = False,
+        own_epoch: int = 0,
         memory: str = "",
     ) -> None:
         self._root = root
+        self.note_epoch: Callable[[int], None] = lambda _epoch: None
+        """Records an epoch in node.json; called before run.json has it."""
+        self._noted_epoch = own_epoch
         self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
         self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
@@ -124,6 +129,10 @@ class RunKeeper:
         self._replaces_agent = replaces_agent
         if before is not None and not replaces_agent:
             before = replace(before, ending=None)
+        if before is not None and 0 < own_epoch < before.epoch:
+            run, evidence = before.run_id, "run.json has its epoch"
+            self._verdict = ends.SUPERSEDED.outcome(run=run, evidence=evidence)
+            before = replace(before, epoch=own_epoch)  # the later head's record stands
         if before is not None and not job_survives and before.open_attempt is not None:
             killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
             saved = before.open_attempt.snapshot  # with the end decided while the job was stopped
@@ -168,6 +177,11 @@ class RunKeeper:
             return ends.MAX_HOURS.outcome(hours=max_hours)
         is_open = self.record.open_attempt is not None
         return None if is_open else retries_exhausted(self.record.tried, retries)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Return whether a later head of this run replaced the killed agent's."""
+        return self._verdict is not None and self._verdict.is_superseded
 
     @property
     def _is_between_attempts(self) -> bool:
@@ -320,4 +334,7 @@ class RunKeeper:
         """Write the record, unless a later head of this run has written it."""
         if self.later_epoch(record):
             return None
+        if record.epoch != self._noted_epoch:
+            self.note_epoch(record.epoch)
+            self._noted_epoch = record.epoch
         return record.write(self._root / record.run_id / RUN_FILE)

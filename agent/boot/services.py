@@ -32,7 +32,7 @@ from agent.record.files import iso_time, read_end
 from agent.record.log import say
 from agent.record.log_dir import log_dir
 from agent.runtime import process
-from agent.runtime.output import OutputCopies, PreambleFilter
+from agent.runtime.output import OutputCopies, PreambleFilter, RecentOutput
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
@@ -268,17 +268,22 @@ class LocalShare:
     ) -> None:
         self._run, self._tasks, self._send = run, tasks, send
         self._child: Child | None = None
-        self._began = 0
+        self._recent = self.new_output()
         self._is_stopped = False
 
-    async def start(self, attempt: int, share: ShareOrder, place: Placeholders) -> None:
-        """Start the share of an attempt, after stopping an earlier one."""
+    def new_output(self) -> RecentOutput:
+        """Return the place in memory for a share's output: a full log disk loses none of it."""
+        return RecentOutput(self._run.folder.file(JOB_LOG))
+
+    async def start(
+        self, attempt: int, share: ShareOrder, place: Placeholders, recent: RecentOutput
+    ) -> None:
+        """Start the share of an attempt, after an earlier one; `recent` gets its output."""
         plan, run = self._run.plan, self._run
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
-        log = run.folder.file(JOB_LOG)
-        self._began = await size_at_start(run, log)
+        self._recent = recent
         attempt_id = submission_id_of(run.run_id, attempt)
         recipe, argv, recipe_env = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
@@ -293,11 +298,11 @@ class LocalShare:
         env = plan.torchrun.environment(full, attempt)
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
-        output = OutputCopies(log, PreambleFilter())
+        output = OutputCopies(recent, PreambleFilter())
         if not plan.topology.is_head:  # there the job's output is scanned
-            output.to_watcher(run.stats.share_lines(attempt), self._began)
+            output.to_watcher(run.stats.share_lines(attempt))
         output.start()
-        self._child = await run.start(TORCHRUN, command, env, JOB_LOG)
+        self._child = await run.start(TORCHRUN, command, env, JOB_LOG, on_output=recent.add)
         self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, output)
 
     async def stop(self, grace: float) -> None:
@@ -309,7 +314,7 @@ class LocalShare:
         child = self._child
         if child is None or not child.running:
             return
-        if closes_by_itself(await self._read_output()):
+        if closes_by_itself(self._read_output()):
             with anyio.move_on_after(grace):
                 await child.wait()
                 return
@@ -327,7 +332,7 @@ class LocalShare:
                 process.kill_marked, RANK_VARIABLE, attempt_id.__eq__
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
-        text = await self._read_output()
+        text = self._read_output()
         # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
         now = time.time()
@@ -340,9 +345,8 @@ class LocalShare:
             end = ShareEnd(code, words="" if code == 0 else child.tail())
         self._send(ShareOver(attempt, end))
 
-    async def _read_output(self) -> str:
-        path, began = self._run.folder.file(JOB_LOG), self._began
-        return await in_thread(partial(text_of, path, began)) or ""
+    def _read_output(self) -> str:
+        return self._recent.end(_LONGEST_END).decode(errors="replace")
 
 
 async def size_at_start(run: NodeRun, log: Path) -> int:
@@ -407,13 +411,14 @@ class TorchrunLink:
                 order(OrderKind.RUN_SHARE, "job", number, share=share)
                 self._stops.append(partial(order, OrderKind.STOP_SHARE, "job", number))
         log = self._run.folder.file(JOB_LOG)
-        begins = self._run.output_begins = await size_at_start(self._run, log)
-        output = OutputCopies(log, PreambleFilter())
-        output.to_stdout(begins, lambda count: self._run.node.update(passed_on=count))
-        output.to_watcher(self._watcher, begins)
+        self._run.output_begins = await size_at_start(self._run, log)
+        recent = self.share.new_output()
+        output = OutputCopies(recent, PreambleFilter())
+        output.to_stdout(0, lambda _count: None)
+        output.to_watcher(self._watcher)
         output.start()
         own = ShareOrder(0, nodes, reward_ip, basis)
-        await self.share.start(number, own, self._place)
+        await self.share.start(number, own, self._place, recent)
         self._send(h.Submitted(state.attempt.id))
         return output
 

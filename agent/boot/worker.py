@@ -228,7 +228,8 @@ class WorkerAgent:
             case w.RunOwnStep(name):
                 start(self._work.prepare, name)
             case w.StartShare(attempt, share):
-                await self._local_share.start(attempt, share, self._place())
+                output = self._local_share.new_output()
+                await self._local_share.start(attempt, share, self._place(), output)
             case w.StopShare():
                 start(self._local_share.stop, budget.job)
             case w.SendLog(name):

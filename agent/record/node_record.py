@@ -61,7 +61,7 @@ class NodeRecord(Record):
     passed_on: int = 0  # bytes of the job's output written to stdout
     done: tuple[str, ...] = ()  # the finished prepare steps
     ended: bool = False  # True once the agent ended in good order
-    epoch: int = 0  # on a worker: the epoch of the Ray cluster that its Ray belongs to
+    epoch: int = 0  # of the Ray cluster that its Ray belongs to; on the head, of its own
     head_ip: str = ""  # the address of that cluster's head
     attempt: int = 0  # on a worker: the head's attempt when Ray was started here
     unreached: float = 0.0  # start of the time without the head, on the monotonic clock; 0 with it
@@ -226,6 +226,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         super().__init__(NODE_FILE, self._write_record, disk, times.RECORD_COUNTERS)
         self.record = record  # the record with all changes, written or not
         self._where = where
+        self._written_epoch = 0
         self.put(record)
 
     def add_process(self, name: str, pid: int) -> None:
@@ -247,6 +248,13 @@ class NodeRecorder(ItemWriter[NodeRecord]):
                 self.record = record
                 self.put(record, urgent=not changes.keys() <= _COUNTERS)
 
+    def record_epoch(self, epoch: int, limit: float = times.STALLED_DISK) -> None:
+        """Write the epoch, for at most `limit` seconds: nothing may name it before."""
+        self.update(epoch=epoch)
+        with self._changed:
+            if self._thread is not None:
+                self._changed.wait_for(lambda: self._written_epoch == epoch, limit)
+
     def finish(self, limit: float = 1.0) -> None:
         """Write that this agent ended in good order, for at most `limit` seconds."""
         self.update(ended=True)
@@ -254,4 +262,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
 
     def _write_record(self, record: NodeRecord) -> OSError | None:
         with self._where() as path:
-            return record.write(path, durable=False)  # no process outlives the machine's power
+            error = record.write(path, durable=False)  # no process outlives the machine's power
+        if error is None:
+            self._written_epoch = record.epoch
+        return error

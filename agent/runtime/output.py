@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from typing_extensions import Self
+
     from agent.record.job_lines import JobLines
 
 _CHUNK = 1 << 16
+_MOST_RECENT = 8 << 20  # Bytes of torchrun's output for a slow reader of stdout
 _MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
 
@@ -58,6 +61,99 @@ class PreambleFilter:
         held = next((size for size in sizes if data.endswith(self._line[:size])), 0)
         self.held = data[len(data) - held :]
         return data[: len(data) - held]
+
+
+class RecentOutput:
+    """The end of an output in memory, for readers in threads: no disk can hold them up."""
+
+    def __init__(self, path: Path, most: int = _MOST_RECENT) -> None:
+        """Keep at least the last `most` bytes; all is written to `path`, if it can be."""
+        self.path, self._most = path, most
+        self._lock = threading.Lock()
+        self._kept = bytearray()
+        self._begins = 0  # the offset of the first byte kept
+
+    def add(self, data: bytes) -> None:
+        """Add output."""
+        with self._lock:
+            self._kept += data
+            if len(self._kept) > 2 * self._most:
+                surplus = len(self._kept) - self._most
+                del self._kept[:surplus]
+                self._begins += surplus
+
+    def end(self, most: int) -> bytes:
+        """Return the last bytes, at most so many of those kept."""
+        with self._lock:
+            return bytes(self._kept[-most:])
+
+    def read(self, offset: int, most: int) -> tuple[int, bytes]:
+        """Return the first offset from this one on that is kept, and the bytes from there."""
+        with self._lock:
+            offset = max(offset, self._begins)
+            start = offset - self._begins
+            return offset, bytes(self._kept[start : start + most])
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes added so far."""
+        with self._lock:
+            return self._begins + len(self._kept)
+
+
+class _OutputFile:
+    """A file with output, as a source of copies."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self, most: int) -> bytes:
+        """Read some bytes; none at the present end."""
+        return self._file.read(most)
+
+    def seek(self, offset: int) -> int:
+        """Read on from an offset; return it."""
+        return self._file.seek(offset)
+
+    def unread(self) -> int:
+        """Return how many bytes there are to read now."""
+        return os.fstat(self._file.fileno()).st_size - self._file.tell()
+
+
+class _RecentReader:
+    """A reader of recent output, as a source of copies; a line stands for what it missed."""
+
+    def __init__(self, recent: RecentOutput) -> None:
+        self._recent, self._offset = recent, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def read(self, most: int) -> bytes:
+        """Read some bytes; none at the present end."""
+        begins, data = self._recent.read(self._offset, most)
+        lost, self._offset = begins - self._offset, begins + len(data)
+        notice = f"\n({lost} bytes were lost here)\n".encode() if lost else b""
+        return notice + data
+
+    def seek(self, offset: int) -> int:
+        """Read on from an offset; return it."""
+        self._offset = offset
+        return offset
+
+    def unread(self) -> int:
+        """Return how many bytes there are to read now."""
+        return self._recent.size - self._offset
 
 
 class OutputCopy(Background):
@@ -104,12 +200,14 @@ class OutputCopy(Background):
         except OSError as error:  # a disk error
             self._warn_of(error)
 
-    def _wait_for_source(self) -> BinaryIO | None:
+    def _wait_for_source(self) -> _OutputFile | _RecentReader | None:
         """Wait until the source exists; None if it never did."""
+        if isinstance(self._source, RecentOutput):
+            return _RecentReader(self._source)
         while True:
             try:
                 descriptor = log_dir.open_as_is(self._source, os.O_RDONLY)
-                return os.fdopen(descriptor, "rb", buffering=0)
+                return _OutputFile(os.fdopen(descriptor, "rb", buffering=0))
             except (FileNotFoundError, NotADirectoryError):
                 pass  # Ray has not made it yet
             except OSError as error:
@@ -120,7 +218,7 @@ class OutputCopy(Background):
             self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
         return None
 
-    def _skip_copied(self, source: BinaryIO) -> int:
+    def _skip_copied(self, source: _OutputFile | _RecentReader) -> int:
         """Seek past what is copied already; find Ray's lines before it again."""
         left = self._skip
         while left and not self._filter.found:
@@ -133,18 +231,18 @@ class OutputCopy(Background):
         self._filter.held = b""  # the former agent has passed it on
         return source.seek(self._skip)
 
-    def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
+    def _chunks(self, source: _OutputFile | _RecentReader) -> Iterator[bytes]:
         """Yield chunks until the end is requested, then what the source had at that time."""
         while not self._closing:
             while not self._closing and (chunk := self._read(source, _CHUNK)):
                 yield chunk
             self._pause(times.OUTPUT_POLL)
-        left = os.fstat(source.fileno()).st_size - source.tell()
+        left = source.unread()
         while left > 0 and (chunk := self._read(source, min(_CHUNK, left))):
             left -= len(chunk)
             yield chunk
 
-    def _read(self, source: BinaryIO, most: int) -> bytes:
+    def _read(self, source: _OutputFile | _RecentReader, most: int) -> bytes:
         try:
             return source.read(most)
         except OSError as error:
@@ -163,11 +261,11 @@ class OutputCopies:
 
     Ray writes the driver's output to a file on the head. Reading that file loses nothing when the
     dashboard's log stream drops, and buffers nothing for a slow reader. Where the driver runs on
-    another machine, the bridge writes such a file here. The output of an attempt waits until that
-    of the former attempt is written.
+    another machine, the bridge writes such a file here. The agent itself reads torchrun's output,
+    and keeps its end in memory. The output of an attempt waits until that of the former is written.
     """
 
-    def __init__(self, source: Path, preamble: PreambleFilter) -> None:
+    def __init__(self, source: Path | RecentOutput, preamble: PreambleFilter) -> None:
         self.source, self.preamble = source, preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -187,6 +285,11 @@ class OutputCopies:
     def to_watcher(self, watcher: JobLines, begins: int = 0) -> None:
         """Copy to a reader in this process, from an offset on."""
         self._copies.append(OutputCopy(self, "job watcher", watcher, begins, lambda _count: None))
+
+    @property
+    def path(self) -> Path:
+        """Return the file that holds the output."""
+        return self.source.path if isinstance(self.source, RecentOutput) else self.source
 
     def start(self) -> None:
         """Start copying."""

@@ -60,11 +60,19 @@ managed: set[int] = set()  # Children whose ends are awaited: `reap` must not ta
 class ChildLog:
     """Reads a child's output and writes it to a log, without blocking the event loop."""
 
-    def __init__(self, log: Callable[[], Path], fd: int = -1) -> None:
-        """Write to the file at `log()`; `fd` is the pipe of a child that runs already."""
+    def __init__(
+        self,
+        log: Callable[[], Path],
+        fd: int = -1,
+        on_output: Callable[[bytes], None] = lambda _data: None,
+    ) -> None:
+        """Write to the file at `log()`; `fd` is the pipe of a child that runs already.
+
+        `on_output` gets the output, too, whatever the file's disk does.
+        """
         writer = Writer(log().name, appending(log), most=_QUEUE_BYTES)
         self._writer = disk_alarm.follow(writer)
-        self._fd = fd
+        self._fd, self._on_output = fd, on_output
         self._is_over = False  # True once nothing waits for the file any more
         self.end = b""  # The last bytes of the output
 
@@ -133,6 +141,7 @@ class ChildLog:
         if data:
             self.end = (self.end + data)[-_TAIL_BYTES:]
             self._writer.put_bytes(data)
+            self._on_output(data)
         elif data is not None:  # no writer is left
             self.close()
             if self._is_over:
@@ -179,12 +188,13 @@ class Child:
         *,
         keep_group: bool = False,
         piped: bool = False,
+        on_output: Callable[[bytes], None] = lambda _data: None,
     ) -> Child:
         """Start a command in its own session; its end kills its group unless `keep_group`.
 
         Its output is logged to `log`; `piped`: only stderr, and stdin and stdout are pipes.
         """
-        output = ChildLog(log)
+        output = ChildLog(log, on_output=on_output)
         with output.open_pipe() as end, starting(name):
             popen = subprocess.Popen(  # noqa: ASYNC220 - asyncio would reap it before its group ends
                 list(argv),

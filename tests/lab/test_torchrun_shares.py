@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lab.test_bundle import bundle_contents
 from lab.test_torchrun import START, job_log, start
-from scenario import ends, last_line
+from scenario import agents_in, ends, keep_running, last_line
+from volumes import memory_disk
 
 if TYPE_CHECKING:
     from scenario import Cluster
@@ -74,3 +77,46 @@ def test_the_output_of_failed_ranks_gives_the_remedy(cluster: Cluster) -> None:
     assert "the job's output shows why on podb: a GPU ran out of memory" in last_line(agents[0])
     assert "Take a smaller micro batch" in last_line(agents[0])
     assert "job.log shows why (rank 3): a GPU ran out of memory" in last_line(agents[1])
+
+
+SEVEN = """
+import os, sys, time
+for step in range(20):
+    os.write(1, f"step {step} of rank {os.environ['RANK']}\\n".encode())
+    time.sleep(0.5)
+sys.exit(7 if os.environ["RANK"] == "0" else 0)
+"""
+
+
+@pytest.mark.pods(2)
+def test_a_full_log_disk_takes_neither_code_nor_output(cluster: Cluster) -> None:
+    """A rank's own code ends all nodes, and the head's stdout has the whole output."""
+    with memory_disk(cluster.pods[0].tmp / "logs", "4m") as disk:
+        agents = start(cluster, SEVEN)
+        agents[0].wait_for("step 2 of rank 0", stream="stdout", timeout=START)
+        disk.fill()
+        assert ends(agents, START) == [7, 7], agents[0].tail()
+        assert "step 19 of rank 0" in agents[0].stdout().splitlines()
+    assert "local rank 0 on poda" in last_line(agents[0])
+
+
+STOPPED = 25
+"""For how many seconds an agent is stopped: longer than a silent share or head is tolerated."""
+
+
+@pytest.mark.pods(2)
+def test_stopped_agents_go_on(cluster: Cluster) -> None:
+    """Neither a head nor a worker gives up a healthy job when it wakes after its deadlines."""
+    cluster.env["AGENT_HEAD_GRACE"] = f"{STOPPED - 5}s"
+    agents = start(cluster, f"import time\nprint('up', flush=True)\ntime.sleep({3 * STOPPED})\n")
+    agents[0].wait_for("up", stream="stdout", timeout=START)
+    stopped = [agent for one in agents for agent in agents_in(one)]
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        for agent in stopped:
+            os.kill(agent.host_pid, signum)
+        if signum == signal.SIGSTOP:
+            keep_running(STOPPED, *agents)
+    assert ends(agents, 4 * STOPPED) == [0, 0], agents[0].tail()
+    for one in agents:
+        assert "the agent did not run for" in one.stderr()
+    assert "lost" not in agents[0].stderr()

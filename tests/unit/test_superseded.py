@@ -14,8 +14,10 @@ from agent.boot.run_keeper import RunKeeper
 from agent.control.protocol import Hello
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
+from agent.record.node_record import NODE_FILE, NodeRecord
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
+from unit.test_prepare_steps import a_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +92,59 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     slow.record_submission(Attempt("run-2", 2))
     slow.close()
     assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
+
+
+def test_an_agent_that_replaces_a_killed_one_yields_to_a_later_head(tmp_path: Path) -> None:
+    """On a disk without locks run.json has that head's epoch: node.json has its own."""
+    (tmp_path / "run").mkdir()
+    keeper, noted = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None)), list[int]()
+    keeper.note_epoch = noted.append
+    keeper.new_epoch("pod0")
+    keeper.record_submission(Attempt("run-1"))
+    keeper.close()
+    own = keeper.record.epoch
+    assert noted == [own]
+    later = RunRecord("run", "f" * 16, own + 1, head="pod0")
+    assert later.write(tmp_path / "run" / RUN_FILE) is None
+    chosen = ChosenRun("run", later)
+    for survives in (False, True):
+
+        def replaces(epoch: int, *, survives: bool = survives) -> RunKeeper:
+            about = (tmp_path, "f" * 16, chosen)
+            how = {"job_survives": survives, "replaces_agent": True}
+            return RunKeeper(*about, **how, own_epoch=epoch)  # type: ignore[arg-type]  # two flags
+
+        of_later = replaces(later.epoch)
+        assert of_later.final_outcome(0) is None
+        of_later.close()
+        replacing = replaces(own)
+        end = replacing.final_outcome(0)
+        assert end is not None
+        assert end.is_superseded
+        assert (replacing.epoch, replacing.later_epoch()) == (own, later.epoch)
+        replacing.record_end(end)
+        replacing.close()
+        assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
+
+
+def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) -> None:
+    """Else an agent that is killed in between would yield to itself."""
+    run = a_run(tmp_path, ())
+    keeper, before = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-1", None)), list[int]()
+
+    def note(epoch: int) -> None:
+        run.node.record_epoch(epoch)
+        found = NodeRecord.read(run.folder.file(NODE_FILE))
+        assert isinstance(found, NodeRecord)
+        before.append(found.epoch)
+        assert not (tmp_path / "run-1" / RUN_FILE).exists()
+
+    keeper.note_epoch = note
+    keeper.new_epoch("node-a")
+    anyio.run(keeper.flush)
+    assert before == [keeper.epoch]
+    keeper.close()
+    run.close()
 
 
 def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class HeadAgent(Agent):
             machine.leave(done.exit_code, done)
             return
         self.keeper = keeper = self._keeper(plan)
+        keeper.note_epoch = node.record_epoch
         left = node.surviving
         if left is not None and keeper.has_outdated_ray:
             node.end_ray()
@@ -76,7 +77,7 @@ class HeadAgent(Agent):
         unfit = keeper.final_outcome(plan.settings.job_retries)
         if unfit is not None:
             node.end_ray()
-        if not goes_on_with_ray:
+        if not goes_on_with_ray and not keeper.is_superseded:
             keeper.new_epoch(machine.name)
             if keeper.record.attempts:
                 await keeper.flush()
@@ -118,6 +119,7 @@ class HeadAgent(Agent):
             *(RUNS, own, ChosenRun(run_id, before, former_head=former_head)),
             job_survives=given or (left is not None and left.has_ray),
             replaces_agent=left is not None,
+            own_epoch=0 if left is None else left.record.epoch,
         )
 
     async def _reports(self, plan: Plan) -> Reports:

@@ -412,6 +412,11 @@ class NodeLife:
         self.record = replace(self.record, **changed)
         self._file.put(self.record)
 
+    def record_epoch(self, epoch: int) -> None:
+        """Write the epoch at once, before run.json has it."""
+        self.update(epoch=epoch)
+        self._write(self.record)
+
     def started_ray(self) -> None:
         """Record that Ray was started here."""
         others = tuple(one for one in self.record.started if one.name != RAY)
