@@ -269,6 +269,9 @@ class HeadAgent:
                 await self._follow(job)
             case h.SaveSnapshot(known):
                 self._keeper.save(self._keeper.record.with_snapshot(known, run.now()))
+            case h.SaveStepHolders(holders):
+                self._keeper.record_step_holders(holders)
+                await self._keeper.flush()
             case h.StopJob(job):
                 about = (self._keeper.flush, put, self._submission_task)
                 start(head_job.stop_job, self._link, job, *about)

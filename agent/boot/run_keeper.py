@@ -33,7 +33,7 @@ from agent.work.job import is_sized, is_sized_by_links
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.base.ends import Outcome
@@ -73,6 +73,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         services=plan.all_services,
         steps=plan.steps,
         max_prepare_seconds=preparing,
+        step_holders={(step, disk): node for step, disk, node in keeper.record.step_holders},
         finished_steps=frozenset(done),
         retries=settings.job_retries,
         ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
@@ -211,6 +212,11 @@ class RunKeeper:
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""
         self.save(replace(self.record, ranks=names))
+
+    def record_step_holders(self, holders: Mapping[h.StepOnDisk, str]) -> None:
+        """Record which workers, by name, run a step on a disk."""
+        rows = tuple((step, disk, node) for (step, disk), node in holders.items())
+        self.save(replace(self.record, step_holders=rows))
 
     def recall(self, send: Callable[[h.RunRemembered], None], hello: Hello, epoch: int) -> bool:
         """Send the run of a worker that outlived its head; return whether it is sent.

@@ -106,6 +106,8 @@ class RunRecord(files.Record):
     state: RunState = RunState.BOOTING
     attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
+    step_holders: tuple[tuple[str, str, str], ...] = ()
+    """Prepare steps that workers were ordered to run: step, disk of its marker, node by name."""
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
     used: float = 0.0  # seconds that agents have run
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet

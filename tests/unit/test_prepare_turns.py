@@ -101,6 +101,48 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
 }
 
 
+DISK_OF_WORKERS = ("data", "nfs of workers")
+AT = "nfs of workers"
+AFTER_A_RESTART: dict[str, tuple[History, list[tuple[str, str]]]] = {
+    "its holder is late": ([*hello(2, AT), (9, TICK)], []),
+    "its holder reports": (
+        [*hello(2, AT), *hello(3, AT, at=2), says(2, at=5)],
+        [("data", "agent3")],
+    ),
+    "its holder has finished": (
+        [*hello(2, AT), *hello(3, AT, at=2), says(3, "data", at=5)],
+        [("data", "agent3"), ("data", "agent2")],
+    ),
+    "its holder is gone": (
+        [*hello(2, AT), HERE_DONE, says(2, at=59), (60, TICK)],
+        [("data", "agent2")],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"), AFTER_A_RESTART.values(), ids=AFTER_A_RESTART.keys()
+)
+def test_turns_after_a_restart_of_the_heads_agent(
+    history: History, expected: list[tuple[str, str]]
+) -> None:
+    """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
+    trace = Trace(replace(of(DATA), step_holders={DISK_OF_WORKERS: "pod3"}), history)
+    assert orders(trace) == expected
+
+
+def test_who_has_a_turn_is_saved_first() -> None:
+    """By the worker's name, before its order; the head's own turns are not."""
+    trace = Trace(of(DATA), [*hello(2, AT), HERE_DONE, *hello(3)])
+    deeds = [deed for deed in trace.effects if isinstance(deed, h.SaveStepHolders | h.OrderStep)]
+    assert deeds == [
+        h.SaveStepHolders({DISK_OF_WORKERS: "pod2"}),
+        h.OrderStep("data", "agent2"),
+        h.SaveStepHolders({DISK_OF_WORKERS: "pod2", ("data", "nfs"): "pod3"}),
+        h.OrderStep("data", "agent3"),
+    ]
+
+
 @pytest.mark.parametrize(("steps", "history", "expected"), STORIES.values(), ids=STORIES.keys())
 def test_turns(
     steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]

@@ -231,12 +231,37 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
 _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any other
 
 
+_BY_NAME = "named "  # before the name of a holder that has not reported to this agent yet
+
+
 def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
-    """Return the first holders of disks: the head runs its own steps from the start."""
+    """Return the first holders of disks: the head runs its own steps from the start.
+
+    Workers may still run what an earlier agent has ordered.
+    """
     known = {} if goal.facts is None else goal.facts.disks
     steps = ordered_steps(goal.steps)
     disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
-    return dict.fromkeys(disks.items(), HERE)
+    former = {one: f"{_BY_NAME}{name}" for one, name in goal.step_holders.items()}
+    return {**former, **dict.fromkeys(disks.items(), HERE)}
+
+
+def _with_reported_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
+    """Return the holders, with the agents of those known by name that have reported."""
+    known = state.step_holders
+    if not any(node.startswith(_BY_NAME) for node in known.values()):
+        return known
+    there = (one for one in state.fleet.workers.values() if not (one.has_left or one.refused))
+    keys = {f"{_BY_NAME}{worker.name}": worker.key for worker in there}
+    return {one: keys.get(node, node) for one, node in known.items()}
+
+
+def _names_of_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
+    """Return the workers that hold a disk, by name."""
+    workers = state.fleet.workers
+    names = {key: worker.name for key, worker in workers.items()}
+    others = {one: node for one, node in state.step_holders.items() if node != HERE}
+    return {one: names.get(node, node.removeprefix(_BY_NAME)) for one, node in others.items()}
 
 
 def order_steps(state: HeadState, turn: Turn) -> HeadState:
@@ -244,7 +269,8 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     event, steps = turn.event, ordered_steps(state.goal.steps)
     if not steps:
         return state
-    known = state.step_holders
+    saved, ordered_before = _names_of_holders(state), state.actions
+    known = _with_reported_holders(state)
     holders = {one: node for one, node in known.items() if _runs(state, one[0], node, turn.now)}
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
     state = replace(state, step_holders=holders)
@@ -255,12 +281,18 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     for worker in workers:
         if _runs_steps(worker, turn.now):
             state = _order_steps_of(state, worker, steps)
-    return state
+    names, orders = _names_of_holders(state), state.actions[len(ordered_before) :]
+    if not orders or names == saved:
+        return state
+    # before the orders: an agent that replaces this one must find who may run what
+    return replace(state, actions=(*ordered_before, h.SaveStepHolders(names), *orders))
 
 
 def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
     if node == HERE:
         return state.steps[HERE, name].step is Step.PENDING
+    if node.startswith(_BY_NAME):
+        return now < times.STEP_HOLDER_SILENT
     worker = state.fleet.workers.get(node)
     if worker is None or not _runs_steps(worker, now):
         return False

@@ -28,6 +28,9 @@ OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
 
 
+StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
+
+
 class HeadGoal(Value):
     """The configuration of this run, fixed at the start; times are on the run's clock."""
 
@@ -44,6 +47,8 @@ class HeadGoal(Value):
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
+    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)
+    """The workers, by name, that an earlier agent of this run ordered to run a step on a disk."""
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
     lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
@@ -185,6 +190,12 @@ class OrderStep(HeadAction):
     node: str
 
 
+class SaveStepHolders(HeadAction):
+    """Save which workers, by name, run a step on a disk, before any of them is ordered to."""
+
+    holders: Mapping[StepOnDisk, str]
+
+
 class ProbeNode(HeadAction):
     """Order a node to probe the reward server, another node, or all nodes together."""
 
@@ -228,7 +239,6 @@ class HeadPhase(str, Enum):
 
 
 Actions = tuple[HeadAction, ...]
-StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
 
 
 class Saving(Value):

@@ -250,6 +250,9 @@ class HeadAgent(Agent):
                 self.bridge.follow(job)
             case h.SaveSnapshot(known):
                 self.keeper.save(self.keeper.record.with_snapshot(known, self.node.now()))
+            case h.SaveStepHolders(holders):
+                self.keeper.record_step_holders(holders)
+                await self.keeper.flush()
             case h.StopJob(job):
                 self.go(self._stop_job(job))
             case h.SaveJob(job):
