@@ -169,6 +169,21 @@ def test_large_models_are_saved_in_shards(size: str, *, whole: bool) -> None:
     assert any("verl.model_merger" in note for note in command.notes) is not whole
 
 
+@pytest.mark.parametrize(("host", "whole"), [(64, True), (44, False)])
+def test_a_whole_model_is_not_worth_a_refusal(host: int, *, whole: bool) -> None:
+    """A small node saves shards only, rather than that the job is refused."""
+    command = made(Case("verl-grpo", "1x1x24", host, "1.5B"))
+    assert ("hf_model" in argument(command, f"{ACTOR}.checkpoint.save_contents")) is whole
+
+
+def test_sleeping_engines_count_unless_they_are_turned_off() -> None:
+    """The flag itself, given by the user, changes nothing."""
+    case = Case("openrlhf-grpo", "2x8x80", 512, "7.6B")
+    usual = made(case).notes[-1]
+    assert made(case._replace(args="--vllm.enable_sleep")).notes[-1] == usual
+    assert made(case._replace(args="--no-vllm.enable_sleep")).notes[-1] != usual
+
+
 @pytest.mark.parametrize(
     ("recipe", "args", "warned"),
     [

@@ -194,7 +194,8 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
             processes=trained + frozen + 1,
             loading=WEIGHT * (trained + frozen),
             gathered=WEIGHT,
-            keeps_engines=not arguments.changed(["vllm.enable_sleep"]),
+            keeps_engines=arguments.text("vllm.enable_sleep", left_out=True)
+            not in arguments.changed(["vllm.enable_sleep"]),
         ),
         adapters=bool(arguments.whole("ds.lora.rank")),
     )

@@ -68,8 +68,11 @@ _FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.mod
 _ALL_GPUS = "-1"
 _RATE = f"{ACTOR}.optim.lr"
 _SAVED = f"{ACTOR}.checkpoint.save_contents"
-_NO_WHOLE_MODEL_FROM = 14e9
-"""Parameters from which a checkpoint has no whole model: 6 bytes each on the first node."""
+_SHARDS, _WHOLE = "[model,optimizer,extra]", "hf_model"
+_SHARDS_AND_WHOLE = f"[model,optimizer,extra,{_WHOLE}]"
+_GATHERED = 6  # Bytes of a parameter of the whole model on the first node: in float32 and in bf16
+_NO_WHOLE_MODEL_FROM = 14e9  # Parameters
+_WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes a parameter"
 _MERGE = (
     "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
     "…/global_step_N/actor --target_dir …` makes a model of one"
@@ -209,11 +212,12 @@ def make(asked: RecipeInput) -> Command:
     if not asked.is_nearest:
         _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
-    sizing = _sizing(asked, given)
+    sizing, saved = _sizing_and_saved(asked, given)
     sizes, notes, prompts = _sizes(asked, given, sizing)
     every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
     rows = (
         *_model_and_data(asked, given),
+        (_SAVED, saved, "with an HF model" if _WHOLE in saved else _WHY_SHARDS),
         *sizes,
         *_memory(asked, sizing),
         *_batches_by_tokens(asked, given, sizing),
@@ -226,7 +230,7 @@ def make(asked: RecipeInput) -> Command:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
-    if "hf_model" not in _save_contents(asked, given):
+    if _WHOLE not in saved:
         notes.append(_MERGE)
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
@@ -247,7 +251,27 @@ def make(asked: RecipeInput) -> Command:
     )
 
 
-def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+def _sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizing, str]:
+    """Return the sizing, and what a checkpoint has.
+
+    The first node gathers a whole model at each save: so there is none from a size on, or where it
+    would cost another layout.
+    """
+    if _SAVED in given:
+        return _sizing(asked, given, given[_SAVED]), given[_SAVED]
+    without = _sizing(asked, given, _SHARDS)
+    model = asked.basis.model
+    if model is not None and model.parameters >= _NO_WHOLE_MODEL_FROM:
+        return without, _SHARDS
+    try:
+        found = _sizing(asked, given, _SHARDS_AND_WHOLE)
+    except MisfitError:
+        return without, _SHARDS
+    is_free = found.layout == without.layout and found.warnings == without.warnings
+    return (found, _SHARDS_AND_WHOLE) if is_free else (without, _SHARDS)
+
+
+def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
     is_fsdp2 = kept.get(_STRATEGY) == "fsdp2"
     layouts = tuple(one for one in VERL if not kept or (one == VERL_CPU) == is_fsdp2)
@@ -263,7 +287,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
             frozen=4 if _has_reference(asked, given) and not adapters else 0,
             loading=4,
             loads_tied=True,
-            gathered=6 if "hf_model" in _save_contents(asked, given) else 0,
+            gathered=_GATHERED if _WHOLE in saved else 0,
             keeps_engines=adapters or asked.version < _DEEP_SLEEP,
         ),
         within=kept[_FSDP_SIZE] != _ALL_GPUS if _FSDP_SIZE in kept else None,
@@ -285,14 +309,6 @@ def _has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
     by_loss = given.get(f"{ACTOR}.use_kl_loss", str(asked.recipe == "verl-grpo"))
     in_reward = str(bool(asked.reward_model) and asked.recipe == "verl-ppo")
     return "true" in {by_loss.lower(), given.get(_KL_IN_REWARD, in_reward).lower()}
-
-
-def _save_contents(asked: RecipeInput, given: Mapping[str, str]) -> str:
-    """Return what a checkpoint has: from a size on no whole model, which one node would gather."""
-    model = asked.basis.model
-    is_large = model is not None and model.parameters >= _NO_WHOLE_MODEL_FROM
-    parts = "[model,optimizer,extra]" if is_large else "[model,optimizer,extra,hf_model]"
-    return given.get(_SAVED, parts)
 
 
 def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
@@ -462,13 +478,6 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
         yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
         yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
-    saved = _save_contents(asked, given)
-    whole_model = (
-        "with an HF model"
-        if "hf_model" in saved
-        else ("without an HF model: one node would gather it, 6 bytes a parameter")
-    )
-    yield _SAVED, saved, whole_model
     yield from _SETTINGS
 
 
