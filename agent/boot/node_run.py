@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
+import psutil
 from msgspec.structs import replace
 
 from agent import __version__
@@ -141,6 +142,18 @@ class SurvivingProcesses:
         return None if one is None else adopt(name, one.pid, one.start, log)
 
 
+def _end_unrecorded() -> None:
+    """End what killed agents left of a run that this agent does not continue.
+
+    No record of it can be read: its job must not run beside the next one.
+    """
+    left = process.list_descendants() if parent.former_agents else []
+    if left:
+        what = "the agent was killed, and its run cannot be continued here: ending"
+        say(f"{what} {listed(process.kill(left))}", "warning")
+        psutil.wait_procs(left, timeout=times.DESCENDANTS_EXIT)
+
+
 def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
     """Return what the killed agents that this one replaces left running, if there are any.
 
@@ -149,6 +162,7 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     """
     record, killed = folder.former, parent.former_agents
     if record is None or record.ended or record.agent.pid not in killed:
+        _end_unrecorded()
         return None
     kills = oom_kills()
     more = kills.number - record.oom_kills

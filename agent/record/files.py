@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
@@ -32,6 +33,7 @@ PART_SUFFIX = ".part"  # suffix of a file that is being written
 _RECORD_VERSION = 1
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
+_READ_AGAIN = 3  # further tries to read a record
 
 
 def safe_name(name: str) -> str:
@@ -120,6 +122,17 @@ class Record(Value):
             return NoRecord(error_text(error))
         except (ValueError, RecursionError) as error:
             return NoRecord(f"it is broken: {error}")
+
+    @classmethod
+    def read_patiently(cls, path: Path) -> Self | NoRecord:
+        """Read a file at the start; one that cannot be read, as a stale handle, is tried again."""
+        found = cls.read(path)
+        for _ in range(_READ_AGAIN):
+            if not isinstance(found, NoRecord) or found.is_missing:
+                break
+            time.sleep(times.READ_AGAIN)
+            found = cls.read(path)
+        return found
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""

@@ -188,7 +188,7 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
         with suppress(OSError):
             written.append((log_dir.stat(path).st_mtime, path))
     for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
-        record = NodeRecord.read(path)
+        record = NodeRecord.read_patiently(path)
         if not isinstance(record, NodeRecord) or record.node != node or record.ended:
             continue
         if here.sees(record.place) and record.agent.pid in agents:

@@ -253,7 +253,7 @@ class RunFolder:
         if not stat.S_ISDIR(log_dir.stat(path).st_mode):
             return False
         lock = files.FileLock(path / _LOCK)
-        holder, read = lock.take(), NodeRecord.read(path / node_record.NODE_FILE)
+        holder, read = lock.take(), NodeRecord.read_patiently(path / node_record.NODE_FILE)
         former = read if isinstance(read, NodeRecord) else None
         if not node_record.may_reuse(former, holder, self._name, self.own.place, is_new=is_new):
             lock.release()

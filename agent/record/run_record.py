@@ -334,7 +334,7 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, st
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
         return lock, NoRecord(error_text(error), is_missing=True), ""
-    found = RunRecord.read(folder / RUN_FILE)
+    found = RunRecord.read_patiently(folder / RUN_FILE)
     if claim is LockHolder.THEIRS:
         return lock, found, "another head has it"
     if claim is LockHolder.UNKNOWN and isinstance(found, RunRecord):  # a disk without locks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_a_spare_that_is_lost_before_the_job(cluster: Cluster) -> None:
     count = (
         "import ray; ray.init(logging_level='ERROR'); print(sum(n['Alive'] for n in ray.nodes()))"
     )
-    head, used, spare = cluster.agents("python3", "-c", count)
+    head, used, spare = cluster.agents(sys.executable, "-c", count)
     for name in ("podb", "podc"):
         head.wait_for(f"{name} joined Ray", timeout=BOOT)
     spare.kill()

@@ -218,6 +218,7 @@ def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
     first.close()
     killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
     monkeypatch.setattr(parent, "former_agents", killed)
+    monkeypatch.setattr(process, "list_descendants", list)
     again = RunFolder(tmp_path, "run-1", "pod0", link=False)
     left = find_surviving_processes(again, (RAY,))
     again.close()
@@ -235,3 +236,19 @@ def test_who_is_ended_holds_no_port_any_more() -> None:
     process.kill_tree(child.pid)
     assert not taken_ports([port])
     child.communicate()
+
+
+def test_what_a_run_that_cannot_be_continued_left_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a readable record its job would run beside the next one; another pod's is left."""
+    pid, other = (orphan("sleep", "60") for _ in range(2))
+    monkeypatch.setattr(process, "list_descendants", lambda: [psutil.Process(pid)])
+    folder = RunFolder(tmp_path, "run-2", "pod0", link=False)
+    assert find_surviving_processes(folder, (RAY,)) is None
+    assert lives(pid)
+    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
+    assert find_surviving_processes(folder, (RAY,)) is None
+    assert (lives(pid), lives(other)) == (False, True)
+    os.kill(other, 9)
+    folder.close()

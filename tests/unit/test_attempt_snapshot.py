@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from agent.boot.run_keeper import RunKeeper
 from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
+from agent.record import files
 from agent.record.files import NoRecord, iso_time
 from agent.record.node_record import Moment
 from agent.record.run_record import (
@@ -468,3 +470,31 @@ def test_a_service_of_a_running_job_counts_as_ready() -> None:
     assert again.generation == 2
     fresh = Trace(WITH_REWARD, [(1.0, LOST)])
     assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.EndRun)] == [69]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [OSError(errno.EIO, "Input/output error"), OSError(errno.ESTALE, "Stale file handle"), '{"run'],
+    ids=["EIO", "ESTALE", "torn"],
+)
+def test_a_record_that_cannot_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError | str
+) -> None:
+    """The agent that replaces a killed one begins no other run beside the job."""
+    (tmp_path / "run").mkdir()
+    expected = killed(tmp_path).before
+    tries: list[Path] = []
+
+    def read_once_badly(path: Path) -> str:
+        tries.append(path)
+        if len(tries) > 1:
+            return path.read_text()
+        if isinstance(fault, str):
+            return fault
+        raise fault
+
+    monkeypatch.setattr(files, "read_small", read_once_badly)
+    found = choose_run(tmp_path, None, "f" * 16, lambda: "new", node="pod0", resumed="run")
+    assert found.lock is not None
+    found.lock.release()
+    assert (found.run_id, found.before, len(tries)) == ("run", expected, 2)
