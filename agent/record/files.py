@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
@@ -125,12 +124,11 @@ class Record(Value):
 
     @classmethod
     def read_patiently(cls, path: Path) -> Self | NoRecord:
-        """Read a file at the start; one that cannot be read, as a stale handle, is tried again."""
+        """Read a file; if it cannot be read, open it again: a network disk may have a new one."""
         found = cls.read(path)
         for _ in range(_READ_AGAIN):
             if not isinstance(found, NoRecord) or found.is_missing:
                 break
-            time.sleep(times.READ_AGAIN)
             found = cls.read(path)
         return found
 
