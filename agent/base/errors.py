@@ -25,6 +25,11 @@ class Problem(Value):
     got: str
     expected: str
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the variables that it is about."""
+        return frozenset(self.variable.split(" + "))
+
     def sentence(self) -> str:
         """Return the problem and its remedy in one line."""
         return f"{self.variable}: got {self.got}; expected {self.expected}"

@@ -23,6 +23,7 @@ class Ports(Value):
     client: int = 10_001
     first_worker: int = 10_002
     last_worker: int = 19_999
+    reward: int = 5000  # the bundled reward server's
     # Ray's internal ports, which follow the agent's: one number moves them all
     node_manager: int = 8267
     object_manager: int = 8268
@@ -33,7 +34,7 @@ class Ports(Value):
 
 
 DEFAULTS = Ports()
-_INTERNAL = Ports.__struct_fields__[6:]
+_INTERNAL = Ports.__struct_fields__[7:]
 
 
 def port_map(
@@ -62,13 +63,15 @@ def ports_for_job(job_id: int) -> Ports:
         agent=block + 3,  # Ray's internal ports follow, up to the end of the block
         first_worker=workers,
         last_worker=workers + 999,
+        reward=30_000 + job_id % 1000,
     )
 
 
 def single_ports(ports: Ports) -> dict[str, int]:
-    """Return the port of every listener, without the range of Ray's workers."""
+    """Return the port of every listener of agent and Ray, without the range of Ray's workers."""
     found = asdict(ports).items()
-    return {name.replace("_", " "): port for name, port in found if not name.endswith("_worker")}
+    others = {"first_worker", "last_worker", "reward"}
+    return {name.replace("_", " "): port for name, port in found if name not in others}
 
 
 def port_conflicts(ports: Mapping[str, int], workers: tuple[int, int] | None) -> Iterator[str]:

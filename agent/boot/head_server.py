@@ -20,7 +20,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase, WorkerReported
 from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, OrderKind
-from agent.plan.plan import versions
+from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.record.background import in_thread
 from agent.record.explain import Timeline
 from agent.record.files import reading
@@ -252,19 +252,22 @@ class RunStatus:
     ) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
-        own_name, file = plan.topology.node_name, plan.logs().get(name)
-        names = ["agent", "ray", "job", *(spec.name for spec in plan.all_services)]
-        names += [step.name for step in plan.steps]
+        own_name, wanted = plan.topology.node_name, log_files(name)
+        logs = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG, **plan.logs()}
+        logs |= {spec.name: spec.log for spec in plan.all_services}
+        known_name = next((one for one, file in logs.items() if file in wanted), name)
+        file = plan.logs().get(known_name)
         workers = self._get_state().fleet.workers.values()
         present = {one.name: one.key for one in workers if not one.has_left}
         if node in {HERE, own_name} and file is not None:
             return await self._read_local(self._run.folder.file(file), after)
-        if node in present and name in names:
+        if node in present and known_name in logs:
             limit = times.LOG_LINES_AWAITED
-            text = await request_log(reports, present[node], name, limit)
+            text = await request_log(reports, present[node], known_name, limit)
             if text is not None:
                 return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
-        known = f"nodes are {listed([own_name, *present])}; logs {listed(names)}"
+        names = listed([file.removesuffix(".log") for file in logs.values()])
+        known = f"nodes are {listed([own_name, *present])}; logs {names}"
         return f"{node} has no log {name!r}, or did not send it in time: {known}"
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:

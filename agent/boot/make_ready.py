@@ -94,6 +94,19 @@ async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcom
     return ends.REFUSED.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
+def with_taken_ports(plan: Plan) -> Plan:
+    """Add to a plan the ports that are taken now, apart from those of a Ray that `run` removes."""
+    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
+    taken = taken_ports(ports)
+    if taken and plan.own_ray is not None:
+        stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
+        taken = taken_ports(taken, leaving=[process.pid for process in stale])
+    facts = replace(plan.facts, taken_ports=taken)
+    found = run_checks(facts, plan.settings, plan.topology, only=PORTS)
+    others = [finding for finding in plan.findings if finding.check != PORTS]
+    return replace(plan, facts=facts, findings=(*others, *found))
+
+
 def secure_folder(temp: str, uid: int) -> Folder | None:
     """Create the private folder around Ray's temp dir; return what exists then.
 

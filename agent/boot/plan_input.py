@@ -23,9 +23,8 @@ from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
 from agent.runtime import parent
 from agent.runtime.network import lookup_briefly
-from agent.settings import load
+from agent.settings import read_settings
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
-from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
 from agent.settings.rules import TEMP_DIR, flags_of
 from agent.topology.resolve import Topology, detect_platform, resolve
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
+    from agent.settings.model import Settings
     from agent.work.recipes.recipe import ModelShape
     from agent.work.services import ServicesFile
 
@@ -222,12 +222,18 @@ def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | N
     return shape_of(model, config)
 
 
+COMMAND = "--"  # how a problem names the command after it
+ROLE_VARIABLES = {"RAY_WORKER", "HEAD_POD_ID", "AGENT_HEAD", "EXPECTED_WORKERS"}
+
+
 def plan_from_environment(
     environ: Mapping[str, str], command: list[str] | None, *, wants_job: bool = True
 ) -> Plan:
     """Make the plan, or raise all faults together; `wants_job` is False to examine a machine."""
-    loaded = _load_settings(environ, command)
-    settings, words, path = loaded.settings, loaded.command, environ.get("PATH")
+    loaded, wrong_settings = read_settings(environ, command)
+    wrong = {name for one in wrong_settings for name in one.names}
+    settings, path = loaded.settings, environ.get("PATH")
+    words = None if COMMAND in wrong else loaded.command
     ray, names, problems = read.find_ray(path), dict[str, tuple[str, ...]](), list[Problem]()
     if settings.head is not None and not is_ip(settings.head):  # its address decides the role
         names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
@@ -247,6 +253,9 @@ def plan_from_environment(
         topology = resolve(environ, settings, facts)
     except SettingsError as error:
         problems += error.problems
+    if wrong & ROLE_VARIABLES:  # the role is a guess then, and so is what follows from it
+        topology = None
+        problems = [one for one in problems if not one.names & ROLE_VARIABLES]
     if topology is None or topology.is_head:  # a worker may lack the head's files
         runtime_env, upload = read_runtime_env(settings, environ, ray.folder, problems)
     with suppress(SettingsError):  # the platform may be known where the topology is not
@@ -254,6 +263,8 @@ def plan_from_environment(
         problems += make.port_clashes(settings, words, platform.ports, platform.given_ray)
     if topology is not None:
         problems += make.service_problems(settings, words, topology, file)
+    # what follows from a wrong value is no problem of its own
+    problems = [*wrong_settings, *(one for one in problems if not one.names & wrong)]
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.misspelled)
     host = topology.head_host or ""
@@ -273,17 +284,6 @@ def plan_from_environment(
         held = run_within(times.STALLED_DISK, lambda: read_checkpoints(folder))
         basis = replace(basis, kept={} if held is None else kept_settings(held, known.framework))
     return make.make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
-
-
-def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:
-    """Load the settings; report errors of the services file together with theirs."""
-    try:
-        return load(environ, command)
-    except SettingsError as error:
-        problems, path = [*error.problems], environ.get("AGENT_SERVICES", "").strip()
-        if path:
-            read_services(Settings(services=path), problems)
-        raise SettingsError(tuple(problems), error.hints) from None
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:

@@ -21,6 +21,7 @@ from agent import __version__
 from agent.base.text import NO_TERMINAL, Line, Terminal, map_texts
 from agent.boot import init, recipe_verb
 from agent.boot.init import PLATFORMS
+from agent.boot.make_ready import with_taken_ports
 from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.checks import misspelling_findings
 from agent.checks.finding import Level, passed_lines, problem_lines
@@ -322,7 +323,7 @@ def main(environ: Mapping[str, str], before: list[str], command: list[str] | Non
 
 
 def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    plan = plan_from_environment(environ, options.command)
+    plan = with_taken_ports(plan_from_environment(environ, options.command))
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
         _print_json(to_json(plan), redactor.clean)

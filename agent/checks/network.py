@@ -57,7 +57,7 @@ def ephemeral_ports(node: CheckedNode) -> Result:
     used = {*single_ports(ports).values(), ports.first_worker, ports.last_worker}
     risky = [
         str(port)
-        for port in sorted({*used, settings.reward_port})
+        for port in sorted({*used, settings.reward_port or base.reward})
         if first <= port <= last and not any(a <= port <= b for a, b in facts.reserved_ports)
     ]
     if not risky:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.ports import BACKLOG
+from agent.node.read import holder_of
 from agent.runtime.network import set_keepalive
 
 
@@ -22,9 +24,12 @@ def bind(address: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = f"{why}, by {holder_of(port)}"
         raise PreflightError(
             f"the agent's port {address}:{port} cannot be taken",
-            why=error.strerror or str(error),
+            why=why,
             remedy="End the process that holds it (another agent?), or move AGENT_PORT",
             culprit="AGENT_PORT",
         ) from None

@@ -28,7 +28,7 @@ from agent.base.text import (
 from agent.checks.finding import ORDER, Finding, Level, passed_lines, toned_line
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
 from agent.control.status import at_rest, lines_by_content, one_line, status_lines
-from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_root
+from agent.plan.plan import log_files, log_root
 from agent.record import run_folder
 from agent.record.background import run_within
 from agent.record.files import read_end, read_small
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     """Shows a status, and why there is no newer one."""
 
 HEAD = "head"
-_LOGS = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG}
 
 
 def _warn(sentence: str) -> None:
@@ -360,7 +359,7 @@ def _past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
     node, name = _node_and_log(words, folders, nodes[0].name)
     folder = nodes[0] if node == HEAD else folders.get(node)
     files = {} if folder is None else {path.name: path for path in folder.glob("*.log")}
-    file = files.get(_LOGS.get(name, f"{name}.log"))
+    file = next((files[one] for one in log_files(name) if one in files), None)
     data = None if file is None else read_end(file, _MOST_READ)
     if file is None or data is None:
         known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"

@@ -42,7 +42,7 @@ from agent.node.facts import (
 from agent.node.python_facts import TORCH, framework_facts, of_command, ray_facts, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -233,8 +233,11 @@ def is_bindable(address: str) -> bool:
     return address not in {"", "0.0.0.0", "::"}  # noqa: S104 - compared
 
 
-def taken_ports(ports: Iterable[int]) -> dict[int, str]:
-    """Return the ports in use, each with the process that listens, if known."""
+def taken_ports(ports: Iterable[int], leaving: Collection[int] = ()) -> dict[int, str]:
+    """Return the ports in use, each with the process that listens, if known.
+
+    Ports of the processes `leaving`, by their pids, are left out.
+    """
     found = {}
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -242,16 +245,30 @@ def taken_ports(ports: Iterable[int]) -> dict[int, str]:
             try:
                 probe.bind(("", port))
             except OSError:
-                found[port] = _listener_on(port)
+                pid = _listener_on(port)
+                if pid not in leaving:
+                    found[port] = _process_text(pid)
     return found
 
 
-def _listener_on(port: int) -> str:
+def holder_of(port: int) -> str:
+    """Return the process that listens on a port, as far as it is known."""
+    return _process_text(_listener_on(port))
+
+
+def _listener_on(port: int) -> int | None:
     with suppress(psutil.Error, OSError):
         for one in psutil.net_connections("tcp"):
             is_there = one.laddr and one.laddr.port == port
             if is_there and one.pid and one.status == psutil.CONN_LISTEN:
-                return f"{psutil.Process(one.pid).name()} (pid {one.pid})"
+                return int(one.pid)
+    return None
+
+
+def _process_text(pid: int | None) -> str:
+    with suppress(psutil.Error, OSError):
+        if pid is not None:
+            return f"{psutil.Process(pid).name()} (pid {pid})"
     return "another process"
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import Problem, SettingsError
-from agent.base.ports import conflicts_of, port_conflicts, port_map, single_ports
+from agent.base.ports import DEFAULTS, conflicts_of, port_conflicts, port_map, single_ports
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode
@@ -21,7 +21,7 @@ from agent.plan.plan import Listener, Plan, PlannedProcess, address_of, log_root
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
-from agent.settings.rules import TEMP_DIR, reward_port
+from agent.settings.rules import TEMP_DIR, reward_listener
 from agent.topology.platforms import GivenRay
 from agent.work import services as work
 from agent.work.checkpoints import folder_of
@@ -60,7 +60,9 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 ) -> Plan:
     """Make the plan of this node; `basis` is what its recipe is sized by."""
     settings, platform = loaded.settings, topology.platform
-    services = () if topology.is_idle else all_services(settings, loaded.command, file)
+    services = (
+        () if topology.is_idle else all_services(settings, loaded.command, file, platform.ports)
+    )
     if settings.expected_workers is None:  # nodes that only run a service are no workers
         workers = topology.expected_workers - len(service_only_ranks(services))
         topology = replace(topology, expected_workers=max(0, workers))
@@ -318,7 +320,7 @@ def port_clashes(
     single, workers = _ports_here(settings, base, given)
     names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
     expected = "different ports; without these variables `plan` shows the defaults"
-    found = port_conflicts({**single, **reward_port(settings, command)}, workers)
+    found = port_conflicts({**single, **reward_listener(settings, command, base)}, workers)
     return tuple(Problem(names, conflict, expected) for conflict in found)
 
 
@@ -335,10 +337,13 @@ def _ports_here(
 
 
 def all_services(
-    settings: Settings, command: tuple[str, ...] | None, file: ServicesFile
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    file: ServicesFile,
+    base: Ports = DEFAULTS,
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    reward = work.reward_service(with_reward(settings, file), command)
+    reward = work.reward_service(with_reward(settings, file), command, base)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
         reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
@@ -361,7 +366,8 @@ def service_problems(
     settings: Settings, command: tuple[str, ...] | None, topology: Topology, file: ServicesFile
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
-    services, given = all_services(settings, command, file), topology.given_ray
+    services = all_services(settings, command, file, topology.platform.ports)
+    given = topology.given_ray
     workers, alone = topology.expected_workers, len(service_only_ranks(services))
     # with the nodes that do not join Ray
     most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)

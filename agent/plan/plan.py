@@ -18,7 +18,7 @@ from agent.settings.model import Settings, secret_texts
 from agent.topology.platforms import GivenRay
 from agent.topology.resolve import Topology
 from agent.work.job import Job
-from agent.work.services import HttpProbe, PrepareStep, ServiceSpec
+from agent.work.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
 from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
@@ -227,6 +227,16 @@ class Plan(Value):
     def secret(self, variable: str = "RAY_AUTH_TOKEN") -> str | None:
         """Return the secret of a variable; by default the cluster's."""
         return secret_texts(self.settings).get(variable)
+
+
+def log_files(name: str) -> tuple[str, ...]:
+    """Return the files that a log may be: by its own name, its service's or step's, or the file's.
+
+    The first that exists counts: after a run only the files are left.
+    """
+    by_name = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG}
+    files = (by_name.get(name, f"{name}.log"), service_log(name), step_log(name))
+    return tuple(dict.fromkeys(files))
 
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:

@@ -38,6 +38,16 @@ class Loaded(Value):
 
 def load(environ: Mapping[str, str], command: Sequence[str] | None = None) -> Loaded:
     """Return validated settings; raise one SettingsError with every problem."""
+    loaded, problems = read_settings(environ, command)
+    if problems:
+        raise SettingsError(problems, loaded.misspelled)
+    return loaded
+
+
+def read_settings(
+    environ: Mapping[str, str], command: Sequence[str] | None = None
+) -> tuple[Loaded, tuple[Problem, ...]]:
+    """Return the settings, with the default in place of each value that is wrong; and why it is."""
     problems: list[Problem] = []
     raw, origins = _collect(environ, problems)
     misspelled = _unknown_names(environ, problems)
@@ -57,14 +67,8 @@ def load(environ: Mapping[str, str], command: Sequence[str] | None = None) -> Lo
     settings = Settings(**fields)
     argv = None if command is None else tuple(command)
     bad = {problem.variable for problem in problems}
-    problems += [
-        problem
-        for problem in contradictions(settings, argv)
-        if not bad & set(problem.variable.split(" + "))
-    ]
-    if problems:
-        raise SettingsError(tuple(problems), misspelled)
-    return Loaded(settings, argv, origins, tuple(ignored), misspelled)
+    problems += [one for one in contradictions(settings, argv) if not bad & one.names]
+    return Loaded(settings, argv, origins, tuple(ignored), misspelled), tuple(problems)
 
 
 def settings_for_end(environ: Mapping[str, str]) -> Settings:

@@ -131,7 +131,11 @@ class Settings(Value, kw_only=True):
         "`builtin`, `off`, an http(s) URL, or the shell command of a reward server",
         shown="what the job needs; off with a reward model",
     )
-    reward_port: int = var(v.port, "the reward server's port", "5000")
+    reward_port: int | None = var(
+        v.port,
+        "the reward server's port",
+        shown="5000; the bundled server's under Slurm by the job's id",
+    )
     reward_path: str = var(v.url_path, "its path", "/get_reward")
     reward_token: v.Secret | None = var(
         v.secret, "a secret that the bundled reward server asks for (`Authorization: Bearer`)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
+from agent.base.ports import DEFAULTS
 from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import (
     BY_NAME,
@@ -21,6 +22,8 @@ from agent.settings.values import LATER, reserved_placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from agent.base.ports import Ports
 
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
 _EXPECTED = {
@@ -159,10 +162,20 @@ def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:
     return settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
 
 
-def reward_port(settings: Settings, command: tuple[str, ...] | None) -> dict[str, int]:
+def reward_port(settings: Settings, command: tuple[str, ...] | None, base: Ports) -> int:
+    """Return the port of the reward server; a user's command has its own, whatever the platform."""
+    is_bundled = reward_choice(settings, command) == "builtin"
+    return settings.reward_port or (base if is_bundled else DEFAULTS).reward
+
+
+def reward_listener(
+    settings: Settings, command: tuple[str, ...] | None, base: Ports
+) -> dict[str, int]:
     """Return the port of the reward server by its name, if this run starts one."""
     reward = reward_choice(settings, command)
-    return {} if reward == "off" or is_url(reward) else {"reward server": settings.reward_port}
+    if reward == "off" or is_url(reward):
+        return {}
+    return {"reward server": reward_port(settings, command, base)}
 
 
 def _check_workers(settings: Settings) -> Iterator[Problem]:

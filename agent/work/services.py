@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
+from agent.base.ports import DEFAULTS
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
 from agent.settings.jobs import DEFAULT_DIALECT, recipe_info
-from agent.settings.rules import is_hub_id, is_url, reward_choice
+from agent.settings.rules import is_hub_id, is_url, reward_choice, reward_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from agent.base.ports import Ports
     from agent.node.facts import RayPython
     from agent.settings.model import Settings
 
@@ -33,6 +35,16 @@ NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
 SHELL = ("/bin/sh", "-c")
 _INERT = re.compile(r"[\w./:,@%+=-]+|\[[0-9A-Fa-f:]+\]|\{\w+\}")  # also an unknown value's name
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
+
+
+def service_log(name: str) -> str:
+    """Return the file for the output of a service."""
+    return f"{name.replace(' ', '-')}.log"
+
+
+def step_log(name: str) -> str:
+    """Return the file for the output of a prepare step."""
+    return f"{name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
 
 
 class Where(Value):
@@ -126,7 +138,7 @@ class PrepareStep(Value):
     @property
     def log(self) -> str:
         """Return the name of the file that holds its output."""
-        return f"{self.name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
+        return step_log(self.name)
 
     def argv(self, place: Placeholders) -> list[str]:
         """Return the command that runs it on a node."""
@@ -251,7 +263,7 @@ class ServiceSpec(Value):
     @property
     def log(self) -> str:
         """Return the name of the file that holds its output."""
-        return f"{self.name.replace(' ', '-')}.log"
+        return service_log(self.name)
 
     def command(self, place: Placeholders) -> list[str]:
         """Return its argv on a node; not for external services."""
@@ -265,7 +277,9 @@ class ServiceSpec(Value):
         return {name: place.fill(text) for name, text in self.env}
 
 
-def reward_service(settings: Settings, command: tuple[str, ...] | None) -> ServiceSpec | None:
+def reward_service(
+    settings: Settings, command: tuple[str, ...] | None, base: Ports = DEFAULTS
+) -> ServiceSpec | None:
     """Return the reward server of this run, or None.
 
     The agent's own Python runs the bundled one: the image installs math-verify there.
@@ -273,7 +287,7 @@ def reward_service(settings: Settings, command: tuple[str, ...] | None) -> Servi
     reward = reward_choice(settings, command)
     if reward == "off":
         return None
-    port, path = settings.reward_port, settings.reward_path
+    port, path = reward_port(settings, command, base), settings.reward_path
     url = reward if is_url(reward) else f"http://{NODE_IP}:{port}{path}"
     external = ServiceSpec(
         *(REWARD, reward, None, ScoringProbe(url), settings.wait_reward, "AGENT_WAIT_REWARD"),

@@ -38,8 +38,8 @@ def workers(ports: Ports) -> range:
 def test_the_ports_of_a_job_differ_and_are_not_the_kernels(job: int) -> None:
     """All ports of a job differ, and lie between the reserved and the ephemeral ones."""
     ports = ports_of(job)
-    assert conflicts_in(ports, 5000) == []
-    assert len(single(ports)) == 10
+    assert conflicts_in(ports, ports.reward) == []
+    assert len(single(ports)) == 11
     everything = {*single(ports), *workers(ports)}
     assert min(everything) >= 1024
     assert max(everything) < 32_768
@@ -59,7 +59,7 @@ def test_two_jobs_on_one_host_share_no_port(job: int, apart: int) -> None:
 def test_two_jobs_share_all_ports_or_none(one: int, other: int) -> None:
     """They share all if 1000 divides the difference of their ids, else none."""
     met = single(ports_of(one)) & single(ports_of(other))
-    assert len(met) == (10 if (one - other) % 1000 == 0 else 0)
+    assert len(met) == (11 if (one - other) % 1000 == 0 else 0)
 
 
 def test_what_is_set_by_hand_wins() -> None:
@@ -122,3 +122,20 @@ def test_rays_temp_dir_is_this_jobs_and_short(uid: int, job: int | None) -> None
     assert path.startswith("/tmp/pod-agent")
     assert path != temp_dir(facts, "0")
     assert path != temp_dir(replace(facts, uid=uid + 1), None if job is None else str(job))
+
+
+def test_the_bundled_reward_server_moves_with_its_job() -> None:
+    """Two jobs on one host have two ports; a port by hand, or a server of one's own, stays."""
+    environ, facts = read("slurm-head")
+    bundled = {**environ, "AGENT_JOB": "rehearsal"}
+    plan = plan_of(bundled, facts)
+    (server,) = plan.services
+    assert server.port == ports_for_job(4711).reward != 5000
+    assert f":{server.port}/" in server.url
+    assert str(server.port) in (server.argv or ())
+    assert any(one.port == str(server.port) for one in plan.listeners)
+    assert ports_for_job(4712).reward != ports_for_job(4711).reward
+    by_hand = plan_of({**bundled, "AGENT_REWARD_PORT": "5005"}, facts)
+    assert by_hand.services[0].port == 5005
+    own = plan_of({**bundled, "AGENT_REWARD": "python serve.py --port 5000"}, facts)
+    assert own.services[0].port == 5000

@@ -184,6 +184,7 @@ class Asked:
 
     def __init__(self, root: Path) -> None:
         environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
+        environ |= {"AGENT_REWARD": "builtin", "AGENT_PREPARE": "true"}
         plan = plan_of(environ, command=["true"])
         redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
@@ -323,3 +324,22 @@ def test_a_workers_last_lines(asked: Asked) -> None:
         return found[0]
 
     assert anyio.run(ask_for_it) == LogPart(f"one\ntwo {MASK}\n", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("reward server", "scored"),
+        ("reward-server", "scored"),
+        ("AGENT_PREPARE", "prepared"),
+        ("prepare", "prepared"),
+        ("ray", "started"),
+        ("ray-start", "started"),
+    ],
+)
+def test_a_log_has_its_name_and_that_of_its_file(asked: Asked, name: str, text: str) -> None:
+    """While the run lasts as afterwards, where only the files are left."""
+    files = {"reward-server": "scored", "prepare": "prepared", "ray-start": "started"}
+    for file, line in files.items():
+        asked.run.folder.file(f"{file}.log").write_text(f"{line}\n")
+    assert asked.part("head", name) == LogPart(f"{text}\n", len(text) + 1)

@@ -34,6 +34,12 @@ def leave_run(root: Path, run_id: str, written: float) -> Path:
         write_outcome(folder, outcome_text(FAILED))
         (folder / log).write_text(f"{run_id} {node} one\n{SECRET}\nthree\n")
         os.utime(folder / "outcome.json", (written, written))
+    for name, line in (
+        ("reward-server", "scored"),
+        ("prepare", "prepared"),
+        ("ray-start", "started"),
+    ):
+        (root / run_id / "pod0" / f"{name}.log").write_text(f"{line}\n")
     RunRecord(run_id, "fingerprint", 1, "pod0").write(root / run_id / RUN_FILE)
     return root / run_id
 
@@ -92,6 +98,12 @@ def test_status_of_a_run_without_an_outcome(root: Path, capsys: pytest.CaptureFi
         (["pod1"], 0, "run-1 pod1 one\n********\nthree\n"),
         (["-n", "1"], 0, "three\n"),
         (["--grep", "o.e|three", "-n", "2"], 0, "run-1 pod0 one\nthree\n"),
+        (["reward server"], 0, "scored\n"),
+        (["reward-server"], 0, "scored\n"),
+        (["AGENT_PREPARE"], 0, "prepared\n"),
+        (["prepare"], 0, "prepared\n"),
+        (["head", "ray"], 0, "started\n"),
+        (["head", "ray-start"], 0, "started\n"),
         (["pod1", "job"], 69, ""),
         (["pod9", "job"], 69, ""),
         (["../../secrets"], 69, ""),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from agent.base.errors import SettingsError
+from agent.base.errors import PreflightError, SettingsError
 from agent.base.ports import port_map
 from agent.boot import plan_input
+from agent.cli import main
+from agent.control.sockets import bind
+from agent.node.read import taken_ports
 from agent.plan.make import port_clashes
 from agent.topology.resolve import detect_platform
 from unit.captured import changed, plan_of, read
@@ -112,3 +118,36 @@ def test_ports_are_reported_together_with_the_topology() -> None:
     reported = " ".join(problem.sentence() for problem in caught.value.problems)
     assert "gcs and reward server on 6379" in reported
     assert "RAY_WORKER=1" in reported
+
+
+def test_a_taken_port_of_the_agent_names_its_process() -> None:
+    """`run` says who has it, as the check of the other ports does."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with pytest.raises(PreflightError) as caught:
+            bind("127.0.0.1", other.getsockname()[1])
+        sentence = caught.value.sentence()
+    assert "Address already in use" in sentence
+    assert f"(pid {os.getpid()})" in sentence
+
+
+def test_plan_names_a_taken_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `run` refuses, `plan` shows, with the process."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("AGENT_DASHBOARD_PORT", str(port))
+        assert main(["plan", "--", "true"]) == 0
+        shown = capsys.readouterr().out
+        assert f"FAIL ports: taken: {port} by " in shown
+        assert f"(pid {os.getpid()})" in shown
+    assert main(["plan", "-v", "--", "true"]) == 0
+    assert f"taken: {port}" not in capsys.readouterr().out
+
+
+def test_ports_of_processes_that_run_removes_are_free() -> None:
+    """A stale Ray's ports are no problem: `run` removes it first."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert taken_ports([port], leaving=[os.getpid()]) == {}
+        assert [*taken_ports([port], leaving=[1])] == [port]

@@ -133,7 +133,7 @@ def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
         ("AGENT_JOB", None),
         ("AGENT_JOB_RETRIES", 0),
         ("AGENT_LAUNCHER", None),
-        ("AGENT_REWARD_PORT", 5000),
+        ("AGENT_REWARD_PORT", None),
         ("AGENT_REWARD_PATH", "/get_reward"),
         ("AGENT_WAIT_HEAD", 600),
         ("AGENT_WAIT_WORKERS", 600),

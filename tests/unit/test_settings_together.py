@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from agent.base.errors import SettingsError
+from agent.boot.plan_input import plan_from_environment
 from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES, SET_BY_PLATFORM
 from agent.settings.rules import reward_choice
@@ -356,3 +357,45 @@ def test_a_named_reward_model_replaces_the_default_server(
 def test_models_that_do_not_go_together(changes: dict[str, str], named: str) -> None:
     """A reward model beside a server, neither of them, or a revision of no model of the hub."""
     assert named in told(changes)
+
+
+CONTRADICTION = {"RUNPOD_POD_ID": "poda", "HEAD_POD_ID": "poda", "RAY_WORKER": "1"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "variable"),
+    [
+        ({"AGENT_STALL": "often"}, "AGENT_STALL"),
+        ({"AGENT_JOB": "no-such-recipe"}, "AGENT_JOB"),
+        ({"AGENT_LAUNCHER": "torchrun", "DEBUG_RAY": "1"}, "DEBUG_RAY"),
+        ({"AGENT_RAY_PORT": "tcp"}, "AGENT_RAY_PORT"),
+        ({"AGENT_MODL": "x"}, "AGENT_MODL"),
+        ({"AGENT_SERVICES": "/no/file"}, "AGENT_SERVICES"),
+        ({"RAY_AUTH_TOKEN": ""}, "RAY_AUTH_TOKEN"),
+        ({"AGENT_PORT": "8265"}, "AGENT_PORT"),
+    ],
+)
+def test_a_contradicted_role_is_reported_with_the_rest(
+    wrong: dict[str, str], variable: str
+) -> None:
+    """All problems at once: the platform's do not wait until the others are gone."""
+    with pytest.raises(SettingsError) as caught:
+        plan_from_environment({**CONTRADICTION, **wrong}, None)
+    names = {name for one in caught.value.problems for name in one.variable.split(" + ")}
+    assert {variable, "RAY_WORKER", "HEAD_POD_ID"} <= names
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RAY_WORKER": "perhaps"}, {"HEAD_POD_ID": "p o d"}, {"EXPECTED_WORKERS": "many"}]
+)
+def test_what_follows_from_a_wrong_role_is_not_reported(wrong: dict[str, str]) -> None:
+    """Nobody knows the role then: a second problem would be a guess."""
+    with pytest.raises(SettingsError) as caught:
+        plan_from_environment({**CONTRADICTION, "RAY_WORKER": "1", **wrong}, None)
+    assert [one.variable for one in caught.value.problems] == [*wrong]
+
+
+def test_a_command_that_is_no_text_is_refused_by_its_name() -> None:
+    """It is not looked for on this machine."""
+    with pytest.raises(SettingsError, match="NUL"):
+        plan_from_environment({}, ["train\0.py"])
