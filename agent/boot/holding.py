@@ -17,7 +17,7 @@ from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
 from agent.decisions.values import StopAsked
-from agent.plan.show import held_sentence, how_to_end
+from agent.plan.show import DELETE_CLUSTER, held_sentence, how_to_end
 from agent.record.background import all_idle, run_within
 from agent.record.log import say
 from agent.runtime import signals
@@ -125,6 +125,8 @@ class Held:
         except (aiohttp.ClientError, OSError) as error:
             return PodAnswer(0, str(error) or type(error).__name__)
         pod = answer.pod
+        if pod is not None and pod.cluster is not None:
+            self._command = DELETE_CLUSTER
         if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
             self._price = pod.cost or None
         return answer

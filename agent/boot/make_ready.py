@@ -208,6 +208,8 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
     is_foreign = False
+    if address.must_be_own:
+        limit = min(limit, times.OWN_POD_NAME)
 
     async def check() -> str | NotYet:
         nonlocal is_foreign
@@ -238,6 +240,11 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
             remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
             raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
         what = f"this node's address could not be found as {address.how}"
+        if address.must_be_own:
+            remedy = "Correct HEAD_POD_ID; on a worker set RAY_WORKER=1, on one machine unset both"
+            raise PreflightError(
+                what, why=str(error), remedy=remedy, culprit="HEAD_POD_ID"
+            ) from None
         remedy = "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP"
         raise UnavailableError(what, why=str(error), remedy=remedy, culprit="DNS") from None
 

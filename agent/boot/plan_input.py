@@ -201,6 +201,9 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
             missing_inputs={
                 name: one for name, one in inputs.items() if one and read.is_missing(one)
             },
+            unreadable_inputs={
+                name: one for name, one in inputs.items() if one and read.is_unreadable(one)
+            },
             checkpoints=read.mount_of(folder),
             checkpoints_free=read.free_at(folder),
             model_bytes=read.weights_in(settings.model),

@@ -34,7 +34,7 @@ from agent.plan.show import render, summary, to_json
 from agent.record.explain import explain
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
-from agent.settings.load import env_lines, env_rows
+from agent.settings.load import env_lines, env_rows, read_settings
 from agent.settings.redact import redactor_for
 from agent.settings.values import whole
 from agent.work.recipes.recipe import ModelShape
@@ -402,14 +402,17 @@ def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> None:
 
 
 def _env(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    loaded = load(environ)
+    loaded, problems = read_settings(environ)
     clean = redactor_for(environ, loaded.settings).clean
     rows = [*env_rows(loaded, environ)]
     if options.json:
+        for problem in problems:
+            print(f"pod-agent: {clean(problem.sentence())}", file=sys.stderr)
         _print_json(rows, clean)
     else:
+        wrong = [Line("FAIL ", problem.sentence(), "bad") for problem in problems]
         warnings = problem_lines(misspelling_findings(loaded.misspelled))
-        print(_terminal(environ).render([*warnings, *env_lines(rows)], clean))
+        print(_terminal(environ).render([*wrong, *warnings, *env_lines(rows)], clean))
 
 
 _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int | None]] = {

@@ -299,6 +299,8 @@ class WorkerAgent:
         """Open the agent's port on an address, if it may be opened there."""
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
             return
+        if ip in self._plan.facts.addresses_of(self._plan.topology.head_host or ""):
+            return  # the port there is that of the head, another process on this machine
         try:
             await server.listen(runner, [bind(ip, self._plan.ports.agent)])
         except PreflightError:  # the run does not need them

@@ -74,6 +74,10 @@ def _inputs(node: CheckedNode) -> Iterator[Result]:
     for name, path in node.facts.missing_inputs.items():
         if node.topology.is_head or name == "AGENT_MODEL":
             yield warn(f"{name}: {path} does not exist on this node", remedy)
+    remedy = f"Let user {node.facts.uid} read it, or run the agent and Ray as its owner"
+    for name, path in node.facts.unreadable_inputs.items():
+        if node.topology.is_head or name == "AGENT_MODEL":
+            yield warn(f"{name}: {path} may not be read by the user of this agent", remedy)
 
 
 def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:

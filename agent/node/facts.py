@@ -210,6 +210,8 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     checkpoints_free: Bytes | None = None
     missing_inputs: ByName[str] = field(default_factory=dict)
     """Absolute paths of model and data that do not exist here, by their variables."""
+    unreadable_inputs: ByName[str] = field(default_factory=dict)
+    """Those that exist, and that this user may not read."""
     data_columns: ByName[bool] | None = None
     """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
     rdma: Items[RdmaDevice] = ()

@@ -308,6 +308,25 @@ def is_missing(path: str) -> bool:
     return False
 
 
+def is_unreadable(path: str) -> bool:
+    """Return whether this user may not read what has this absolute path."""
+    if not path.startswith("/"):
+        return False
+    try:
+        _open_briefly(path)
+        if Path(path).is_dir():
+            _open_briefly(f"{path}/.")  # needs the permission to open what is in it
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # it does not exist, or is a pattern of several files
+        return False
+    return False
+
+
+def _open_briefly(path: str) -> None:
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
 def weights_in(model: str | None) -> int:
     """Return the bytes of a model's weights if it is a local folder, else 0."""
     folder = Path(model or "/dev/null")

@@ -47,13 +47,16 @@ def render(plan: Plan, redactor: Redactor) -> str:
     return redactor.clean("\n".join(lines))
 
 
+DELETE_CLUSTER = "delete the cluster in RunPod's console"
+
+
 def how_to_end(api: str, environ: Mapping[str, str]) -> str:
     """Return what ends a held pod: a command where the pod's own API may."""
     pod = own_pod(environ)
     if pod is None:
         return "send SIGTERM to the agent"
     if RUNPOD_CLUSTER.head in environ:
-        return "delete the cluster in RunPod's console"
+        return DELETE_CLUSTER
     return (
         f"curl -X POST {api}/v2/pods/{pod}/action -H 'Content-Type: application/json' "
         '-H "Authorization: Bearer $RUNPOD_API_KEY" -d \'{"action": "stop"}\''
@@ -165,8 +168,10 @@ def _rows(plan: Plan) -> Iterator[Line]:
         yield Line("job:       ", _job_line(plan))
     yield Line("waits:     ", _waits(plan))
     logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    yield Line("when done: ", f"{plan.on_done}; logs in {logs}")
-    if plan.on_done == "hold":
+    is_refused = topology.refuses_pod_actions(plan.settings)
+    done = f"{plan.on_done}, which RunPod refuses here" if is_refused else plan.on_done
+    yield Line("when done: ", f"{done}; logs in {logs}")
+    if plan.on_done == "hold" or is_refused:
         end = how_to_end(plan.settings.runpod_api, plan.environ)
         yield Line("held:      ", held_sentence(0.0, plan.settings.price_per_hour, end))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.errors import PreflightError
+from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.values import HERE
@@ -76,7 +76,7 @@ def explain(folder: Path) -> list[str]:
     node = folder.resolve() if folder.resolve() in nodes else next(iter(nodes), folder)
     events, starts = _on_one_clock(node)
     if not starts:
-        raise PreflightError(
+        raise UnavailableError(
             f"{folder} holds no run",
             why=f"neither it nor a folder below it has {EVENTS_FILE}",
             remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",

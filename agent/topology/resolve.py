@@ -94,6 +94,11 @@ class Topology(Value):
         """Return whether this node needs no agent: a worker whose Ray the platform starts."""
         return self.given_ray is not None and not self.is_head
 
+    def refuses_pod_actions(self, settings: Settings) -> bool:
+        """Return whether the platform refuses to stop or delete this pod, as AGENT_ON_DONE asks."""
+        is_member = self.platform.name == platforms.RUNPOD_CLUSTER.platform.name
+        return is_member and settings.on_done in POD_ACTIONS
+
     def sentence(self) -> str:
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
         rank, nodes = self.platform.rank, self.platform.nodes
@@ -164,7 +169,9 @@ def _claims(
     claims: dict[str, tuple[bool, str]] = {}
     if worker is not None:
         claims["RAY_WORKER"] = not worker, f"RAY_WORKER={int(worker)}"
-    if head is not None and (facts.is_own(head) or facts.addresses_of(head)):
+    # A worker may be on the machine of its head, which is another process there.
+    is_beside_head = worker is True and head is not None and facts.is_own(head)
+    if head is not None and not is_beside_head and (facts.is_own(head) or facts.addresses_of(head)):
         is_own = facts.is_own(head)
         addresses = ", ".join(facts.addresses()) or "none found"
         what = f"{'is' if is_own else 'is not'} an address of this node ({addresses})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from agent.boot.make_ready import stale_ray
-from scenario import BOOT, RAY, Cluster, await_true
+from scenario import AGENT, BOOT, RAY, Cluster, await_true
 
 if TYPE_CHECKING:
     from podlab import Container
@@ -52,6 +53,23 @@ def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
     pod.kill()
     assert worker.wait(60) == 75, worker.tail()
     assert cluster.outcome(1)["kind"] == "lost"
+
+
+@pytest.mark.pods(1)
+def test_a_worker_beside_its_head(cluster: Cluster) -> None:
+    """RAY_WORKER=1 with AGENT_HEAD on the own address: the head is another process there."""
+    pod = cluster.pods[0]
+    idle = pod.start(["sleep", "infinity"], env=OPEN)
+    start = [RAY, "start", "--head", f"--node-ip-address={pod.ip}", "--port=6379"]
+    assert idle.exec(start, timeout=60).returncode == 0
+    del cluster.env["HEAD_POD_ID"]
+    env = {**cluster.env, "RAY_WORKER": "1", "AGENT_HEAD": pod.ip}
+    worker = idle.spawn([AGENT], env=env)
+    worker.wait_for("joining Ray at a plain Ray head", timeout=60)
+    worker.wait_for("Ray is up on this node", timeout=BOOT)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(60) == 143, worker.tail()
+    idle.kill()
 
 
 def test_a_host_does_not_stop_a_containers_ray(idle: list[Container]) -> None:

@@ -130,6 +130,16 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     assert "warn names: RAY_WORKERS" in told.stdout
 
 
+@pytest.mark.parametrize("folder", ["/proc/nowhere/logs", "/dev/null/logs"])
+def test_a_log_folder_that_cannot_be_made(folder: str, tmp_path: Path) -> None:
+    """78 with the variable and the reason, before anything starts."""
+    env = {"AGENT_LOG_DIR": folder, "AGENT_PORT": "21980", "AGENT_REWARD": "off"}
+    done = agent("run", "--", "true", env=env, cwd=tmp_path)
+    assert done.returncode == 78, done.stderr
+    assert f"AGENT_LOG_DIR={folder} cannot be written" in done.stderr.splitlines()[-1]
+    assert "bug" not in done.stderr
+
+
 def test_a_near_miss_explains_a_refusal() -> None:
     """If a mistyped variable explains why a worker has no head, the message says so."""
     done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})

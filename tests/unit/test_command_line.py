@@ -177,6 +177,25 @@ def test_tables_as_json(
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [*BY_NAME]
 
 
+def test_the_table_of_variables_with_wrong_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refusals point to it, so it ends with 0: all problems first, then every variable."""
+    monkeypatch.setenv("EXPECTED_WORKERS", "two")
+    monkeypatch.setenv("AGENT_WAIT_HEDA", "5m")
+    monkeypatch.setenv("AGENT_MODEL", "a-model")
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAIL ")
+    assert any("EXPECTED_WORKERS: got 'two'" in line for line in lines[:4])
+    assert any("AGENT_WAIT_HEAD (did you mean that?)" in line for line in lines[:4])
+    assert any(line.startswith("AGENT_MODEL=a-model") for line in lines)
+    assert main(["env", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert {row["name"]: row["value"] for row in json.loads(out)}["EXPECTED_WORKERS"] == "two"
+    assert "EXPECTED_WORKERS: got 'two'" in err
+
+
 def test_the_table_of_variables_begins_with_unknown_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

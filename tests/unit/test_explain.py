@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.ends import Kind, Outcome
-from agent.base.errors import PreflightError
+from agent.base.errors import UnavailableError
 from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.decisions.head.fleet import Worker
@@ -155,11 +155,11 @@ def test_a_broken_outcome_is_skipped(tmp_path: Path, text: str) -> None:
 def test_the_verb(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`explain` takes the latest run, or a folder; without a run it ends with 78."""
+    """`explain` takes the latest run, or a folder; without a run it ends with 69."""
     monkeypatch.setenv("AGENT_LOG_DIR", str(tmp_path))
-    with pytest.raises(PreflightError):
+    with pytest.raises(UnavailableError):
         explain(tmp_path / "latest")
-    assert main(["explain"]) == 78
+    assert main(["explain"]) == 69
     assert "holds no run" in capsys.readouterr().err
     run = run_of(tmp_path)
     (tmp_path / "latest").symlink_to(run.name, target_is_directory=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,6 +22,7 @@ from agent.checks.recipe import INPUTS, recipe_findings
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
 from agent.node.facts import Facts, Framework, Mount
+from agent.node.read import is_unreadable
 from agent.record.run_folder import write_mark
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
@@ -31,8 +35,6 @@ from unit.toy_recipe import NAME, NEEDED, toy
 from unit.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agent.plan.plan import Plan
 
 __all__ = ["toy"]
@@ -293,6 +295,37 @@ def test_missing_paths(changes: dict[str, str], said: list[str], tmp_path: Path)
     found = recipe_findings(BY_NAME[environ["AGENT_JOB"]], node, "/c")
     warned = [one.what for one in found if one.check == INPUTS]
     assert [text.split(":")[0] for text in warned] == said
+
+
+def test_data_that_this_user_may_not_read() -> None:
+    """A file or folder of another user is a warning, as a missing one is; others are none."""
+    with TemporaryDirectory() as name:  # pytest's own folders are root's alone
+        top = Path(name)
+        top.chmod(0o755)
+        for data, mode in (("mine", 0o644), ("theirs", 0o600)):
+            (top / data).write_text("{}")
+            (top / data).chmod(mode)
+        (top / "folder").mkdir(mode=0o744)
+        former = os.geteuid()
+        if former == 0:
+            os.seteuid(12_345)
+        else:
+            (top / "theirs").chmod(0)
+            (top / "folder").chmod(0o400)
+        try:
+            found = [
+                one for one in ("mine", "theirs", "folder", "no") if is_unreadable(f"{top}/{one}")
+            ]
+        finally:
+            os.seteuid(former)
+    assert found == ["theirs", "folder"]
+    assert not is_unreadable("org/model")
+    loaded = load({**NEEDED, "AGENT_JOB": NAME})
+    topology = resolve({}, loaded.settings, MACHINE)
+    facts = replace(MACHINE, unreadable_inputs={"AGENT_TRAIN_DATA": "/data/theirs"})
+    node = CheckedNode(facts, loaded.settings, topology)
+    (warned,) = [one for one in recipe_findings(BY_NAME[NAME], node, "/c") if one.check == INPUTS]
+    assert warned.what == "AGENT_TRAIN_DATA: /data/theirs may not be read by the user of this agent"
 
 
 def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:

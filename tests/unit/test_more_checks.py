@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from agent.checks.finding import CheckedNode, Level
 from agent.checks.recipe import recipe_findings
 from agent.node.facts import Driver, DriverGpu, Facts, RdmaDevice, Room
+from agent.plan.show import summary
 from agent.settings.jobs import BY_NAME
 from agent.topology.resolve import resolve
 from unit.test_checks import TWO, assert_finding, found
-from unit.worlds import MACHINE, POD, settings_of
+from unit.worlds import MACHINE, POD, plan_of, settings_of
 
 GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
 H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
@@ -36,6 +37,15 @@ def with_rdma(states: str, *, may_open: bool = True, **variables: str) -> Facts:
     )
     return replace(GPUS, rdma=devices, rdma_is_open=may_open, variables=variables)
 
+
+CLUSTER = {
+    "RUNPOD_POD_ID": "ic0",
+    "RUNPOD_API_KEY": "k" * 20,
+    "NODE_RANK": "0",
+    "NUM_NODES": "2",
+    "PRIMARY_ADDR": "10.0.0.5",
+    "NUM_TRAINERS": "0",
+}
 
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "a pod that names no head": (
@@ -103,6 +113,20 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         with_rdma("+-", NCCL_IB_HCA="=mlx5_1"),
         Level.WARN,
         "NCCL_IB_HCA==mlx5_1 selects no active one",
+    ),
+    "a pod of a cluster": (
+        "AGENT_ON_DONE",
+        {**CLUSTER, "AGENT_ON_DONE": "stop-pod"},
+        MACHINE,
+        Level.WARN,
+        "RunPod refuses stop-pod to a pod of an Instant Cluster: after the job's verdict this pod",
+    ),
+    "a pod of a cluster that is to be deleted": (
+        "AGENT_ON_DONE",
+        {**CLUSTER, "AGENT_ON_DONE": "terminate-pod"},
+        MACHINE,
+        Level.WARN,
+        "RunPod refuses terminate-pod",
     ),
     "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
     "a share of the cores": (
@@ -325,6 +349,18 @@ def test_findings(
 ) -> None:
     """Each fault has its level and text, and a remedy unless it is ok."""
     assert_finding(check, environ, facts, level, words)
+
+
+def test_what_a_plan_says_of_a_cluster() -> None:
+    """That the pods are held, and how they end; other pods are stopped as asked."""
+    environ = {**CLUSTER, "AGENT_ON_DONE": "stop-pod"}
+    shown = {line.label.strip(): line.text for line in summary(plan_of(environ, MACHINE))}
+    assert shown["when done:"].startswith("stop-pod, which RunPod refuses here; logs in")
+    assert shown["held:"].endswith("to end it: delete the cluster in RunPod's console")
+    pod = {"RUNPOD_POD_ID": "abc", "AGENT_ON_DONE": "stop-pod", "RUNPOD_API_KEY": "k" * 20}
+    shown = {line.label.strip(): line.text for line in summary(plan_of(pod, MACHINE))}
+    assert shown["when done:"].startswith("stop-pod; logs in")
+    assert "held:" not in shown
 
 
 def test_a_keys_text_is_never_printed() -> None:

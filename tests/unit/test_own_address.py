@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
-from agent.base.errors import PreflightError
+from agent.base import times
+from agent.base.errors import PreflightError, UnavailableError
 from agent.boot import make_ready
 from agent.plan.plan import Address
 
@@ -29,6 +31,24 @@ def test_each_dns_reply_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{waits}: no answer",
         f"{waits}: {wrong} of this node",
     ]
+
+
+def test_the_pod_of_an_ssh_shell_has_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HEAD_POD_ID is wrong there: 78 within seconds, instead of 69 after AGENT_WAIT_HEAD."""
+
+    async def resolve(_host: str) -> tuple[str, ...] | str:
+        return "pod0.test does not resolve"
+
+    monkeypatch.setattr(make_ready, "resolve", resolve)
+    monkeypatch.setattr(times, "OWN_POD_NAME", 0.3)
+    in_shell = replace(OWN, must_be_own=True)
+    with pytest.raises(PreflightError, match="could not be found") as caught:
+        anyio.run(make_ready.find_own_address, in_shell, MINE, 600.0)
+    assert caught.value.culprit == "HEAD_POD_ID"
+    assert "pod0.test does not resolve" in caught.value.why
+    assert "RAY_WORKER=1" in caught.value.remedy
+    with pytest.raises(UnavailableError):
+        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3)
 
 
 def test_a_name_that_stays_anothers(monkeypatch: pytest.MonkeyPatch) -> None:

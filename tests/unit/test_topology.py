@@ -77,6 +77,11 @@ ROWS = {
         MACHINE,
         Is("plain", "worker", None, 1, "10.0.0.9"),
     ),
+    "worker beside its head, another process on this machine": (
+        {"AGENT_HEAD": "10.0.0.5", "RAY_WORKER": "1"},
+        MACHINE,
+        Is("plain", "worker", None, 1, "10.0.0.5"),
+    ),
     "head by hand, name unknown yet": (
         {"AGENT_HEAD": "late.lan", "RAY_WORKER": "0", "EXPECTED_WORKERS": "3"},
         NAMED,
@@ -180,11 +185,6 @@ CONTRADICTIONS = {
         dstack(1, 2, RAY_WORKER="0"),
         MACHINE,
         ["RAY_WORKER=0", "DSTACK_NODE_RANK=1"],
-    ),
-    "worker on the owner of the address": (
-        {"AGENT_HEAD": "10.0.0.5", "RAY_WORKER": "1"},
-        MACHINE,
-        ["RAY_WORKER=1", "AGENT_HEAD=10.0.0.5"],
     ),
     "head on a stranger to the address": (
         {"AGENT_HEAD": "10.0.0.9", "RAY_WORKER": "0"},
