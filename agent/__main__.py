@@ -50,6 +50,7 @@ def main() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in RUNS:
         load("runtime.parent:install_handlers")()
+        load("runtime.parent:hide_secrets")()
     if verb in RUNS or os.getpid() == 1:
         code = load("runtime.parent:become_parent")(restarts_agent=verb in RUNS)
         if code is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _CONTROLS = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
     r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
 )
 """Terminal escape sequences and control characters, without line separators."""

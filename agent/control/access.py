@@ -13,32 +13,64 @@ from aiohttp import web
 from agent.base import times
 from agent.base.text import is_ip
 from agent.control.proof import PROOF_HEADER, Claim, Verifier, digest, equal_secrets
+from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 # --- credentials ---------------------------------------------------------------------------------
 
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
-MOST_GUESSES = 10  # Wrong tokens that an address may send to the form within LOGIN_WINDOW
+MOST_GUESSES = 10  # Wrong tokens that an address may send within LOGIN_WINDOW
+_MOST_LOGGED = 32  # Addresses with wrong tokens that are logged
 _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 """The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
+
+
+class Guesses:
+    """Wrong tokens by address: after MOST_GUESSES it waits for the end of the minute."""
+
+    def __init__(self) -> None:
+        self._wrong: Counter[str] = Counter()  # By address, in this window
+        self._window_ends = 0.0
+        self._logged: set[str] = set()
+
+    def may_guess(self, ip: str) -> bool:
+        """Return whether a token from an address is compared now."""
+        return self._wrong[ip] < MOST_GUESSES or time.monotonic() >= self._window_ends
+
+    def count(self, ip: str) -> None:
+        """Count a wrong token; log an address that reaches the limit, once."""
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._wrong.clear()
+            self._window_ends = now + times.LOGIN_WINDOW
+        self._wrong[ip] += 1
+        is_new = ip not in self._logged and len(self._logged) < _MOST_LOGGED
+        if self._wrong[ip] == MOST_GUESSES and is_new:
+            self._logged.add(ip)
+            limit = f"at most {MOST_GUESSES} a minute are compared"
+            say(f"wrong tokens are sent to the agent's port from {ip}: {limit}", "warning")
 
 
 class PortAccess:
     """Checks the credentials of requests to one agent's port."""
 
-    def __init__(self, token: str | None, key: str | None) -> None:
+    def __init__(self, token: str | None, key: str | None, run_id: Callable[[], str] = str) -> None:
         """Without a token, `key` is the control key of callers on this node."""
-        self._token, self._key = token, key
+        self._token, self._key, self._run_id = token, key, run_id
         self._secret = token or key or secrets.token_hex(16)  # the last one is nobody's
         self.verifier = Verifier(self._secret)
-        self._guesses: Counter[str] = Counter()  # Wrong tokens by address, in this window
-        self._window_ends = 0.0
+        self._form, self._headers = Guesses(), Guesses()
 
     def has_token(self, request: web.Request) -> bool:
-        """Return whether a request shows the token; True where there is none."""
-        return self._token is None or self._shows_secret(request) or self._has_cookie(request)
+        """Return whether a request shows the token; True where there is none.
+
+        The page's cookie only reads: what stops or reports needs the token itself.
+        """
+        if self._token is None or self._shows_secret(request):
+            return True
+        return request.method in {"GET", "HEAD"} and self._has_cookie(request)
 
     def is_local(self, request: web.Request) -> bool:
         """Return whether the caller is on this node."""
@@ -58,8 +90,19 @@ class PortAccess:
         if claim is not None:
             request[_CLAIM] = claim
             return True
-        kind, _, token = given.partition(" ")
-        return equal_secrets(token.strip() if kind.lower() == "bearer" else "", self._secret)
+        token, ip = _bearer_token(given), request.remote or ""
+        if not token or not self._headers.may_guess(ip):
+            return False
+        is_own = equal_secrets(token, self._secret)
+        if not is_own:
+            self._headers.count(ip)
+        return is_own
+
+    def has_guessed_enough(self, request: web.Request) -> bool:
+        """Return whether a request's bearer token is not compared, since others were wrong."""
+        given = request.headers.get("Authorization", "")
+        is_bearer = bool(_bearer_token(given))
+        return is_bearer and not self._headers.may_guess(request.remote or "")
 
     def reply_headers(
         self, request: web.Request, status: int, body: bytes | None
@@ -71,21 +114,15 @@ class PortAccess:
         return {PROOF_HEADER: claim.reply_signature(self._secret.encode(), status, body)}
 
     def may_guess(self, request: web.Request) -> bool:
-        """Return whether an address may send a token to the form now."""
-        has_more = self._guesses[request.remote or ""] < MOST_GUESSES
-        return has_more or time.monotonic() >= self._window_ends
+        """Return whether a token that an address sends to the form is compared now."""
+        return self._form.may_guess(request.remote or "")
 
-    def login(self, request: web.Request, given: object) -> bool:
+    def login(self, request: web.Request, given: str) -> bool:
         """Return whether the form was sent the token; count a wrong one."""
-        own = self._token
-        if own is not None and isinstance(given, str) and equal_secrets(given.strip(), own):
-            return True
-        now = time.monotonic()
-        if now >= self._window_ends:
-            self._guesses.clear()
-            self._window_ends = now + times.LOGIN_WINDOW
-        self._guesses[request.remote or ""] += 1
-        return False
+        is_own = self._token is not None and equal_secrets(given.strip(), self._token)
+        if not is_own:
+            self._form.count(request.remote or "")
+        return is_own
 
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Set the page's cookie: an HMAC of the token, never the token."""
@@ -107,8 +144,13 @@ class PortAccess:
         return is_own and int(ends) > time.time()
 
     def _cookie_signature(self, name: str, ends: int) -> str:
-        text = f"page\n{name}\n{ends}"
+        text = f"page\n{name}\n{ends}\n{self._run_id()}"  # of another run it is worth nothing
         return hmac.digest((self._token or "").encode(), text.encode(), "sha256").hex()
+
+
+def _bearer_token(authorization: str) -> str:
+    kind, _, token = authorization.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def is_signed_body(request: web.Request, body: bytes | bytearray) -> bool:

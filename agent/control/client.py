@@ -257,7 +257,10 @@ class HeadLink:
                 signed = prover.sign("POST", REPORT_PATH, content)
                 headers = {"Content-Type": "application/json", **signed.headers}
                 url = f"http://{where}{REPORT_PATH}"
-                async with session.post(url, data=signed.body, headers=headers) as answer:
+                posting = session.post(
+                    url, data=signed.body, headers=headers, allow_redirects=False
+                )
+                async with posting as answer:
                     body = b""
                     async for part in answer.content.iter_any():
                         body += part
@@ -340,7 +343,9 @@ async def download_sample(
         async with aiohttp.ClientSession(timeout=timeout) as session:
             for _ in range(TRIES):
                 signed = prover.sign("GET", url.raw_path_qs)
-                async with session.get(url, headers=signed.headers) as answer:
+                # a redirect of an unproven server is not followed
+                getting = session.get(url, headers=signed.headers, allow_redirects=False)
+                async with getting as answer:
                     # only the start of a stream is proven, and another status ends it anyway
                     verdict = prover.check(signed, answer.status, answer.headers, None)
                     if verdict is ReplyProof.PROVEN and answer.status == 200:

@@ -178,7 +178,7 @@ class AgentServer:
         control: Control | None = None,
     ) -> None:
         self._has_secret = token is not None
-        self._access = PortAccess(token, None if control is None else control.key)
+        self._access = PortAccess(token, None if control is None else control.key, run_id)
         self._ready, self._status, self._run_id = ready, status, run_id
         self._reports, self._control = reports, control
         self._stream = StatusStream(self._full_status)
@@ -235,6 +235,9 @@ class AgentServer:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
+            if self._access.has_guessed_enough(request):
+                later = {"Retry-After": f"{times.LOGIN_WINDOW:.0f}"}
+                return error_reply(429, "too many wrong tokens: try again in a minute", later)
             if not self._access.has_token(request):
                 return self._unauthorized("token needed")
             if self._has_secret:
@@ -275,7 +278,10 @@ class AgentServer:
         if not self._has_secret and not self._access.is_local(request):  # it may be anyone
             status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
             if status.get("verdict"):
-                status["verdict"]["remedy"] = ""  # it may quote a line of a log
+                # each may quote a line of a log, the reason behind its first colon
+                reason = str(status["verdict"].get("reason", ""))
+                status["verdict"]["reason"] = reason.partition(": ")[0]
+                status["verdict"]["remedy"] = ""
         return web.json_response(status)
 
     def _full_status(self) -> dict[str, object]:
@@ -299,12 +305,15 @@ class AgentServer:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return error_reply(415, f"Content-Type: expected {_FORM}")
+        token = ""
+        if self._access.may_guess(request):
+            async with self._bodies.read(request) as body:
+                token = _form_field(body.data, "token")
+        # asked again: many may have been sent while this body arrived
         if not self._access.may_guess(request):
             answer = _document(login_page("Too many wrong tokens: try again in a minute."), 429)
             answer.headers["Retry-After"] = f"{times.LOGIN_WINDOW:.0f}"
             return answer
-        async with self._bodies.read(request) as body:
-            token = _form_field(body.data, "token")
         if not self._access.login(request, token):
             return _document(login_page("That is not the token of this cluster."), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
@@ -361,7 +370,7 @@ class AgentServer:
             if not self._has_secret and not self._access.has_key(request):
                 return self._unauthorized(
                     "without RAY_AUTH_TOKEN only the agent's user can do this, on the head's node "
-                    "and with the same AGENT_LOG_DIR, which has the key"
+                    "and with the same AGENT_LOG_DIR, which has the key",
                 )
             return await handler(request, self._control)
 

@@ -24,6 +24,7 @@ from agent.base.text import (
     first_names,
     in_url,
     map_texts,
+    plain,
 )
 from agent.checks.finding import ORDER, Finding, Level, passed_lines, toned_line
 from agent.control.proof import TRIES, Prover, ReplyProof, Signed
@@ -276,7 +277,7 @@ def show_logs(
     head = _find_head(environ)
     if isinstance(head, str):
         text = _past_log(_newest_run(environ, head), words, chosen)
-        print(redactor_for(environ, None).clean(text), end="", flush=True)
+        _print_log(redactor_for(environ, None).clean(text))
         return
     workers = {str(node.get("name")) for node in head.status.get("nodes", [])}
     node, name = _node_and_log(words, workers)
@@ -318,8 +319,13 @@ def _follow_log(part: dict[str, Any], head: FoundHead, path: str, chosen: LogFil
 def _print_part(head: FoundHead, path: str, chosen: LogFilter) -> dict[str, Any]:
     """Print the selected lines of a part of a log; return it: `next` is where the next starts."""
     part: dict[str, Any] = head.ask(path)
-    print(chosen.apply(part["text"], datetime.now(timezone.utc)), end="", flush=True)
+    _print_log(chosen.apply(part["text"], datetime.now(timezone.utc)))
     return part
+
+
+def _print_log(text: str) -> None:
+    """Print a part of a log; a terminal gets no sequences that steer it (OSC 52: its clipboard)."""
+    print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def stop(environ: Mapping[str, str]) -> None:

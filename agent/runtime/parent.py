@@ -44,6 +44,8 @@ STOPS: dict[int, signal.Signals] = {
 }
 """Signals that request a stop, and the signal that each counts as."""
 
+_HIDDEN = (b"RAY_AUTH_TOKEN", b"WANDB_API_KEY")  # Secrets that services do not get
+
 _pending: set[int] = set()
 _handler: Callable[[int], object] = _pending.add
 
@@ -61,6 +63,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 is_init = False  # Whether the parent of this agent is the container's first process
 former_agents: tuple[int, ...] = ()  # The pids of the killed agents before this one, the last first
 _code_pipe: int | None = None  # The pipe on which the agent sends its exit code to the parent
+
+
+def hide_secrets() -> None:
+    """Overwrite the cluster's secrets in the environment with which this process was started.
+
+    The kernel shows that memory as /proc/PID/environ to all processes of this user: services too,
+    whose own environment lacks the token. Python and the C library keep a copy for the children.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    for name in _HIDDEN:
+        text = os.environb.get(name, b"")
+        first = getenv(name)
+        if text and first and ctypes.string_at(first) == text:
+            os.environb[name] = text
+            if getenv(name) != first:
+                ctypes.memset(first, 0, len(text))
 
 
 def install_handlers() -> None:

@@ -191,7 +191,7 @@ PATHS = (
     ),
     Described(
         *("post", "/login", "takes the form's token and sets the page's cookie", OPEN, HTML),
-        others=(303, 401, 408, 413, 429),
+        others=(303, 401, 408, 413, 429, 503),
         takes=(
             "application/x-www-form-urlencoded",
             {"type": "object", "properties": {"token": TEXT}, "required": ["token"]},
@@ -217,7 +217,7 @@ PATHS = (
     Described(
         *("post", "/stop", "ends the run as SIGTERM would", CONTROL),
         schema=closed(ok=FLAG, within=NUMBER),
-        others=(408, 413),
+        others=(408, 413, 503),
         head_only=True,
         takes=("application/json", {}),
     ),
@@ -284,7 +284,7 @@ def statuses(row: Described) -> list[int]:
     """Return every status that a path answers with."""
     found = {200, *row.others}
     if row.access != OPEN:
-        found.add(401)
+        found |= {401} if row.kind == HTML else {401, 429}
     if row.head_only:
         found.add(409)
     if row.path not in {"/livez", "/readyz"}:
@@ -297,7 +297,7 @@ def _operation(row: Described, report: Schema) -> Schema:
     made: Schema = {
         "summary": row.content,
         "responses": {str(code): _response(row, code) for code in statuses(row)},
-        "security": [] if is_open else [{"token": []}, {"page": []}, {"proof": []}],
+        "security": [] if is_open else _security(row.method),
     }
     if row.parameters:
         made["parameters"] = [
@@ -309,6 +309,12 @@ def _operation(row: Described, report: Schema) -> Schema:
         schema = report if schema is REPORT else schema
         made["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
     return made
+
+
+def _security(method: str) -> list[Schema]:
+    """Return the credentials that open a path: the page's cookie only reads."""
+    page: list[Schema] = [{"page": []}] if method == "get" else []
+    return [{"token": []}, *page, {"proof": []}]
 
 
 def _response(row: Described, code: int) -> Schema:

@@ -112,6 +112,8 @@ def install_agent(home: Path, given: str | None) -> None:
 
     python = given or of_command("ray", os.environ.get("PATH")) or sys.executable
     note(python, home)
+    version = told(python, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
+    pinned = pinned_libraries(version)
     for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # these are for the framework's libraries
         os.environ.pop(theirs, None)
     own = make_environment(python, home)
@@ -123,15 +125,9 @@ def install_agent(home: Path, given: str | None) -> None:
         os.environ["PYTHONPATH"] = backend
         run(what, remedy, *pip, "--no-deps", "--no-build-isolation", SOURCE)
         del os.environ["PYTHONPATH"]
-    version = told(own, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
-    what = "the agent's libraries could not be installed"
-    if pinned := pinned_libraries(version):
-        file = home / "layer" / "libraries.txt"
-        file.write_text("\n".join(pinned))
-        run(what, remedy, *pip, *HASHED, file)
-    else:
-        print(f"Python {version} has no pinned libraries: the newest are installed", flush=True)
-        run(what, remedy, *pip, *unpinned_libraries(own))
+    file = home / "layer" / "libraries.txt"
+    file.write_text("\n".join(pinned))
+    run("the agent's libraries could not be installed", remedy, *pip, *HASHED, file)
     # Isolated: the agent ignores the framework's PYTHONPATH.
     script = home / "bin" / "pod-agent"
     script.write_text(
@@ -141,29 +137,23 @@ def install_agent(home: Path, given: str | None) -> None:
 
 
 def pinned_libraries(version: str) -> list[str]:
-    """Return the one file's libraries for a Python on this machine, with their digests.
-
-    Empty if the one file has none.
-    """
+    """Return the one file's libraries for a Python on this machine, with their digests."""
     target = f"cp{version.replace('.', '')}-{platform.machine()}"
-    lines = (PINS / "onefile.txt").read_text().splitlines()
-    if not any(target in line.split() for line in lines):
-        return []
+    rows = [line.split() for line in (PINS / "onefile.txt").read_text().splitlines()]
+    rows = [row for row in rows if row and row[0] != "#"]
+    known = {target for _, _, *targets in rows for target in targets} - {"all"}
+    if target not in known:
+        fail(
+            f"{target} has no libraries with digests in requirements/onefile.txt",
+            f"It has them for {', '.join(sorted(known))}: name such a Python, --build-arg PYTHON=…,"
+            " or add this one by ./scripts/build --lock",
+        )
     found = []
-    for line in lines:
-        sha256, file, *targets = line.split()
+    for sha256, file, *targets in rows:
         if target in targets or targets == ["all"]:
             name, exact = file.split("-")[:2]
             found.append(f"{name}=={exact} --hash=sha256:{sha256}")
     return found
-
-
-def unpinned_libraries(own: Path) -> list[str]:
-    """Return what the installed agent requires, without Ray."""
-    wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
-    # With the extra `maths`: the bundled reward server runs in this environment.
-    chosen = [re.sub(r""";\s*extra == ["']maths["']""", "", line) for line in wanted]
-    return [line for line in chosen if not re.match(r"ray\b", line) and "extra ==" not in line]
 
 
 def distributions(home: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from agent.base import times
+from agent.control import access as control_access
 from agent.control import server as control_server
 from agent.control import verbs
 from agent.control.access import COOKIE, MOST_GUESSES, PortAccess, host_names, refusal_of
@@ -334,6 +335,70 @@ def test_after_too_many_guesses_the_form_has_a_note() -> None:
         assert refused.status == 429
         assert 0 < int(refused.headers["Retry-After"]) <= 61
         assert port.ask("GET", "/status", BEARER).status == 200
+
+
+def test_guesses_that_are_sent_at_once_count_too() -> None:
+    """The limit holds for those whose form was still on its way when the first was refused."""
+    form, many = b"token=wrong", 5 * MOST_GUESSES
+    with served(SECRET) as port, contextlib.ExitStack() as stack:
+        head = f"POST /login HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: {len(form)}\r\n"
+        head += f"Content-Type: {FORM['Content-Type']}\r\n\r\n"
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port.number), SECONDS))
+            for _ in range(many)
+        ]
+        for one in opened:
+            one.sendall(head.encode() + form[:-1])
+        assert port.ask("GET", "/livez").status == 200  # the requests have arrived
+        for one in opened:
+            one.sendall(form[-1:])
+        answers = [one.recv(65_536).split()[1] for one in opened]
+    assert answers.count(b"401") == MOST_GUESSES
+    assert answers.count(b"429") == many - MOST_GUESSES
+
+
+def test_few_bearer_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is logged once and waits; agents, which prove the token, are served."""
+    said: list[str] = []
+    monkeypatch.setattr(control_access, "say", lambda line, _level: said.append(line))
+    with served(SECRET) as port:
+        for _ in range(MOST_GUESSES):
+            assert port.ask("GET", "/status", {"Authorization": "Bearer wrong"}).status == 401
+        for headers in (BEARER, {"Authorization": "Bearer wrong"}):
+            refused = port.ask("GET", "/status", headers)
+            assert refused.status == 429
+            assert "Retry-After" in refused.headers
+        url = f"http://{port.here}/status"
+        assert verbs.ask(url, SECRET).status == 200  # signed
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", port.number, timeout=SECONDS, source_address=("127.0.0.2", 0)
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", "/status", headers=BEARER)
+            assert connection.getresponse().status == 200
+    assert len(said) == 1
+    assert "127.0.0.1" in said[0]
+
+
+def test_the_cookie_only_reads(guarded: Port) -> None:
+    """It neither reports nor stops; and one of another run opens nothing."""
+    entered = guarded.ask("POST", "/login", FORM, f"token={SECRET}")
+    cookie = {"Cookie": entered.headers["Set-Cookie"].partition(";")[0]}
+    assert guarded.ask("GET", "/status", cookie).status == 200
+    for path in ("/report", "/stop"):
+        assert guarded.ask("POST", path, {**JSON, **cookie}, REPORT).status == 401
+        assert guarded.ask("POST", path, {**JSON, **BEARER}, REPORT).status != 401
+
+
+def test_a_cookie_is_of_one_run() -> None:
+    """Runs may share a token."""
+    one = PortAccess(SECRET, None, lambda: "run-1")
+    other = PortAccess(SECRET, None, lambda: "run-2")
+    answer = web.Response()
+    one.set_cookie(cast("Any", Caller()), answer)
+    caller = cast("Any", Caller(answer.cookies[f"{COOKIE}_8266"].value))
+    assert one.has_token(caller)
+    assert not other.has_token(caller)
 
 
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/livez", "/nowhere", "/login"])

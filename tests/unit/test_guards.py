@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.control import access as control_access
 from agent.control.access import UNGUARDED_PATHS
 from agent.control.server import ASSETS
 from unit.served import SECONDS
@@ -28,6 +29,12 @@ ROUTES = [
 OPEN = {*ASSETS, "/login"}
 """The files that a browser needs before its sign-in."""
 FOREIGN = {"Origin": "https://evil.example"}
+
+
+@pytest.fixture(autouse=True)
+def _many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare all of them: these tests send one after the other to the same port."""
+    monkeypatch.setattr(control_access, "MOST_GUESSES", 10_000)
 
 
 @pytest.fixture(scope="module")

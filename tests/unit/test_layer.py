@@ -138,17 +138,24 @@ def test_every_pin_has_digests(name: str) -> None:
         assert re.search(r" --hash=sha256:[0-9a-f]{64}\b", pin), pin
 
 
-@pytest.mark.parametrize(("version", "has"), [("3.10", True), ("3.13", True), ("3.14", False)])
-def test_the_agents_libraries_are_pinned(version: str, *, has: bool) -> None:
-    """Every requirement in pyproject.toml except Ray has a digest, if the one file has it."""
+@pytest.mark.parametrize("version", ["3.10", "3.13"])
+def test_the_agents_libraries_are_pinned(version: str) -> None:
+    """Every requirement in pyproject.toml except Ray has a digest, as the one file has it."""
     pinned = install.pinned_libraries(version)
     names = {line.partition("==")[0] for line in pinned}
-    if has:
-        assert {"aiohttp", "anyio", "msgspec", "psutil", "structlog", "tenacity"} <= names
-        assert ("tomli" in names) == (version == "3.10")
-    else:
-        assert names == set()
+    assert {"aiohttp", "anyio", "msgspec", "psutil", "structlog", "tenacity"} <= names
+    assert ("tomli" in names) == (version == "3.10")
     assert all("--hash=sha256:" in line for line in pinned)
+
+
+def test_a_python_without_pinned_libraries_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is installed without digests: the build ends, and names what there is."""
+    with pytest.raises(SystemExit) as ended:
+        install.pinned_libraries("3.14")
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "cp314-" in said
+    assert "cp313-x86_64" in said
 
 
 DIGEST = "sha256:" + "0f" * 32

@@ -27,7 +27,10 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import HeadPhase
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for
+from unit import served
+from unit.free_ports import free_port
 from unit.served import KEY, SECONDS, a_head, environ_of, leave_key
+from unit.test_past_run import leave_run
 from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -64,6 +67,34 @@ def test_the_words_name_node_and_log(
         with raises:
             verbs.show_logs(environ_of(head.port, tmp_path), words, LogFilter(), follow=False)
     assert capsys.readouterr().out == out
+
+
+STEERING = "a\x1b]52;c;aGk=\x07b\x1b[31mred\x1b[0m\x9b2J\x9dx\tc\x1b]0;title\nnext \u202eline\n"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_log_steers_no_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_live: bool,
+    is_terminal: bool,
+) -> None:
+    """A job may print what writes to the clipboard; into a file or pipe it passes unchanged."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    if is_live:
+        monkeypatch.setitem(served.LOGS, ("head", "job"), [STEERING])
+        leave_key(tmp_path, KEY)
+        with a_head() as head:
+            verbs.show_logs(environ_of(head.port, tmp_path), [], LogFilter(), follow=False)
+    else:
+        (leave_run(tmp_path, "run-1", 1e9) / "pod0" / "job.log").write_text(STEERING)
+        environ = environ_of(free_port(), tmp_path)
+        verbs.show_logs(environ, ["pod0", "job"], LogFilter(), follow=False)
+    shown = capsys.readouterr().out
+    assert shown == ("abred2Jx\tc\nnext line\n" if is_terminal else STEERING)
 
 
 def test_a_worker_s_last_lines_are_not_followed(

@@ -13,6 +13,7 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
     ValidationError,
 )
 
+from agent.control import access as control_access
 from agent.control.access import UNGUARDED_PATHS
 from agent.control.protocol import VERSION
 from httpdoc import __main__ as written
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 KEY = "0123456789abcdef"
 SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare all of them: these tests send one after the other to the same port."""
+    monkeypatch.setattr(control_access, "MOST_GUESSES", 10_000)
 
 
 def test_the_pages_are_not_stale(capsys: pytest.CaptureFixture[str]) -> None:

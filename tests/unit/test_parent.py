@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+from unit.sources import ROOT
+from unit.worlds import SECRET
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,11 +126,12 @@ def test_an_agent_is_started_again_once_there_is_room(
 ) -> None:
     """The job may hold all of pids.max for a moment; without room, nothing of it is left."""
     shorter = "from agent.base import times\ntimes.FORK_AGAIN = 1.0\n"
-    body = """
+    seconds = f"986.{os.getpid()}{code}"  # tests beside this one have processes, too
+    body = f"""
     import subprocess
     if lived > 1:
         sys.exit(5)
-    subprocess.Popen(["sleep", "986"], start_new_session=True)
+    subprocess.Popen(["sleep", "{seconds}"], start_new_session=True)
     os.kill(os.getpid(), 9)
     """
     process = run(tmp_path, body, begin=shorter + NO_ROOM.format(last=last))
@@ -134,7 +139,7 @@ def test_an_agent_is_started_again_once_there_is_room(
     assert len(lives(tmp_path)) == count
     assert ("raise pids.max" in said(tmp_path)) == (code == 69)
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert "sleep 986" not in found.stdout
+    assert f"sleep {seconds}" not in found.stdout
 
 
 def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
@@ -202,3 +207,39 @@ def test_a_code_that_was_sent_needs_no_end_of_the_process(tmp_path: Path) -> Non
     process = run(tmp_path, body)
     assert process.wait(20) == 7
     assert "a thread is blocked by a disk" in said(tmp_path)
+
+
+HIDE = """
+import json, os, pathlib, subprocess, sys
+if sys.argv[1] == "hide":
+    from agent.runtime.parent import hide_secrets
+    hide_secrets()
+if os.fork() == 0:  # as the agent is forked by its parent
+    inherited = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    print(json.dumps({
+        "proc": pathlib.Path("/proc/self/environ").read_text(),
+        "parent": pathlib.Path(f"/proc/{os.getppid()}/environ").read_text(),
+        "own": os.environ.get("RAY_AUTH_TOKEN"),
+        "child": inherited,
+    }), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("mode", ["hide", "show"])
+def test_the_token_is_not_in_proc(mode: str) -> None:
+    """Other processes of the user, such as services, do not find it there; children inherit it."""
+    done = subprocess.run(
+        [sys.executable, "-c", HIDE, mode],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_TOKEN": SECRET, "AGENT_LOG": "json"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert (SECRET in found["proc"], SECRET in found["parent"]) == (mode == "show",) * 2
+    assert "AGENT_LOG=json" in found["proc"]
+    assert found["own"] == SECRET
+    assert f"RAY_AUTH_TOKEN={SECRET}" in found["child"]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.control import proof
-from agent.control.client import HeadLink
+from agent.control.client import HeadLink, download_sample
 from agent.control.proof import (
     PROOF_HEADER,
     SCHEME,
@@ -323,6 +323,35 @@ def test_a_relay_is_not_joined() -> None:
     assert {one.ip for one in events if isinstance(one, w.HeadSpoke)} == {"10.0.0.1"}
     changed = anyio.run(story, b"10.6.6.6")
     assert not any(isinstance(one, w.HeadSpoke) for one in changed)
+
+
+@pytest.mark.parametrize("token", [SECRET, None])
+def test_no_redirect_is_followed(token: str | None) -> None:
+    """Whoever answers at the head's name cannot make a worker send requests elsewhere."""
+    asked: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    async def story() -> None:
+        listening = bind("127.0.0.1", 0)
+        port = int(listening.getsockname()[1])
+        app = web.Application()
+        app.router.add_route("*", "/{any:.*}", redirect)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        worker = Worker(port, token)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.link.run)
+            await worker.last(w.HeadSilent)
+            tasks.cancel_scope.cancel()
+        assert "307" in str(await download_sample("127.0.0.1", port, token, "run-1", 5.0))
+        await runner.cleanup()
+
+    anyio.run(story)
+    assert set(asked) == {"/report", "/sample"}
 
 
 def test_a_head_with_another_token() -> None:

@@ -161,6 +161,7 @@ def test_log_text_needs_the_token() -> None:
 def test_other_hosts_get_no_output_of_programs() -> None:
     """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
     evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
+    reason = "the job failed with exit code 1 (rank 3 on pod1): ValueError: my-line"
     seen = []
     for source in ("127.0.0.1", "127.0.0.9"):
         with (
@@ -171,11 +172,13 @@ def test_other_hosts_get_no_output_of_programs() -> None:
                 )
             ) as connection,
         ):
-            head.status |= {"services": [{"detail": evidence}], "verdict": {"remedy": remedy}}
+            verdict = {"remedy": remedy, "reason": reason}
+            head.status |= {"services": [{"detail": evidence}], "verdict": verdict}
             connection.request("GET", "/status")
             status = json.loads(connection.getresponse().read())
-            seen.append((status["services"][0]["detail"], status["verdict"]["remedy"]))
-    assert seen == [(evidence, remedy), ("exit code 1", "")]
+            seen.append((status["services"][0]["detail"], status["verdict"]))
+    shown = {"remedy": "", "reason": "the job failed with exit code 1 (rank 3 on pod1)"}
+    assert seen == [(evidence, verdict), ("exit code 1", shown)]
 
 
 def test_readers_are_limited() -> None:
