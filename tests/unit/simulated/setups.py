@@ -34,6 +34,8 @@ class Setup(Value):
     environ: Mapping[str, str]
     services: str
     shared_data: bool
+    head_is_apart: bool
+    """The workers share their data with each other, and not with the head, which keeps its disk."""
     fixed_run_id: bool
     clocks: tuple[tuple[float, float], ...]
     faults: tuple[tuple[float, str, int], ...]
@@ -131,6 +133,7 @@ def setup_of(seed: int) -> Setup:
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
     if kind != GIVEN and Random(~seed).random() < 0.4:  # noqa: S311 - beside the draws above
         environ["AGENT_NOTICE_SIGNAL"] = "SIGUSR1"
+    is_apart = Random(-seed).random() < 0.3  # noqa: S311 - beside the draws above
     return Setup(
         kind=kind,
         workers=workers,
@@ -144,6 +147,7 @@ def setup_of(seed: int) -> Setup:
         step_seconds=draw.choice((1.0, 10.0, 30.0)),
         environ=environ,
         shared_data=draw.random() < 0.6,
+        head_is_apart=is_apart and not any(name == "head_loses_its_disk" for _, name, _ in faults),
         fixed_run_id=draw.random() < 0.5,
         clocks=tuple(clocks),
         faults=tuple(faults),

@@ -134,7 +134,9 @@ class World:
 
     def disk_of(self, machine: Machine) -> str:
         """Return the name of the disk with a machine's data."""
-        return "shared" if self.setup.shared_data else machine.name
+        is_head = machine in {self.head, *self.former_heads}
+        is_apart = is_head and self.setup.head_is_apart
+        return "shared" if self.setup.shared_data and not is_apart else machine.name
 
     def run_ids(self, files: Mapping[str, str], left: Any) -> list[str]:  # noqa: ANN401 - what a killed agent left
         """Return the run to continue: a killed agent's, else the one written last."""
