@@ -255,7 +255,7 @@ class HeadAgent:
             if outcome is not None:
                 return outcome
 
-    async def _perform(  # noqa: C901, PLR0912 - one case, one action
+    async def _perform(  # noqa: C901, PLR0912, PLR0915 - one case, one action
         self, action: h.HeadAction
     ) -> None:
         run, start, put = self._run, self._tasks.start_soon, self._inbox.put
@@ -272,6 +272,8 @@ class HeadAgent:
             case h.SaveStepHolders(holders):
                 self._keeper.record_step_holders(holders)
                 await self._keeper.flush()
+            case h.SaveOutages(outages):
+                self._keeper.record_outages(outages, run.now())
             case h.StopJob(job):
                 about = (self._keeper.flush, put, self._submission_task)
                 start(head_job.stop_job, self._link, job, *about)

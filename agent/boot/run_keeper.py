@@ -20,12 +20,14 @@ from agent.record.background import ItemWriter
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
 from agent.record.log_dir import log_dir
+from agent.record.node_record import Moment
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
     AttemptRecord,
     RunRecord,
     RunState,
+    SavedOutages,
     proof_of,
 )
 from agent.settings.jobs import notice_signal
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.control.protocol import Hello
+    from agent.decisions.values import Outage
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
 
@@ -68,6 +71,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
         has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
+        former_outages=keeper.former_outages(now),
         resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
@@ -300,6 +304,14 @@ class RunKeeper:
         if self._replaces_agent or found.end is None or is_loss(found.end):
             return found
         return replace(found, end=None)  # a user who starts a run again wants it to continue
+
+    def record_outages(self, outages: tuple[Outage, ...], now: float) -> None:
+        """Record the outages of services, whose times are on the clock of this run."""
+        self.save(replace(self.record, outages=SavedOutages(Moment.before(now), outages)))
+
+    def former_outages(self, now: float) -> tuple[Outage, ...]:
+        """Return the outages of the run so far, on the clock of this agent."""
+        return () if self.record.outages is None else self.record.outages.on_clock(now)
 
     def record_outcome(self, end: Outcome) -> None:
         """Record the outcome to exit with: an agent that replaces this one uses it."""

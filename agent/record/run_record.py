@@ -18,6 +18,7 @@ from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
+from agent.decisions.values import Outage
 from agent.record import files
 from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
 from agent.record.log_dir import log_dir
@@ -47,6 +48,25 @@ class SavedSnapshot(Value):
 
     clock: Moment  # when the clock of its times was 0
     known: AttemptSnapshot
+
+
+class SavedOutages(Value):
+    """The outages of services so far, for the next agent."""
+
+    clock: Moment  # when the clock of their times was 0
+    known: tuple[Outage, ...]
+
+    def on_clock(self, now: float) -> tuple[Outage, ...]:
+        """Return them on the clock of this run; a changed wall clock does not move them."""
+        later = now - self.clock.age()
+        return tuple(
+            replace(
+                one,
+                since=one.since + later,
+                until=None if one.until is None else one.until + later,
+            )
+            for one in self.known
+        )
 
 
 class AttemptRecord(Value):
@@ -110,6 +130,7 @@ class RunRecord(files.Record):
     """Prepare steps that workers were ordered to run: step, disk of its marker, node by name."""
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
     used: float = 0.0  # seconds that agents have run
+    outages: SavedOutages | None = None  # when services did not answer
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
 
     def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:

@@ -100,6 +100,24 @@ def test_outages_are_recorded() -> None:
     assert [*trace.state.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
+def test_outages_outlive_the_agent() -> None:
+    """Each change is saved for the next agent, where an open one ends with the next answer."""
+    dead = ServiceGone(REWARD, "exit code 1")
+    trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
+    (saved,) = [one.outages for one in trace.actions if isinstance(one, h.SaveOutages)]
+    assert saved == (Outage(REWARD, HERE, 10),)
+    former = (
+        Outage(REWARD, HERE, -90, -80),
+        Outage("judge", "pod1", -70),
+        Outage(REWARD, HERE, -5),
+    )
+    again = Trace(replace(WITH_REWARD, former_outages=former), [(1, ServiceReady(REWARD))])
+    assert again.state.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
+    assert [one.outages for one in again.actions if isinstance(one, h.SaveOutages)] == [
+        again.state.outages
+    ]
+
+
 def test_the_first_start_is_no_outage() -> None:
     """A service that was never ready has no outage."""
     trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])

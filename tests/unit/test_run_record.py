@@ -18,6 +18,7 @@ from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.attempts import Attempt, AttemptSnapshot
+from agent.decisions.values import Outage
 from agent.record.files import LockHolder, NoRecord, iso_time
 from agent.record.node_record import Moment, own_record, process_of
 from agent.record.run_record import (
@@ -26,6 +27,7 @@ from agent.record.run_record import (
     ChosenRun,
     RunRecord,
     RunState,
+    SavedOutages,
     SavedSnapshot,
     choose_run,
     fingerprint,
@@ -74,6 +76,16 @@ RECORDS = st.builds(
         st.none() | st.builds(ModelShape.from_name, st.sampled_from(["7B", "30B-A3B"])),
         st.none() | st.floats(0, 1e12),
         st.dictionaries(st.text(), st.text(), max_size=3),
+    ),
+    outages=st.none()
+    | st.builds(
+        SavedOutages,
+        st.builds(Moment, st.text()),
+        st.lists(
+            st.builds(
+                Outage, st.text(), st.text(), st.floats(0, 1e9), st.none() | st.floats(0, 1e9)
+            )
+        ).map(tuple),
     ),
     ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
 )
@@ -437,6 +449,25 @@ def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
     assert isinstance(written, RunRecord)
     assert written.basis == basis
+
+
+def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
+    """They come back on the clock of the next agent, which began later."""
+    (tmp_path / "4711").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    assert keeper.former_outages(0.0) == ()
+    keeper.record_outages(
+        (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", "", 25.0)), 30.0
+    )
+    keeper.close()
+    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
+    assert isinstance(written, RunRecord)
+    following = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", written), replaces_agent=True)
+    closed, is_open = following.former_outages(0.0)
+    assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
+    assert closed.since == pytest.approx(-20.0, abs=2.0)
+    assert closed.until == pytest.approx(-10.0, abs=2.0)
+    following.close()
 
 
 def test_a_surviving_job_is_followed(tmp_path: Path) -> None:

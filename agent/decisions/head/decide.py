@@ -47,6 +47,7 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
+        outages=goal.former_outages,
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
@@ -79,6 +80,8 @@ def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
     after = _decide_event(replace(state, actions=()), event, now)
+    if after.outages != state.outages:
+        after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
     snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
     if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
         return after, after.actions
@@ -295,7 +298,7 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
-    elif new.step is v.Step.READY and old.was_ready:
+    elif new.step is v.Step.READY:  # an open one may be of a former agent
         open_ones = {replace(outage, since=one.since) for one in outages}
         outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
     return replace(state, outages=outages)

@@ -55,6 +55,7 @@ class HeadGoal(Value):
     former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
     has_former_ray: bool = False  # this node's Ray was started by a killed agent
     resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
+    former_outages: tuple[values.Outage, ...] = ()  # of services, by earlier agents of the run
     ray: str = OUR_RAY  # the name of Ray in messages
     ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
     rank: int = 0  # the head's own
@@ -149,6 +150,12 @@ class SaveSnapshot(HeadAction):
     """Save the snapshot that the next agent starts from, before any other action."""
 
     snapshot: AttemptSnapshot
+
+
+class SaveOutages(HeadAction):
+    """Save the outages of services for the next agent."""
+
+    outages: tuple[values.Outage, ...]
 
 
 class StopJob(AttemptAction):

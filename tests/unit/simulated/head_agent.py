@@ -236,7 +236,7 @@ class HeadAgent(Agent):
             verdict=state.verdict_for_workers,
         )
 
-    async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912 - one case, one action
+    async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912, PLR0915 - one case, one action
         match action:
             case h.SubmitJob(job):
                 names = (*self.state.fleet.alive.values(),)
@@ -253,6 +253,8 @@ class HeadAgent(Agent):
             case h.SaveStepHolders(holders):
                 self.keeper.record_step_holders(holders)
                 await self.keeper.flush()
+            case h.SaveOutages(outages):
+                self.keeper.record_outages(outages, self.node.now())
             case h.StopJob(job):
                 self.go(self._stop_job(job))
             case h.SaveJob(job):
