@@ -350,7 +350,7 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, st
     folder = root / name
     lock = FileLock(folder / RUN_LOCK)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        log_dir.guard(root)
         log_dir.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
@@ -416,7 +416,7 @@ class PastEnd(files.Record):
         """Write it; return the error on failure."""
         path = past_end_file(root, node)
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            log_dir.guard(root)
             log_dir.make_folder(path.parent)
         except OSError as error:
             return error

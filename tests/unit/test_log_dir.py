@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.record import run_folder, run_record
 from agent.record.bundle import BundlePart, make
@@ -194,6 +195,15 @@ def test_checkpoints_that_another_user_made(root: Path) -> None:
     assert read_checkpoints(str(folder)).newest == "global_step_7"
     os.chown(root / "checkpoints", OTHER, OTHER)
     assert f"belongs to user {OTHER}" in read_checkpoints(str(folder)).fault
+
+
+@needs_root
+def test_the_end_of_an_agent_is_not_written_elsewhere(root: Path, victim: Path) -> None:
+    """A refused pod records its end before it has a run folder: the same rules hold."""
+    (root / ".ends").symlink_to(victim.parent)
+    end = run_record.PastEnd("", "", "", "", ends.JOB_SUCCEEDED.outcome(before=""))
+    assert isinstance(end.save(root, ".bashrc"), RefusedPathError)
+    assert [path.name for path in victim.parent.iterdir()] == [".bashrc"]
 
 
 def test_the_key_of_a_link_is_not_sent(root: Path, victim: Path) -> None:
