@@ -128,3 +128,18 @@ def test_a_restarted_head_has_the_earlier_nodes() -> None:
     assert submitted(trace) == []
     trace.take(runs(2, 0, joined=False), 61)
     assert submitted(trace) == [h.SubmitJob("run-2")]
+
+
+def test_a_lost_spare_is_cleared_too() -> None:
+    """It joined a running attempt, which may use it: the next begins once it is out of reach."""
+    spare = replace(reported(3, rank=9, heard=7.0).worker, running_attempt=1)
+    history: History = [
+        *PAIR,
+        (7, h.WorkerReported(spare)),
+        (8, nodes(2, 3)),
+        (20, h.WorkerSilent("agent3", "no answer")),
+        (21, job("FAILED", 1)),
+    ]
+    trace = Trace(goal(1, retries=1), history)
+    assert "Retry" in trace.kinds()
+    assert "agent3" in trace.state.leftovers

@@ -413,6 +413,9 @@ class HeadState(Value):
         is_known = rank is None or rank <= last or worker.key in self.shares.by_node
         if is_known or worker.ip in self.attempt.workers:
             return True
+        # a spare that joined Ray: what it ran must have ended before the next attempt
+        if worker.name in self.attempt.lost_nodes or worker.key in self.leftovers:
+            return True
         if self.goal.by_torchrun:  # in place of an expected one
             return any(one.key == worker.key for one in self.fleet.present()[:last])
         return self.fleet.counts(worker)
