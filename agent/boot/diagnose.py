@@ -196,7 +196,7 @@ def write_bundle(
     scope = "this node" if workers is None else "all nodes"
     hint = f"The logs of {scope} are in {path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
-    about = (hinted, attempts, run.outages, path.name)
+    about = (hinted, attempts, run.outages(), path.name)
 
     def parts() -> Iterator[BundlePart]:  # the most important first
         node, folder, most = bundle_folder(run), run.folder.path, _MOST_OF_MAIN_LOG

@@ -107,6 +107,7 @@ class HeadAgent:
         self._submission_task = SubmissionTask()
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
+        run.outages = self._status.outages
         self._prober = Prober(run)
         self._reports: Reports
         self._link: RayLink | TorchrunLink
@@ -182,7 +183,7 @@ class HeadAgent:
             there = (one for one in workers if one.ip and not one.silent and not one.refused)
             others = [(one.ip, plan.ports.agent) for one in there]
             take = partial(self._inbox.take, None)
-            await hold_after_verdict(run, outcome, take, keeper.record.attempts, others)
+            await hold_after_verdict(run, outcome, take, others)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
@@ -470,7 +471,6 @@ class HeadAgent:
         await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
-        self._run.outages = self._status.outages()
         self._run.cost = self._status.cost()
         if self._run.cost is not None:
             say(f"all nodes of this run cost ${self._run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.boot.node_run import NodeRun
-    from agent.record.run_record import AttemptRecord
     from agent.settings.model import Settings
 
 _LONGEST_DETAIL = 300
@@ -161,7 +160,6 @@ async def hold_after_verdict(
     run: NodeRun,
     outcome: Outcome,
     next_event: Callable[[], Awaitable[object]],
-    attempts: Sequence[AttemptRecord] = (),
     others: Sequence[tuple[str, int]] = (),
 ) -> None:
     """Hold or stop the pod after a verdict, until a stop is asked for."""
@@ -173,7 +171,7 @@ async def hold_after_verdict(
     plan = run.plan
     if plan.on_done == "exit" or not outcome.holds_pod:
         return
-    run_within(times.STALLED_DISK, partial(run.write_outcome, outcome, attempts))
+    run_within(times.STALLED_DISK, partial(run.write_outcome, outcome))
     await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from functools import cached_property, partial
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
@@ -12,7 +13,7 @@ import psutil
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.base import times
+from agent.base import ends, times
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
 from agent.decisions.head import state as h
@@ -20,6 +21,7 @@ from agent.decisions.values import ServiceWaits, Tick, Woke
 from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.record import events
+from agent.record.background import run_within
 from agent.record.events import (
     Decided,
     Dropped,
@@ -191,7 +193,10 @@ class NodeRun:
         """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
         """Makes an end that restarts would only repeat a verdict."""
-        self.outages: Sequence[OutageRecord] = ()  # outages of services, for outcome.json
+        self.attempts: Callable[[], Sequence[AttemptRecord]] = tuple
+        """The attempts of the job so far, on a head; for outcome.json."""
+        self.outages: Callable[[], Sequence[OutageRecord]] = tuple
+        """The outages of services so far, on a head; for outcome.json."""
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
@@ -350,10 +355,19 @@ class NodeRun:
         self.record(Decided(outcome))
         say(f"leaving: {outcome.reason}")
 
-    def write_outcome(self, outcome: Outcome, attempts: Sequence[AttemptRecord] = ()) -> bool:
+    def record_kill(self) -> None:
+        """Record that a second Ctrl-C ended this agent at once."""
+        signum = "a second SIGINT"
+        outcome = ends.STOPPED_BY_SIGNAL.outcome(code=128 + SIGINT, signal=signum)
+        outcome = replace(outcome, phase=self._phase or ends.STARTING)
+        run_within(times.FLUSH, partial(self.write_outcome, outcome))
+        say(outcome.sentence(), "error")
+
+    def write_outcome(self, outcome: Outcome) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        text = outcome_text(outcome, attempts, self.outages, self.bundle or "", self.cost)
+        attempts, outages = self.attempts(), self.outages()
+        text = outcome_text(outcome, attempts, outages, self.bundle or "", self.cost)
         write_outcome(self.folder.path, text)
         return True
 

@@ -121,8 +121,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     outcome = _run_role(node_run, keeper)
     if keeper is not None:
         keeper.close()
-    attempts = () if keeper is None else keeper.record.attempts
-    if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome, attempts)):
+    if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome)):
         disk_alarm.report(OUTCOME_FILE, "a write does not end")
     node_run.close()
     if not outcome.holds_pod and restarts.would_repeat():
@@ -328,6 +327,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     All that `ray start` need not wait for is imported after it was launched: Ray takes a second to
     boot, while the event loop's modules take a quarter of a second of CPU, most of it for aiohttp.
     """
+    node_run.attempts = lambda: keeper.record.attempts
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
     stop_scope = anyio.CancelScope()
     head: HeadAgent | None = None
@@ -344,7 +344,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             head.on_notice(signum)
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch_signals, on_stop, on_notice)
+        await tasks.start(signals.watch_signals, on_stop, on_notice, node_run.record_kill)
         started = await make_ready.start_head(node_run, keeper, stop_scope)
         if started is None:
             stop = await inbox.take(0)

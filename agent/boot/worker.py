@@ -165,6 +165,7 @@ class WorkerAgent:
             signals.watch_signals,
             lambda signum: put(StopAsked(signum)),
             lambda signum: say(driver.not_passed_on(signum, why)),
+            run.record_kill,
         )
         if self._state.ray is w.RayStep.UP:  # started by a killed agent
             await self._start_ray(self._state.head_ip or "")

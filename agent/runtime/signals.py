@@ -60,10 +60,13 @@ def make_streams_safe() -> None:
 async def watch_signals(
     stop: Callable[[int], None],
     notify: Callable[[int], None],
+    record_kill: Callable[[], object] = lambda: None,
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Call `stop` and `notify` for signals, and reap orphans; a second Ctrl-C kills everything.
+
+    After that `record_kill` records the end, within a limit of its own.
 
     Start it with `await tasks.start(watch_signals, …)`, before any process: a signal before that
     would leave the process behind.
@@ -79,6 +82,7 @@ async def watch_signals(
         if interrupts > 1:
             say("second SIGINT: killing everything", "warning")
             process.kill(process.list_descendants())
+            record_kill()
             exit_now(128 + signal.SIGINT)
         if signum == signal.SIGCHLD:
             process.reap()

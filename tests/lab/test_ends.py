@@ -107,6 +107,8 @@ def test_a_second_sigint_kills(cluster: Cluster) -> None:
     began = time.monotonic()
     assert agent.wait(10) == 130
     assert time.monotonic() - began < 3
+    agent.wait_for("stopped: asked to stop by a second SIGINT \\(exit code 130\\)", timeout=5)
+    assert (cluster.outcome(0)["kind"], cluster.outcome(0)["exit_code"]) == ("stopped", 130)
     await_true(
         "no process is left",
         lambda: all(p.zombie or "sleep infinity" in p.cmdline for p in idle.processes()),

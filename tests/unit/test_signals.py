@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.boot.node_run import NodeRun
+from agent.record.background import finish_all
+from agent.record.run_folder import OutageRecord, RunFolder
+from agent.record.run_record import AttemptRecord
 from agent.runtime.parent import NOTICES, STOPS
+from agent.settings.redact import redactor_for
+from unit.worlds import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,3 +224,51 @@ def catches(pid: int, number: int) -> bool:
     except (OSError, StopIteration):
         return False
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+TWICE = """
+import os, signal, anyio
+from agent.runtime import signals
+
+async def live():
+    async with anyio.create_task_group() as tasks:
+        asked = anyio.Event()
+        record = lambda: print("recorded", flush=True)
+        await tasks.start(signals.watch_signals, lambda _: asked.set(), lambda _: None, record)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep_forever()
+
+os.dup2(1, 2)
+anyio.run(live)
+"""
+
+
+def test_a_second_sigint_records_the_end_first() -> None:
+    """outcome.json and the last line are written before the exit with 130."""
+    code, out = told(TWICE)
+    assert code == 130
+    assert "recorded" in out.splitlines()
+
+
+def test_the_end_by_a_second_sigint_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has its kind, code, phase and sentence, with the attempts and outages so far."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    folder = RunFolder(tmp_path, "run-1", "node-a")
+    node_run = NodeRun(plan, redactor_for({}, plan.settings, ()), folder, 0.0, "run-1")
+    attempt = AttemptRecord(1, "run-1-1", "2026-11-26T10:00:00Z")
+    node_run.attempts = lambda: (attempt,)
+    node_run.outages = lambda: (OutageRecord("retriever", "pod1", "a", None),)
+    node_run.set_phase("running")
+    node_run.record_kill()
+    node_run.close()
+    data = json.loads((folder.path / "outcome.json").read_text())
+    assert (data["kind"], data["exit_code"], data["phase"]) == ("stopped", 130, "running")
+    assert data["reason"] == "asked to stop by a second SIGINT"
+    assert [one["number"] for one in data["attempts"]] == [1]
+    assert [one["service"] for one in data["outages"]] == ["retriever"]
+    finish_all()
+    assert "stopped: asked to stop by a second SIGINT (exit code 130)" in capfd.readouterr().err
