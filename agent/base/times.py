@@ -176,6 +176,7 @@ STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usual
 LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
 DESCENDANTS_EXIT = 5.0  # Freeing much memory takes a process a while.
 PARENT_SWEEP = 5.0  # For the parent to kill what a restarted agent left.
+GIVE_UP = 5.0  # For a last agent, after one that was killed too often, to record the end.
 AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a disk blocks.
 BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
 DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.

@@ -30,7 +30,14 @@ from agent.record.files import iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.log_dir import log_dir
 from agent.record.node_record import folder_of
-from agent.record.run_folder import OUTCOME_FILE, RunFolder, read_outcome
+from agent.record.run_folder import (
+    OUTCOME_FILE,
+    RunFolder,
+    former_outages,
+    outcome_text,
+    read_outcome,
+    write_outcome,
+)
 from agent.runtime import parent, process, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     try:
+        if parent.gave_up_after is not None:
+            return _record_given_up(environ, command, *parent.gave_up_after)
         return run(environ, command)
     except AgentError as error:
         _after_refusal(environ, command, error.outcome())
@@ -126,6 +135,32 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     node_run.close()
     if not outcome.holds_pod and restarts.would_repeat():
         _hold(plan.settings, environ, plan.on_done, outcome)
+    return outcome
+
+
+def _record_given_up(
+    environ: Mapping[str, str], command: list[str] | None, signal_name: str, kills: int
+) -> Outcome:
+    """Write outcome.json of a run whose agent was killed too often; start nothing."""
+    outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
+    plan = plan_input.plan_from_environment(environ, command)
+    node, root = plan.topology.node_name, log_root(plan.settings)
+    log_dir.allow(plan.settings.log_mode)
+    configure(plan.settings.log, environ, redactor_for(environ, plan.settings), node)
+    _check_log_dir(root)
+
+    def write() -> bool:
+        folder = folder_of(root, node, parent.former_agents)
+        if folder is None:
+            return True
+        record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)
+        text = outcome_text(outcome)
+        if isinstance(record, run_record.RunRecord) and record.head == node:
+            text = outcome_text(outcome, record.attempts, former_outages(record, node))
+        write_outcome(folder, text)
+        return True
+
+    run_within(times.STALLED_DISK, write)
     return outcome
 
 

@@ -12,6 +12,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -25,9 +26,10 @@ from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
+from agent.decisions.values import HERE
 from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
-from agent.record.files import read_small, reading, safe_name, write_atomically
+from agent.record.files import iso_time, read_small, reading, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import NodeRecord, own_record
@@ -67,6 +69,22 @@ def outcome_text(
         **({} if cost is None else {"cost": cost}),
     }
     return json.dumps(data, indent=2) + "\n"
+
+
+def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
+    """Return the outages in a run's record, for outcome.json; `head` is the name of its node."""
+    if record.outages is None:
+        return []
+    now = time.time()
+    return [
+        OutageRecord(
+            one.service,
+            head if one.node == HERE else one.node,
+            iso_time(now + one.since),
+            None if one.until is None else iso_time(now + one.until),
+        )
+        for one in record.outages.on_clock(0.0)
+    ]
 
 
 def read_outcome(folder: Path) -> Outcome | None:

@@ -62,6 +62,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 is_init = False  # Whether the parent of this agent is the container's first process
 former_agents: tuple[int, ...] = ()  # The pids of the killed agents before this one, the last first
+gave_up_after: tuple[str, int] | None = None
+"""The signal and the number of kills after which this last agent only records the end."""
 _code_pipe: int | None = None  # The pipe on which the agent sends its exit code to the parent
 
 
@@ -147,7 +149,7 @@ def send_exit_code(code: int) -> None:
 
 def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
-    global is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
+    global is_init, gave_up_after  # noqa: PLW0603 - facts of this process
     is_init = os.getpid() == 1
     job_control = {signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     shells = set() if is_init else job_control
@@ -170,6 +172,11 @@ def become_parent(*, restarts_agent: bool) -> int | None:
         name = signal.Signals(-status).name
         if len(crashes) > MAX_CRASHES:
             _say(f"the agent was killed by {name} {len(crashes)} times: giving up")
+            forked = _fork(before, (agent, *killed))
+            if forked is None:
+                gave_up_after = (name, len(crashes))
+                return None
+            _follow(*forked, everything, time.monotonic() + times.GIVE_UP)
             status = GAVE_UP
             break
         _say(f"the agent was killed by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
@@ -222,12 +229,19 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     return None
 
 
-def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
-    """Forward signals and reap until the agent has ended; return its code, below 0 for a signal."""
-    code, until = None, math.inf
+def _follow(
+    agent: int, code_pipe: int, everything: set[signal.Signals], until: float = math.inf
+) -> int:
+    """Forward signals and reap until the agent has ended; return its code, below 0 for a signal.
+
+    An agent that has neither ended nor sent its code at `until` counts as one that gave up.
+    """
+    code = None
     while True:
         info = signal.sigtimedwait(everything, min(_MAX_WAIT, max(0.0, until - time.monotonic())))
         if info is None:
+            if code is None and time.monotonic() >= until:
+                return GAVE_UP
             if code is None:
                 continue
             what = "the agent has sent its exit code, but does not exit"

@@ -67,7 +67,11 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
         kill_agent(head)
         await_true("it is gone", lambda: before not in agents_in(head), 10)  # noqa: B023 - called here
     assert head.wait(20) == 70
-    assert "giving up" in last_line(head)
+    assert "giving up (exit code 70)" in last_line(head)
+    outcome = cluster.outcome(0)
+    assert (outcome["kind"], outcome["exit_code"]) == ("bug", 70)
+    assert outcome["reason"] == "the agent was killed by SIGKILL 4 times: giving up"
+    assert [attempt["number"] for attempt in outcome["attempts"]] == [1]
 
 
 @pytest.mark.pods(2)

@@ -18,9 +18,10 @@ from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.attempts import Attempt, AttemptSnapshot
-from agent.decisions.values import Outage
-from agent.record.files import LockHolder, NoRecord, iso_time
+from agent.decisions.values import HERE, Outage
+from agent.record.files import LockHolder, NoRecord, iso_time, seconds_between
 from agent.record.node_record import Moment, own_record, process_of
+from agent.record.run_folder import former_outages
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
@@ -457,7 +458,7 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
     assert keeper.former_outages(0.0) == ()
     keeper.record_outages(
-        (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", "", 25.0)), 30.0
+        (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", HERE, 25.0)), 30.0
     )
     keeper.close()
     written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
@@ -467,6 +468,11 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
     assert closed.since == pytest.approx(-20.0, abs=2.0)
     assert closed.until == pytest.approx(-10.0, abs=2.0)
+    first, last = former_outages(written, "node-a")
+    assert (first.service, first.node) == ("retriever", "pod1")
+    assert (last.node, last.until) == ("node-a", None)
+    assert first.until is not None
+    assert seconds_between(first.since, first.until) == pytest.approx(10.0, abs=0.1)
     following.close()
 
 
