@@ -262,12 +262,12 @@ class HeadAgent:
         run, start, put = self._run, self._tasks.start_soon, self._inbox.put
         match action:
             case h.SubmitJob(job):
-                nodes = (*self._state.fleet.alive.values(),)
-                self._keeper.record_submission(self._state.attempt, nodes, self._state.required)
-                await self._keeper.flush()  # before workers receive its number
+                await self._record_attempt()  # before workers receive its number
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
+            case h.ListJobs(first_id) if isinstance(self._link, RayLink):
+                await self._link.list_jobs(first_id)
             case h.SaveSnapshot(known):
                 self._keeper.save(self._keeper.record.with_snapshot(known, run.now()))
             case h.SaveStepHolders(holders):
@@ -303,15 +303,18 @@ class HeadAgent:
             case h.AdoptRun(run_id, attempts, epoch, is_running):
                 self._keeper.adopt_run(run_id, attempts, epoch)
                 if is_running:
-                    self._keeper.record_submission(
-                        self._state.attempt, required=self._state.required
-                    )
+                    await self._record_attempt()
                 run.join_run(run_id)
                 self._placeholders = replace(self._placeholders, log_dir=str(run.folder.path))
                 await self._keeper.flush()
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)
                 start(head_job.send_newest_checkpoint, run, ended.number, put)
+
+    async def _record_attempt(self) -> None:
+        nodes = (*self._state.fleet.alive.values(),)
+        self._keeper.record_submission(self._state.attempt, nodes, self._state.required)
+        await self._keeper.flush()
 
     async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
         answer = await self._prober.probe(probe, at, self._placeholders, share)

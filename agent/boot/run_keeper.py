@@ -70,6 +70,10 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
+        asks_for_jobs=given is not None
+        and plan.job is not None
+        and given.submission_id == keeper.record.run_id
+        and not keeper.record.attempts,
         has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
         former_outages=keeper.former_outages(now),
         resumed_attempt=None if plan.job is None else keeper.open_attempt(now),

@@ -42,6 +42,7 @@ class Bridge:
         """Read commands until the agent closes the pipe."""
         self._start(self._watch_nodes)
         work = {"submit": self._run_job, "follow": self._run_job, "stop": self._stop_job}
+        work["list"] = self._list_jobs
         for line in sys.stdin:
             command = json.loads(line)
             self._start(work.get(command["do"], self._answer), command)
@@ -107,6 +108,16 @@ class Bridge:
             jobs.has_job("none")
             self._jobs = self._jobs or jobs
         return True
+
+    def _list_jobs(self, command: Mapping[str, Any]) -> None:
+        """Send the ids of a run's jobs, ended or not, as soon as the dashboard answers."""
+
+        def send() -> bool:
+            self._jobs = self._jobs or Jobs(self._dashboard)
+            self._send(event="jobs", ids=self._jobs.ids_of_run(str(command["id"])))
+            return True
+
+        self._until_done(0.2, send)
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
         job_id = str(command["id"])

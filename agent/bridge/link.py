@@ -28,6 +28,7 @@ _EVENTS: dict[str, type[h.HeadEvent]] = {
     "never-submitted": h.NeverSubmitted,
     "submit-failed": h.SubmitWaits,
     "job": h.JobReported,
+    "jobs": h.JobsListed,
     "silent": h.HeadRaySilent,
 }
 """The event for the head of each line that the bridge writes; the fields have the same names."""
@@ -106,6 +107,10 @@ class RayLink:
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
         """Follow a submitted job; write its output to `mirror` if given."""
         await self._add_command(do="follow", id=job_id, **_mirrored(mirror))
+
+    async def list_jobs(self, first_id: str) -> None:
+        """Ask for the jobs with this id, or with this id and a number behind it."""
+        await self._add_command(do="list", id=first_id)
 
     async def stop_job(self, job_id: str) -> None:
         """Stop a job; return when Ray has accepted the stop."""

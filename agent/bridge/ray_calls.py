@@ -94,6 +94,11 @@ class Jobs:
         """Return whether Ray has a job of this id; raises where Ray does not answer."""
         return any(job.submission_id == job_id for job in self._client.list_jobs())
 
+    def ids_of_run(self, first_id: str) -> list[str]:
+        """Return the ids that are this one, or begin with it and a dash."""
+        ids = (job.submission_id or "" for job in self._client.list_jobs())
+        return [one for one in ids if one == first_id or one.startswith(f"{first_id}-")]
+
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
         info = self._client.get_job_info(job_id)

@@ -47,10 +47,10 @@ def test_a_spare_that_is_lost_before_the_job(cluster: Cluster) -> None:
     count = (
         "import ray; ray.init(logging_level='ERROR'); print(sum(n['Alive'] for n in ray.nodes()))"
     )
-    head, used, spare = cluster.agents(sys.executable, "-c", count)
+    head, used, _ = cluster.agents(sys.executable, "-c", count)
     for name in ("podb", "podc"):
         head.wait_for(f"{name} joined Ray", timeout=BOOT)
-    spare.kill()
+    cluster.pods[2].cut()
     head.wait_for("podc left Ray", timeout=30)
     (cluster.pods[0].tmp / "go").touch()
     head.wait_for("waiting for Ray to drop podc", timeout=10)

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from agent.base import ends
 from agent.boot.run_keeper import RunKeeper, make_goal
-from agent.decisions.attempts import Attempt
+from agent.decisions import head
+from agent.decisions.attempts import Attempt, JobReport
+from agent.decisions.head import state as h
 from agent.decisions.head.decide import first_state
 from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
 from agent.record.run_record import ChosenRun
 from agent.settings.redact import redactor_for
 from agent.topology.platforms import GivenRay
+from unit import heads
 from unit.captured import WITHOUT, changed, plan_of, read
 
 if TYPE_CHECKING:
@@ -189,3 +193,39 @@ def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
     assert plan.job.argv[1:3] == ("-m", "verl.trainer.main_ppo")
     assert plan.topology.expected_workers == replicas
     assert plan.settings.stop_grace == 90
+
+
+GIVEN = replace(
+    heads.goal(retries=2, given=True), run_id="rl", submission_id="rl", asks_for_jobs=True
+)
+"""Of a head whose log disk is gone: another may have submitted jobs to this Ray."""
+
+
+def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
+    """Not the first, which has failed, while a later attempt runs."""
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    assert trace.effects == [h.ListJobs("rl")]
+    trace.take(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77")), 2.0)
+    assert trace.effects[1:] == [h.AdoptRun("rl", 9, is_running=True), h.FollowJob("rl-10")]
+    trace.take(h.Submitted("rl-10"), 3.0)
+    trace.take(h.JobReported("rl-10", JobReport("SUCCEEDED", driver_exit_code=0)), 9.0)
+    assert [end.exit_code for end in trace.outcomes] == [0]
+
+
+def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
+    """The first attempt, by the id that the RayJob expects."""
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    (wait,) = head.pending_waits(trace.state)
+    assert wait.what == "the list of jobs of KubeRay's Ray"
+    trace.take(h.JobsListed(()), 2.0)
+    assert trace.effects[1:] == [h.SubmitJob("rl")]
+
+
+def test_a_record_says_which_attempt_to_follow(tmp_path: Path) -> None:
+    """Ray is asked only where there is none."""
+    plan = plan_of(*read("kuberay-submitter-head"))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
+    assert make_goal(plan, keeper, 0.0).asks_for_jobs
+    keeper.record_submission(Attempt("rl-8h2pd"))
+    assert not make_goal(plan, keeper, 0.0).asks_for_jobs
+    keeper.close()

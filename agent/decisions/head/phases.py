@@ -33,18 +33,18 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         end = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
         if end is not None:
             return leave(state, end, now)
-    # a worker may have a record of this run that the head lacks (lost disk)
-    record = event if isinstance(event, h.RunRemembered) and state.attempt.number == 1 else None
-    own = (state.goal.run_id, 0, 0)
-    if record is not None and (record.run_id, record.attempt, record.epoch) != own:
-        if retry.may_run_on(state, record):
-            return resuming(retry.follow_remembered(state, record, now), Tick(), now)
+    # a worker, or a given Ray, may know attempts of this run of which the head has no record
+    record = _unrecorded_attempts(state, event)
+    if record is not None and (state.goal.ray_is_given or retry.may_run_on(state, record)):
+        return resuming(retry.follow_remembered(state, record, now), Tick(), now)
+    if record is not None:
         state = retry.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
     if state.ray.step is Step.LOST:
         state = _restart_ray(state, now)
         if _is_leaving(state):
             return state
+    state = _look_for_jobs(state, event)
     for (_, name), item in state.steps.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
@@ -54,6 +54,26 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return leave(state, broken, now)
     state = probes.finish_preflight(state, now)
     return state if _is_leaving(state) else _check_waits(state, now)
+
+
+def _unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
+    """Return the attempts that a worker or a given Ray reports, if the head has no record."""
+    if isinstance(event, h.JobsListed) and not state.jobs_known:
+        newest = retry.newest_job(state.attempt.id, event.ids)
+        return h.RunRemembered(state.goal.run_id, newest) if newest else None
+    if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
+        return None
+    is_known = (event.run_id, event.attempt, event.epoch) == (state.goal.run_id, 0, 0)
+    return None if is_known else event
+
+
+def _look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
+    """Ask a given Ray for the jobs of this run: an agent without a record may have begun some."""
+    if isinstance(event, h.JobsListed):
+        return replace(state, jobs_known=True)
+    if not state.goal.asks_for_jobs or state.jobs_asked or state.ray.step is not Step.READY:
+        return state
+    return replace(state, jobs_asked=True).do(h.ListJobs(state.attempt.id))
 
 
 def _is_leaving(state: HeadState) -> bool:

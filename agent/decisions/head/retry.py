@@ -26,7 +26,7 @@ from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.work.torchrun import ShareOver
@@ -310,16 +310,27 @@ def may_run_on(state: HeadState, event: h.RunRemembered) -> bool:
     return is_former_ray and bool(event.attempt) and not event.epoch
 
 
+def newest_job(first: str, ids: Collection[str]) -> int:
+    """Return the number of a run's newest attempt in Ray, by the id of its first; 0 for none."""
+    numbers = [1] if first in ids else []
+    for one in ids:
+        name, _, number = one.rpartition("-")
+        if name == first and number.isdecimal():
+            numbers.append(int(number))
+    return max(numbers, default=0)
+
+
 def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
-    """Follow the attempt that a worker reports, if Ray has it; else it is the next to begin."""
+    """Follow an attempt that has no record, if Ray has its job; else it is the next to begin."""
     run_id, number = event.run_id, event.attempt
-    attempt = Attempt(submission_id_of(run_id, number), number, began=state.attempt.began)
+    own = submission_id_of(run_id, number, state.goal.submission_id)
+    attempt = Attempt(own, number, began=state.attempt.began)
     snapshot = AttemptSnapshot(replace(attempt, submitted=now), state.required)
     tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * (number - 1)
     goal = replace(state.goal, run_id=run_id, lost_attempts=tried, first_attempt=number)
     goal = replace(goal, resumed_attempt=snapshot)
     state = replace(state, goal=goal, attempt=attempt).enter(HeadPhase.RESUMING, now)
-    state = state.log(f"a worker reports attempt {number} of run {run_id}: looking for its job")
+    state = state.log(f"attempt {number} of run {run_id} has no record: looking for its job")
     return state.do(h.AdoptRun(run_id, number - 1, is_running=True))
 
 

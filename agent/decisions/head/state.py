@@ -53,6 +53,7 @@ class HeadGoal(Value):
     retries: int = 0  # how many attempts may follow the first one after losses
     lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
     former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
+    asks_for_jobs: bool = False  # of this run on a given Ray: no record tells of its attempts
     has_former_ray: bool = False  # this node's Ray was started by a killed agent
     resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
     former_outages: tuple[values.Outage, ...] = ()  # of services, by earlier agents of the run
@@ -144,6 +145,12 @@ class SubmitJob(AttemptAction):
 
 class FollowJob(AttemptAction):
     """Follow the job that a killed agent submitted under this id; do not submit."""
+
+
+class ListJobs(HeadAction):
+    """Ask Ray for the jobs of this run; JobsListed follows."""
+
+    first_id: str  # of the first attempt; later ones have their number behind it
 
 
 class SaveSnapshot(HeadAction):
@@ -285,6 +292,8 @@ class HeadState(Value):
     """By id in Ray: since when a node in GCS's list does not count; -inf once the head waits no
     longer for Ray to drop it."""
     checked_fleet: Fleet | None = None  # for which that was computed
+    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
+    jobs_known: bool = False  # true once it has answered
     reports_due: float | None = None
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     required: int = 0  # how many workers the running job needs
@@ -525,6 +534,12 @@ class Submitted(AttemptEvent):
 
 class NeverSubmitted(AttemptEvent):
     """Ray has no job of an attempt that a killed agent was about to submit."""
+
+
+class JobsListed(HeadEvent):
+    """The attempts of this run that Ray knows, ended or not, by id."""
+
+    ids: tuple[str, ...]
 
 
 class SubmitWaits(AttemptEvent, rename={"canceled": "cancelled"}):  # as recorded

@@ -90,6 +90,9 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
     if state.ray.step is Step.PENDING:
         yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence)
+    elif goal.asks_for_jobs and not state.jobs_known:
+        what = f"the list of jobs of {goal.ray}"
+        yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), state.ray.evidence)
     yield from hang_waits(state)
     yield from _service_waits(state)
     yield from _rank_waits(state)

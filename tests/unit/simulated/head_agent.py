@@ -239,15 +239,15 @@ class HeadAgent(Agent):
     async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912, PLR0915 - one case, one action
         match action:
             case h.SubmitJob(job):
-                names = (*self.state.fleet.alive.values(),)
-                self.keeper.record_submission(self.state.attempt, names, self.state.required)
-                await self.keeper.flush()
+                await self._record_attempt()
                 await self.dies_here()
                 self.go(self._submit(job))
             case h.FollowJob(job) if self.state.goal.by_torchrun:
                 self.inbox.put(h.NeverSubmitted(job))
             case h.FollowJob(job):
                 self.bridge.follow(job)
+            case h.ListJobs():
+                self.bridge.list_jobs()
             case h.SaveSnapshot(known):
                 self.keeper.save(self.keeper.record.with_snapshot(known, self.node.now()))
             case h.SaveStepHolders(holders):
@@ -281,13 +281,18 @@ class HeadAgent(Agent):
             case h.AdoptRun(run_id, attempts, epoch, is_running):
                 self.keeper.adopt_run(run_id, attempts, epoch)
                 if is_running:
-                    self.keeper.record_submission(self.state.attempt, required=self.state.required)
+                    await self._record_attempt()
                 self.node.update(run_id=run_id)
                 await self.keeper.flush()
             case h.Retry(ended):
                 await self._clear_away(ended)
             case _:
                 pass
+
+    async def _record_attempt(self) -> None:
+        names = (*self.state.fleet.alive.values(),)
+        self.keeper.record_submission(self.state.attempt, names, self.state.required)
+        await self.keeper.flush()
 
     async def _save_job(self, job: str) -> None:
         await asyncio.sleep(self.world.random.uniform(0.5, 20.0))
@@ -481,6 +486,18 @@ class Bridge:
         if id_ in self._canceled:
             cluster.jobs[id_].stop()
         cluster.changed()
+
+    def list_jobs(self) -> None:
+        """Send the ids of all jobs, as soon as Ray answers."""
+        self._asks.append(self._agent.go(self._list_jobs()))
+
+    async def _list_jobs(self) -> None:
+        await asyncio.sleep(self._world.random.uniform(0.05, 1.5))
+        cluster = self._cluster
+        while cluster is None or not cluster.is_up or self._world.now < cluster.mute_until:
+            await asyncio.sleep(1.0)
+            cluster = self._cluster
+        self._agent.inbox.put(h.JobsListed((*cluster.jobs,)))
 
     def stop(self, id_: str) -> None:
         """Stop a job; if Ray has not accepted it yet, its submission is canceled."""

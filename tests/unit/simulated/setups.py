@@ -74,6 +74,7 @@ FAULTS = {
     GIVEN: (
         *("kill_head_agent", "kill_head_agent", "kill_head_agent", "node_dies", "node_dies"),
         *("node_blinks", "node_blinks", "head_restarts", "mute_ray", "job_fails"),
+        *("head_loses_its_disk", "head_loses_its_disk"),
         *("slow_disks", "stop_head"),
     ),
 }
