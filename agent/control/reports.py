@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from msgspec import Struct, field
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
     from agent.work.torchrun import ShareOrder
 
+K = TypeVar("K")
 BASE_LIMIT = 256
+MOST_DEPARTED = 4  # Refused and departed agents that are kept of one address
+_BURST = 50  # Reports that an address without a token may send at once
+_MOST_PACED = 4096  # Addresses whose reports are counted, apart from those that send too many
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -34,7 +38,7 @@ def agent_limit(expected_workers: int) -> int:
 
 
 class TooManyAgentsError(Exception):
-    """The limit of agents is reached, and none of them has departed."""
+    """The limit of agents or of an address's reports is reached."""
 
 
 ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
@@ -58,6 +62,44 @@ class _Agent(Struct):
     is_silent: bool = False  # It did not answer either, until its next report
     wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
     reported: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def effective_rank(self) -> int | None:
+        """Return the platform's rank, or else the one that was assigned here."""
+        return self.rank if self.hello.rank is None else self.hello.rank
+
+
+def _add(index: dict[K, list[str]], value: K | None, key: str) -> None:
+    if value is not None:
+        index.setdefault(value, []).append(key)
+
+
+def _remove(index: dict[K, list[str]], value: K | None, key: str) -> None:
+    keys = [] if value is None else index.get(value, [])
+    if key in keys:
+        keys.remove(key)
+    if value is not None and not keys:
+        index.pop(value, None)
+
+
+class _Pace:
+    """Delays the reports of addresses that send too many; each is recorded and may be logged."""
+
+    def __init__(self) -> None:
+        self._free_at: dict[str, float] = {}  # By address: when all of its reports are paid
+
+    async def wait(self, address: str) -> None:
+        """Wait until this report of an address may be handled; raise if too many wait."""
+        now = anyio.current_time()
+        if len(self._free_at) > _MOST_PACED:
+            self._free_at = {one: at for one, at in self._free_at.items() if at > now}
+        free_at = max(now, self._free_at.get(address, now)) + times.REPORT_PACE
+        delay = free_at - now - _BURST * times.REPORT_PACE
+        if delay > times.REPORT_DELAY:
+            raise TooManyAgentsError
+        self._free_at[address] = free_at
+        if delay > 0:
+            await anyio.sleep(delay)
 
 
 class Expected(Value):
@@ -116,7 +158,9 @@ class Reports:
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._id = secrets.token_hex(8)
         self._agents: dict[str, _Agent] = {}
-        self._by_address: dict[str, str] = {}  # Accepted agents that have not left
+        self._pace = _Pace()
+        self._by_address: dict[str, list[str]] = {}
+        self._by_rank: dict[int, list[str]] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
         self._report = anyio.Event()
@@ -155,6 +199,8 @@ class Reports:
 
     async def handle(self, report: Report) -> Reply:
         """Handle one report; reply when the head's state changes, or after the report's hold."""
+        if report.ip and not self._has_token:
+            await self._pace.wait(report.ip)
         agent = self._agents.get(report.id)
         if report.hello is not None and agent is None and not self._is_closed:
             hello = report.hello.with_clock_offset(time.time())  # before any delay
@@ -171,6 +217,8 @@ class Reports:
             return replace(self._reply, verdict=None, wants_hello=True)
         if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
+        if agent.said_goodbye:  # it was its last report: a copy adds nothing
+            return replace(self._reply, refusal=agent.refusal, rank=agent.rank)
         if report.ip != agent.ip and not agent.refusal:
             unclear = await self._reply_of_conflict(report, agent.hello)
             if unclear is not None:
@@ -212,11 +260,13 @@ class Reports:
             return None  # it takes neither
         for key, place in self._holders(report, hello):
             holder = self._agents.get(key)
-            if holder is None:  # it was replaced meanwhile
+            if holder is None or holder.said_goodbye:
                 continue
             is_here = holder.ip == report.ip
             ended = holder.is_cut_off and is_here  # its successor on the same node
-            if await self._reports_still(key, times.RECONNECT if ended else times.HOLDER_REPORTS):
+            limit = times.RECONNECT if ended else times.HOLDER_REPORTS
+            is_gone = self._is_gone(holder) and not holder.waiting
+            if not is_gone and await self._reports_still(key, limit):
                 other = f"another agent has {place}: {holder.hello.name} ({holder.ip})"
                 return self.refuse(f"{other} still reports; end one of the two")
             if not (ended or self._is_gone(holder)):  # this agent asks again
@@ -228,16 +278,15 @@ class Reports:
 
     def _holders(self, report: Report, hello: Hello) -> list[tuple[str, str]]:
         """Return other agents with the address or rank of a report, each with what it has."""
-        found = {}
-        at = self._by_address.get(report.ip, report.id)
-        if at != report.id:
-            found[at] = f"the address {report.ip}"
-        for key, agent in self._agents.items():
-            is_same = hello.rank is not None and hello.rank in (agent.hello.rank, agent.rank)
-            present = not (agent.refusal or agent.said_goodbye or agent.is_silent)
-            if is_same and present and key != report.id and not self._has_token:
-                found.setdefault(key, f"rank {hello.rank}")
-        return [*found.items()]
+        places = [(self._by_address.get(report.ip, []), f"the address {report.ip}")]
+        if hello.rank is not None and not self._has_token:
+            places.append((self._by_rank.get(hello.rank, []), f"rank {hello.rank}"))
+        return [
+            (key, place)
+            for keys, place in places
+            for key in keys
+            if key != report.id and not self._agents[key].refusal
+        ]
 
     async def _reports_still(self, key: str, limit: float) -> bool:
         """Return whether an agent reports within `limit` seconds; a held report is answered now."""
@@ -305,11 +354,13 @@ class Reports:
         if not refusal:
             # without a token anyone may have its name
             self._replace_others(key, hello, lambda one: self._has_token or self._is_gone(one))
-        self._make_space()
+        self._make_space(report.ip)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         needs_rank = not refusal and hello.rank is None
         rank = self._assign_rank(hello.name) if needs_rank else None
-        agent = self._agents[key] = _Agent(hello, refusal, rank)
+        agent = self._agents[key] = _Agent(hello, refusal, rank, ip=report.ip)
+        _add(self._by_address, report.ip or None, key)
+        _add(self._by_rank, agent.effective_rank, key)
         namesakes.append(key)
         if hello.facts is not None:
             self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
@@ -327,26 +378,31 @@ class Reports:
             self._keep_ranks(tuple(self._rank_names))
         return rank
 
-    def _make_space(self) -> None:
-        """At the limit, forget the oldest departed agent that is not needed; raise without one."""
-        if len(self._agents) < self._most:
-            return
-        silent = self._clock() - times.AGENT_SILENT
-        may_go = [
-            key
-            for key, one in self._agents.items()
-            if (one.said_goodbye or one.refusal or one.last_report <= silent)
-            and not (one.waiting or self._is_needed(key))
-        ]
+    def _make_space(self, ip: str) -> None:
+        """At a limit, forget the oldest departed agent that is not needed; raise without one.
+
+        The limit of one address comes first: others would lose their agents by its many.
+        """
+        may_go = [*filter(self._may_be_forgotten, self._by_address.get(ip, []))]
+        if len(may_go) < MOST_DEPARTED:
+            if len(self._agents) < self._most:
+                return
+            may_go = [*filter(self._may_be_forgotten, self._agents)]
         if not may_go:
             raise TooManyAgentsError
         oldest = min(may_go, key=lambda key: self._agents[key].last_report)
         self._forget(oldest)
         self._emit(WorkerReplaced(oldest))
 
+    def _may_be_forgotten(self, key: str) -> bool:
+        agent = self._agents[key]
+        has_departed = agent.said_goodbye or agent.refusal or self._is_overdue(agent)
+        return bool(has_departed) and not (agent.waiting or self._is_needed(key))
+
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)
-        self._leave_address(key, agent)
+        _remove(self._by_address, agent.ip, key)
+        _remove(self._by_rank, agent.effective_rank, key)
         node = (agent.hello.name, agent.hello.rank)
         self._namesakes[node].remove(key)
         if not self._namesakes[node]:
@@ -354,10 +410,6 @@ class Reports:
         self.logs = {at: text for at, text in self.logs.items() if at[0] != key}
         self.worker_stats.pop(key, None)
         self.byes.pop(key, None)
-
-    def _leave_address(self, key: str, agent: _Agent) -> None:
-        if self._by_address.get(agent.ip) == key:
-            del self._by_address[agent.ip]
 
     def _is_overdue(self, agent: _Agent) -> bool:
         return self._clock() - agent.last_report >= times.AGENT_SILENT
@@ -378,8 +430,7 @@ class Reports:
 
     def _record_report(self, agent: _Agent, report: Report) -> None:
         if report.bye is not None:
-            if not agent.said_goodbye:
-                self._on_bye(agent.hello.name, report.bye)
+            self._on_bye(agent.hello.name, report.bye)
             self.byes[report.id] = report.bye
             agent.orders.clear()  # the agent is gone
         agent.said_goodbye = report.bye is not None
@@ -389,9 +440,9 @@ class Reports:
             self.logs[report.id, name] = sent[name]
         if report.aside is not None:
             self.worker_stats[report.id] = report.aside
-        self._leave_address(report.id, agent)
-        if report.ip and not (agent.refusal or agent.said_goodbye):
-            self._by_address[report.ip] = report.id
+        if report.ip != agent.ip:
+            _remove(self._by_address, agent.ip, report.id)
+            _add(self._by_address, report.ip or None, report.id)
         agent.last_report, agent.ip = self._clock(), report.ip
         agent.is_silent = agent.is_cut_off = False
         agent.sequence = report.sequence

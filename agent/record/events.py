@@ -17,7 +17,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.record.background import Writer
-from agent.record.files import reading
+from agent.record.files import reading, rotate
 from agent.record.log import disk_alarm
 from agent.record.log_dir import log_dir
 
@@ -210,8 +210,7 @@ class EventRecorder(Writer):
         """Open the file, rotated where it is full, with the agent's first event at its end."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         with self._where() as path:
-            if log_dir.exists(path) and log_dir.stat(path).st_size > MOST_BYTES:
-                log_dir.rename(path, path.with_name(FORMER_EVENTS_FILE))
+            rotate(path, MOST_BYTES)
             file = log_dir.open(path, flags)
         size = os.fstat(file).st_size
         is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # by an agent that was killed

@@ -67,6 +67,12 @@ def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
     return lambda: log_dir.open(path() if callable(path) else path, flags)
 
 
+def rotate(path: Path, most: int) -> None:
+    """Rename a file of more than `most` bytes to its former one, `NAME.1.log` for `NAME.log`."""
+    if log_dir.exists(path) and log_dir.stat(path).st_size > most:
+        log_dir.rename(path, path.with_name(f"{path.stem}.1{path.suffix}"))
+
+
 @contextmanager
 def reading(path: Path, place: LogDir = log_dir) -> Iterator[BinaryIO]:
     """Open a file; raise ValueError if it is none: a pipe in its place would block."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.base.text import escaped
 from agent.record.background import DiskAlarm, Writer
-from agent.record.files import appending
+from agent.record.files import appending, rotate
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
+MOST_BYTES = 32 << 20  # then the log begins anew, and its former part is agent.1.log
 _RESET = "\033[0m"
 _FOREIGN = ("rich", "better_exceptions", "twisted")
 
@@ -80,7 +81,13 @@ class _Log:
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
-        self._file_writer.open(appending(path))
+
+        def opened() -> int:
+            where = path() if callable(path) else path
+            rotate(where, MOST_BYTES)
+            return appending(where)()
+
+        self._file_writer.open(opened, MOST_BYTES)
 
     def say(self, sentence: str, level: str = "info") -> None:
         """Log one sentence; return at once."""

@@ -127,8 +127,9 @@ def served(token: str | None) -> Iterator[Port]:
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Port]:
-    """A port without a token."""
-    with served(None) as port:
+    """A port without a token, to which one address may send any number of reports."""
+    with pytest.MonkeyPatch.context() as patch, served(None) as port:
+        patch.setattr(times, "REPORT_PACE", 0.0)
         yield port
 
 

@@ -51,7 +51,9 @@ ROLES: tuple[e.Role, ...] = ("head", "worker")
 TEXTS = st.text(st.characters(codec="utf-8"))
 
 
-def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type there is
+def values(  # noqa: PLR0911 - one kind, one return
+    hint: Any,  # noqa: ANN401 - any type there is
+) -> st.SearchStrategy[Any]:
     """Return a strategy for every value of a type, by its hints."""
     limits = msgspec.Meta()
     if get_origin(hint) is Annotated:
@@ -68,6 +70,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type ther
         return st.tuples(*map(values, args))
     if isinstance(origin, type) and issubclass(origin, dict | types.MappingProxyType | Mapping):
         return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
+    if limits.pattern is not None:  # only addresses have one
+        return st.ip_addresses().map(str)
     if hint is float:
         return st.floats(limits.ge, limits.le, allow_nan=False)
     if hint is int:

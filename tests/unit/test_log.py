@@ -8,9 +8,16 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from agent.record import log
+
+if TYPE_CHECKING:
+    from agent.record.background import Writer
 
 pytestmark = pytest.mark.processes
 
@@ -145,3 +152,30 @@ assert "rich" not in sys.modules
         check=False,
     )
     assert (done.returncode, done.stderr[8:]) == (0, b" hello\n")
+
+
+def test_the_log_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of its largest size is renamed, and the former part deleted; no line is cut."""
+    monkeypatch.setattr(log, "MOST_BYTES", 1000)
+    path = tmp_path / "agent.log"
+    for _ in range(2):  # an agent that replaces another goes on with its log
+        one = log._Log()  # noqa: SLF001 - the module has one for the process
+        one.set_file(path)
+        for number in range(100):
+            one.say(f"sentence {number}")
+            await_idle(one._file_writer)  # noqa: SLF001 - as a slow log is written
+        one._file_writer.finish()  # noqa: SLF001 - at the exit
+    files = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert {*files} == {"agent.log", "agent.1.log"}
+    assert max(map(len, files.values())) <= 1100
+    lines = f"{files['agent.1.log']}{files['agent.log']}".splitlines()
+    numbers = [int(line.rpartition(" ")[2]) for line in lines]
+    assert numbers == [*range(100 - len(numbers), 100)]
+
+
+def await_idle(writer: Writer) -> None:
+    """Wait until a writer has written all lines."""
+    deadline = time.monotonic() + 20
+    while not writer.is_idle:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

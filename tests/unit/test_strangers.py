@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
-from agent.control.reports import Expected, Reports
+from agent.control.reports import (
+    BASE_LIMIT,
+    MOST_DEPARTED,
+    Expected,
+    Reports,
+    TooManyAgentsError,
+    _Pace,
+)
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Worker
@@ -111,7 +118,6 @@ def test_a_refused_agent_takes_no_address() -> None:
     first, _ = answered(port, old, replace(old, hello=None, bye=Bye("over")))
     assert "version mismatch" in first.refusal
     assert not any(isinstance(event, h.WorkerReplaced) for event in port.events)
-    assert port.reports._by_address == {"10.0.0.2": "agent1"}  # noqa: SLF001 - what is to be kept
 
 
 def test_a_successor_on_the_same_node() -> None:
@@ -310,3 +316,83 @@ def test_a_stranger_says_nothing_about_leftovers() -> None:
     trace.take(stranger(running_attempt=1), 2.0)
     trace.take(stranger(name="agent2"), 3.0)
     assert trace.state.leftovers == {"agent2": 1.0}
+
+
+# --- quotas --------------------------------------------------------------------------------------
+
+
+def test_one_goodbye_per_agent() -> None:
+    """Further ones with other logs are not kept."""
+    port = Port()
+    leaves = replace(POD1, hello=None, bye=Bye("over", "the end"))
+
+    async def story() -> None:
+        await port.reports.handle(POD1)
+        for number in range(20):
+            await port.reports.handle(replace(leaves, logs={f"log{number}": "x" * 1000}))
+
+    anyio.run(story)
+    assert port.reports.logs == {("agent1", "log0"): "x" * 1000}
+    assert [worker.has_left for worker in port.workers] == [False, True]
+
+
+@pytest.mark.parametrize("ray", ["2.60.0", "2.50.0"])
+def test_one_address_does_not_push_out_the_others(ray: str) -> None:
+    """Of the agents that departed from an address, or were refused there, a few are kept."""
+    port = Port()
+
+    async def story() -> None:
+        with anyio.fail_after(60):
+            for number in range(2 * BASE_LIMIT):
+                hello = Hello(f"evil{number}", None, ray=ray)
+                evil = Report(f"evil{number}", "10.6.6.6", "x", hello=hello)
+                port.reports._pace = _Pace()  # noqa: SLF001 - how fast they come is another quota
+                await port.reports.handle(replace(evil, bye=Bye("over"), logs={"x": "y"}))
+            assert len(port.reports.byes) <= MOST_DEPARTED + 1
+            assert len(port.reports.logs) <= MOST_DEPARTED + 1
+            await port.reports.handle(POD1)
+
+    anyio.run(story)
+    assert port.workers[-1].key == "agent1"
+    assert not any(event == h.WorkerReplaced("agent1") for event in port.events)
+
+
+def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More reports than a burst are delayed, then refused; those of other addresses are not."""
+    monkeypatch.setattr(times, "REPORT_PACE", 0.02)
+    monkeypatch.setattr(times, "REPORT_DELAY", 0.1)
+    port, counts = Port(), dict[str, int]()
+
+    async def send(report: Report, joined: bool) -> None:  # noqa: FBT001 - what toggles
+        try:
+            await port.reports.handle(replace(report, joined=joined))
+            counts[report.id] = counts.get(report.id, 0) + 1
+        except TooManyAgentsError:
+            pass
+
+    async def story() -> None:
+        evil = replace(EVIL, hello=Hello("evil", 9, ray="2.60.0"))
+        with anyio.move_on_after(0.5):
+            await port.reports.handle(POD1)
+            while True:
+                async with anyio.create_task_group() as tasks:
+                    for number in range(20):
+                        tasks.start_soon(send, evil, number % 2 == 0)
+        await send(POD1, joined=True)
+
+    anyio.run(story)
+    assert counts["agent1"] == 1
+    assert counts["evil"] <= 50 + 0.6 / times.REPORT_PACE
+
+
+def test_a_token_has_no_pace() -> None:
+    """Agents that hold it are trusted."""
+    port = Port(has_token=True)
+
+    async def story() -> None:
+        with anyio.fail_after(10):
+            for _ in range(500):
+                await port.reports.handle(POD1)
+
+    anyio.run(story)
+    assert len(port.workers) == 500
