@@ -79,7 +79,8 @@ def closed(opened: Sequence[socket.socket], least: int) -> int:
 def report_of(number: int, port: int, token: str | None = None, hold: float = 0.0) -> bytes:
     """Return a worker's report, as it is sent."""
     hello = Hello(f"pod{number}", number)
-    report = Report(f"agent{number}", "10.0.0.2", "joining Ray", news=0, hold=hold, hello=hello)
+    ip = f"10.0.{number >> 8}.{number & 255}"
+    report = Report(f"agent{number}", ip, "joining Ray", news=0, hold=hold, hello=hello)
     body = json.dumps(report.to_dict()).encode()
     bearer = f"Authorization: {BEARER['Authorization']}\r\n" if token else ""
     head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{bearer}"
