@@ -252,6 +252,9 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1] == watched.job_lines.known.warnings()[0]
+    failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
+    shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
+    state = replace(state, shares=JobShares(shares))
     watched.worker_stats = {
         "agent2": WorkerStats(known=tuple(find_known_lines([OOM.encode()])), attempt=1)
     }
@@ -264,8 +267,5 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     }
     watched.apply_event(reported(2))  # of ranks that have ended
     assert watched.private_details()["warnings"] == warnings
-    failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
-    shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
-    state = replace(state, shares=JobShares(shares))
     assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
     run.close()
