@@ -45,7 +45,13 @@ def status_of(  # noqa: PLR0913 - all that a status shows
 def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - stands for a NodeRun
     """Return an object with the attributes of a node's run."""
     redactor = SimpleNamespace(clean=clean, clean_fields=lambda event: event)
-    return SimpleNamespace(plan=plan, redactor=redactor, best_effort=BestEffort(), run_id="run-1")
+    return SimpleNamespace(
+        plan=plan,
+        redactor=redactor,
+        best_effort=BestEffort(),
+        run_id="run-1",
+        record_kill=lambda: None,
+    )
 
 
 def prober_of(plan: Plan, clean: Callable[[str], str] = str) -> Prober:

@@ -308,7 +308,7 @@ def test_every_check_is_run_and_tested() -> None:
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
     elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
-    of_some = {"nodes", "RDMA"}
+    of_some = {"nodes", "RDMA", "AGENT_ON_DONE"}
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }

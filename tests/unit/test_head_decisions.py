@@ -167,7 +167,7 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
         WITH_REWARD,
         [*SERVED, (9, LOST), (12, ServiceReady(REWARD))],
         HeadPhase.RUNNING,
-        ["SubmitJob", "StartService"],
+        ["SubmitJob", "SaveOutages", "StartService", "SaveOutages"],
     ),
     "asked to stop": (goal(), [*RUNNING, (9, TERM)], HeadPhase.STOPPING, ["SubmitJob", "StopJob"]),
     "asked to stop while submitting": (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Signals:
     """Stands for the process's signals."""
 
-    async def watch(self, stop: Any, notify: Any, *, task_status: Any) -> None:  # noqa: ANN401 - callables
+    async def watch(self, stop: Any, notify: Any, _record_kill: Any, *, task_status: Any) -> None:  # noqa: ANN401 - callables
         """Keep the handlers."""
         self.stop, self.notify = stop, notify
         task_status.started()

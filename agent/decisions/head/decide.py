@@ -80,7 +80,7 @@ def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
     after = _decide_event(replace(state, actions=()), event, now)
-    if after.outages != state.outages:
+    if after.outages != state.outages and state.phase is not HeadPhase.LEAVING:
         after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
     snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
     if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
