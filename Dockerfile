@@ -9,7 +9,7 @@ ARG PYTHON=""
 USER root
 COPY . /src
 RUN "${PYTHON:-$(command -v python3 || command -v python)}" \
-    /src/scripts/layer/install.py agent /opt/pod-agent "${PYTHON}"
+    /src/scripts/tools/layer/install.py agent /opt/pod-agent "${PYTHON}"
 
 FROM ${BASE}
 ARG BASE

@@ -49,17 +49,17 @@ def main() -> int:
     load = importlib.import_module("agent").load
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in RUNS:
-        load("runtime.parent:install_handlers")()
-        load("runtime.parent:hide_secrets")()
+        load("processes.parent:install_handlers")()
+        load("processes.parent:hide_secrets")()
     if verb in RUNS or os.getpid() == 1:
-        code = load("runtime.parent:become_parent")(restarts_agent=verb in RUNS)
+        code = load("processes.parent:become_parent")(restarts_agent=verb in RUNS)
         if code is not None:
             return int(code)
     # Imports create no garbage, but collecting after every 700 objects takes a tenth of the start.
     gc.set_threshold(50_000)
     if verb in PROGRAMS:
         return int(load(PROGRAMS[verb])(sys.argv[2:]))
-    return int(load("cli:main")())
+    return int(load("cli.command_line:main")())
 
 
 if __name__ == "__main__":

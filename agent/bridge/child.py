@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
 from agent.bridge.ray_calls import Gcs, Jobs, dead_actors, import_ray, is_final, last_finished
+from agent.processes.resolving import set_keepalive
 from agent.record.log_dir import log_dir
-from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

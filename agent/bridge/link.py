@@ -11,12 +11,12 @@ import anyio
 from msgspec import convert
 
 from agent.base import times
-from agent.decisions.head import state as h
+from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
+from agent.processes.process import Child
+from agent.processes.waiting import NotYet, until
 from agent.record.log import say
 from agent.record.log_dir import log_dir
-from agent.runtime.process import Child
-from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

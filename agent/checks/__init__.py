@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.checks import machine, network, ray, recipe
+from agent.checks import job_needs, machine, network, ray
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.settings.jobs import TORCHRUN, launcher
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from agent.checks.finding import Result
     from agent.node.facts import Facts
+    from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
 
 NAMES = "names"
 PORTS = "ports"
@@ -43,7 +43,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
     ("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
     ("proxies", network.proxies, (_OWN, _TORCHRUN)),
-    ("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
+    ("W&B key", job_needs.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
     ("port range", network.ephemeral_ports, (_OWN,)),
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from agent.base.text import Line
 from agent.base.value import Required, Value
 from agent.node.facts import Facts
+from agent.platforms.resolve import Topology
 from agent.settings.model import Settings
-from agent.topology.resolve import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ from agent.base.ports import port_map, single_ports
 from agent.base.text import duration_text, first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import INTERFACES, PROXIES
-from agent.topology.platforms import RUNPOD
+from agent.platforms.rank_variables import RUNPOD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code
 from agent.base.value import Seconds, Value
-from agent.decisions.values import HeadEvent
+from agent.decisions.shared import HeadEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

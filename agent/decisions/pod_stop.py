@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.value import Value
-from agent.decisions.values import LogLine
+from agent.decisions.shared import LogLine
 
 RUNPOD_OVER = {"EXITED", "TERMINATED"}  # the states of a pod that bills no compute
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.job.services import NODE_IP
 from agent.node.facts import PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE, secret_texts
 from agent.settings.redact import SHORTEST, secrets_in
-from agent.work.services import NODE_IP
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

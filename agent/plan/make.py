@@ -14,33 +14,33 @@ from agent.base.ports import DEFAULTS, conflicts_of, port_conflicts, port_map, s
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode
-from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
+from agent.checks.job_needs import job_program, placeholder_slips, recipe_findings
+from agent.frameworks.recipe import JobBasis, NodeSize
+from agent.job import services as work
+from agent.job.checkpoints import folder_of
+from agent.job.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
+from agent.job.torchrun_command import Torchrun, gpus_of, processes
 from agent.node.facts import visible_devices
 from agent.plan import plan as planned
 from agent.plan.plan import Listener, Plan, PlannedProcess, address_of, log_root, stop_budget
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
+from agent.platforms.rank_variables import GivenRay
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.rules import TEMP_DIR, reward_listener
-from agent.topology.platforms import GivenRay
-from agent.work import services as work
-from agent.work.checkpoints import folder_of
-from agent.work.job import COMMAND, PLACEHOLDERS, Job, plan_recipe, recipe_input, version_of
-from agent.work.recipes.recipe import JobBasis, NodeSize
-from agent.work.torchrun import Torchrun, gpus_of, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.base.ports import Ports
+    from agent.job.job import RecipeJob
+    from agent.job.services import PrepareStep, ServicesFile, ServiceSpec
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
+    from agent.platforms.resolve import Topology
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
-    from agent.work.job import RecipeJob
-    from agent.work.services import PrepareStep, ServicesFile, ServiceSpec
 
 
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"

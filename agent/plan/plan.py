@@ -11,19 +11,19 @@ from agent.base import times
 from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
+from agent.job.job import Job
+from agent.job.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
+from agent.job.torchrun_command import gpus_of
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
+from agent.platforms.rank_variables import GivenRay
+from agent.platforms.resolve import Topology
 from agent.settings.model import Settings, secret_texts
-from agent.topology.platforms import GivenRay
-from agent.topology.resolve import Topology
-from agent.work.job import Job
-from agent.work.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
-from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
-    from agent.work.services import Placeholders
-    from agent.work.torchrun import Torchrun
+    from agent.job.services import Placeholders
+    from agent.job.torchrun_command import Torchrun
 
     Launch = OwnRay | GivenRay | Torchrun
 

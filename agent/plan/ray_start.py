@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from agent.base.ports import Ports
 from agent.base.text import in_url, reached_at
 from agent.base.value import Value
+from agent.job.services import HEAD_IP, NODE_IP
 from agent.node.facts import MIB, Facts, supports_token_auth
 from agent.settings.model import Settings
 from agent.settings.rules import TEMP_DIR, flags_for_node, flags_of
-from agent.work.services import HEAD_IP, NODE_IP
 
 
 class OwnRay(Value):

@@ -9,21 +9,21 @@ from msgspec import to_builtins
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, problem_lines, toned_line
+from agent.job.services import HEAD_IP, NODE_IP, Placeholders
 from agent.plan import environment
 from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
+from agent.platforms.rank_variables import RUNPOD_CLUSTER, GivenRay, own_pod
 from agent.settings.jobs import DEFAULT
 from agent.settings.model import secret_texts
-from agent.topology.platforms import RUNPOD_CLUSTER, GivenRay, own_pod
-from agent.work.services import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.job.job import Job
+    from agent.job.services import PrepareStep, ServiceSpec
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
-    from agent.work.job import Job
-    from agent.work.services import PrepareStep, ServiceSpec
 
 
 def render(plan: Plan, redactor: Redactor) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
+from agent.job.job import is_sized_by_links
+from agent.job.services import ON_EVERY, longest_waits
 from agent.plan.plan import PlannedWait
 from agent.settings.jobs import notice_signal
-from agent.work.job import is_sized_by_links
-from agent.work.services import ON_EVERY, longest_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.job.services import PrepareStep
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
-    from agent.work.services import PrepareStep
 
 HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"

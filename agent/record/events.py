@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.decisions.values import Wait
+    from agent.decisions.shared import Wait
 
 EVENTS_FILE = "events.jsonl"
 FORMER_EVENTS_FILE = "events.1.jsonl"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.base.text import escaped
-from agent.decisions.causes.find import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
-from agent.decisions.values import place, shortened
+from agent.decisions.shared import place, shortened
+from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.decisions.values import Known
+    from agent.decisions.shared import Known
 
 
 class KnownLines:

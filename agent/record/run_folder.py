@@ -26,7 +26,8 @@ from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
-from agent.decisions.values import HERE
+from agent.decisions.shared import HERE
+from agent.job import checkpoints
 from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
 from agent.record.files import iso_time, read_small, reading, safe_name, write_atomically
@@ -34,7 +35,6 @@ from agent.record.log import disk_alarm, say
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
-from agent.work import checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,14 +18,14 @@ from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
-from agent.decisions.values import Outage
+from agent.decisions.shared import Outage
+from agent.frameworks.recipe import JobBasis
 from agent.record import files
 from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
 from agent.record.log_dir import log_dir
 from agent.record.node_record import NODE_FILE, Moment, NodeRecord, is_agent_running, read_pid_space
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.redact import MASK, looks_secret
-from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ class RecipeInfo(Value):
     """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str
-    module: str = ""  # the module in agent/work/recipes; '' for the rehearsal
+    module: str = ""  # the module in agent/frameworks; '' for the rehearsal
     framework: str = ""  # the distribution whose version decides the flags, or ''
     reward: Literal["needed", "possible", "unused"] = "unused"  # whether it calls a reward server
     launcher: Literal["ray", "torchrun"] = "ray"

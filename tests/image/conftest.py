@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from image.builder import DEBIANS_PYTHON, OLD_TENACITY, PINS, Store
-from layer.install import pinned_libraries
-from scenario import need_lab
+from support.scenario import need_lab
+from tools.layer.install import pinned_libraries
 
 if TYPE_CHECKING:
     import subprocess

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import podlab
+import tools.lab as podlab
 from image.builder import OLD_TENACITY
-from scenario import await_true, ends, last_line
+from support.scenario import await_true, ends, last_line
 
 if TYPE_CHECKING:
     import subprocess
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from image.builder import Store
-    from podlab import Container, Pod
+    from tools.lab import Container, Pod
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import podlab
-from ignored_signals import keep_ignored_signals_from_children
-from scenario import Cluster, need_lab, needed_in_pods
+import tools.lab as podlab
+from support.ignored_signals import keep_ignored_signals_from_children
+from support.scenario import Cluster, need_lab, needed_in_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

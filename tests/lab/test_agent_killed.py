@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scenario import (
+from support.scenario import (
     AGENT,
     BOOT,
     Cluster,
@@ -22,7 +22,7 @@ from scenario import (
 )
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 COUNTING = "for i in $(seq 60); do echo line $i; sleep 0.25; done; exit 7"
 FOREVER = "echo running; while :; do sleep 0.1; done"

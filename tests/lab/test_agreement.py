@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, ends, last_line
+from support.scenario import AGENT, BOOT, Cluster, ends, last_line
 
 BY_TORCHRUN = {
     "AGENT_LAUNCHER": "torchrun",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, await_true, ends, last_line
+from support.scenario import BOOT, await_true, ends, last_line
 
 if TYPE_CHECKING:
-    from scenario import Cluster
+    from support.scenario import Cluster
 
 TRAINS = """
 import os, pathlib, signal, time

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
+from support.scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
 
 LOOK_AROUND = "env; pwd; echo done; exit 7"
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, last_line
+from support.scenario import BOOT, Cluster, last_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from podlab import Container
+    from tools.lab import Container
 
 TOKEN = "t0ken-0123456789abcdef0123456789"  # noqa: S105 - no secret of anybody's
 HANGS = "echo running; exec sleep 1000"

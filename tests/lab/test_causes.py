@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, ends, last_line
+from support.scenario import BOOT, Cluster, ends, last_line
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 QUOTA = "OSError: [Errno 122] Disk quota exceeded: 'global_step_40/model.pt'"
 ACCESS = "RuntimeError: CUDA error: an illegal memory access was encountered"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from randomfaults.seed import attempt
-from scenario import need_lab
+from support.scenario import need_lab
+from tools.chaos.seed import attempt
 
 if TYPE_CHECKING:
     from pathlib import Path

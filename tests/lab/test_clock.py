@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, ends, keep_running, last_line
+from support.scenario import BOOT, Cluster, ends, keep_running, last_line
 
 if TYPE_CHECKING:
-    from podlab import Pod
+    from tools.lab import Pod
 
 SOURCE = Path(__file__).with_name("clock.c")
 FAKED = {"LD_PRELOAD": "/tmp/clock.so", "POD_CLOCK": "/tmp/clock"}

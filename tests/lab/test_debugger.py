@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from scenario import BOOT, RAY, Cluster, ends
+from support.scenario import BOOT, RAY, Cluster, ends
 
 LEGACY = {"RAY_AUTH_MODE": "disabled", "RAY_DEBUG": "legacy"}
 STOPS = textwrap.dedent(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.test_recipes import TORCH, install
-from scenario import AGENT, BOOT, ENVIRONMENT, Cluster, await_true, ends, last_line
-from volumes import loop_disk, memory_disk
+from support.scenario import AGENT, BOOT, ENVIRONMENT, Cluster, await_true, ends, last_line
+from support.volumes import loop_disk, memory_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

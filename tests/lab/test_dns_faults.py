@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scenario import BOOT, Cluster, ends, keep_running
+from support.scenario import BOOT, Cluster, ends, keep_running
 
 UNUSED_ADDRESS = "10.77.0.99"
 """An address of the pods' network that no pod has: packets to it are lost."""

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
+from support.scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
 
 CLEANS_UP = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true, ends
+from support.scenario import BOOT, Cluster, await_true, ends
 
 if TYPE_CHECKING:
-    from podlab import Container, ProcessInfo
+    from tools.lab import Container, ProcessInfo
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 

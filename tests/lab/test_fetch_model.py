@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import hub
 from agent.base.text import own_command
 from agent.node.read import cached_model
+from support import hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

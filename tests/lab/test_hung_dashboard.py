@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, RAY, Cluster, await_true, ends, keep_running
+from support.scenario import BOOT, RAY, Cluster, await_true, ends, keep_running
 
 if TYPE_CHECKING:
-    from podlab import Container, ProcessInfo
+    from tools.lab import Container, ProcessInfo
 
 CLEANS_UP = "trap 'echo bye; exit 3' TERM; echo here; while :; do sleep 0.2; done"
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true, ends, keep_running
+from support.scenario import BOOT, Cluster, await_true, ends, keep_running
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 TOKEN = "t0ken-0123456789abcdef0123456789"  # noqa: S105 - a secret to search for
 IMPOSTOR = r"""
@@ -122,8 +122,8 @@ for rank in (5, None):
 
 REPLAY = """
 import sys, urllib.request, urllib.error
-from agent.control.proof import Prover
-from agent.control.protocol import Report
+from agent.port.proof import Prover
+from agent.port.protocol import Report
 import json
 
 url, token = sys.argv[1], sys.argv[2]

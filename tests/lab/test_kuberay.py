@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, RAY, Cluster, await_true, kill_agent, last_line
+from support.scenario import AGENT, BOOT, RAY, Cluster, await_true, kill_agent, last_line
 
 if TYPE_CHECKING:
-    from podlab import Container, Pod
-    from podlab.process import Running
+    from tools.lab import Container, Pod
+    from tools.lab.process import Running
 
 SERVICE = "poda.runpod.internal"
 """The name of the head's service."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, ends
+from support.scenario import AGENT, BOOT, Cluster, ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from podlab import Container
-    from podlab.container import ProcessInfo
+    from tools.lab import Container
+    from tools.lab.container import ProcessInfo
 
 
 def marked(place: str) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, ENVIRONMENT, Cluster, ends, keep_running, last_line, states
+from support.scenario import BOOT, ENVIRONMENT, Cluster, ends, keep_running, last_line, states
 
 if TYPE_CHECKING:
-    from podlab import Container, Pod
+    from tools.lab import Container, Pod
 
 ROUNDS = """
 import os, ray, time

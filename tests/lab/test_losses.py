@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true, ends, last_line, states
+from support.scenario import BOOT, Cluster, await_true, ends, last_line, states
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from podlab import Container, ProcessInfo
+    from tools.lab import Container, ProcessInfo
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 """Hangs in the first attempt, like a collective, and ends in the second."""

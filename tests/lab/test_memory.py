@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+from support.scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from podlab import Container
-    from podlab.container import ProcessInfo
+    from tools.lab import Container
+    from tools.lab.container import ProcessInfo
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 GREEDY = """

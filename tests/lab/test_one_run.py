@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
-from agent.record.explain import explain
-from httpdoc.description import HEAD, WORKER
+from agent.record.summary import explain
 from lab.test_bundle import bundle_contents, bundles
-from scenario import AGENT, BOOT, Cluster, ends, last_line
+from support.scenario import AGENT, BOOT, Cluster, ends, last_line
+from tools.http.description import HEAD, WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from podlab import Container
+    from tools.lab import Container
 
 TOKEN = "t0ken-0123456789abcdef0123456789"  # noqa: S105 - a secret to search for
 OTHER_TOKEN = {"RAY_AUTH_TOKEN": "something-else-0123456789abcdef"}

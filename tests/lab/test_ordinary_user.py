@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, REPO, Cluster, ends, read_outcome
+from support.scenario import AGENT, BOOT, REPO, Cluster, ends, read_outcome
 
 if TYPE_CHECKING:
-    from podlab import Container, Pod
+    from tools.lab import Container, Pod
 
 USER = 10001
 JOB = """

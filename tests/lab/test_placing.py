@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, ends, last_line
+from support.scenario import AGENT, BOOT, Cluster, ends, last_line
 
 PLACE = textwrap.dedent(
     """

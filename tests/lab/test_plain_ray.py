@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.boot.make_ready import stale_ray
-from scenario import AGENT, BOOT, RAY, Cluster, await_true
+from agent.run.make_ready import stale_ray
+from support.scenario import AGENT, BOOT, RAY, Cluster, await_true
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 OPEN = {"RAY_AUTH_MODE": "disabled"}
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from podlab.network import ip
-from scenario import AGENT, BOOT, Cluster, ends
+from support.scenario import AGENT, BOOT, Cluster, ends
+from tools.lab.network import ip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import podlab
-    from podlab import Pod
+    import tools.lab as podlab
+    from tools.lab import Pod
 
 CURL = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}")
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - the lab's own

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import podlab
-from podlab import leftovers
-from podlab.network import ip, mount_points
-from podlab.waiting import until
-from scenario import lookup
+import tools.lab as podlab
+from support.scenario import lookup
+from tools.lab import leftovers
+from tools.lab.network import ip, mount_points
+from tools.lab.waiting import until
 
 if TYPE_CHECKING:
-    from podlab import Container, Lab
+    from tools.lab import Container, Lab
 
 CLI = Path(__file__).parents[2] / "scripts/lab"
 IDLE = ("sleep", "infinity")

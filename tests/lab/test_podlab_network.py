@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import await_true, lookup
+from support.scenario import await_true, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from podlab import Container, Lab, Pod
+    from tools.lab import Container, Lab, Pod
 
 LISTEN = """
 import socket, sys

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.node.read import find_torch
-from scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
+from support.scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 200.0

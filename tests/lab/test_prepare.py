@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-import hub
-from scenario import AGENT, BOOT, Cluster, ends, last_line
+from support import hub
+from support.scenario import AGENT, BOOT, Cluster, ends, last_line
 
 FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
 

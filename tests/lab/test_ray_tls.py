@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, ends
+from support.scenario import BOOT, Cluster, ends
 
 if TYPE_CHECKING:
     from pathlib import Path

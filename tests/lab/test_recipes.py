@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import stand_in_frameworks
 from agent.settings.jobs import BY_NAME
-from scenario import REPO, ends, last_line
+from support import stand_in_frameworks
+from support.scenario import REPO, ends, last_line
 
 if TYPE_CHECKING:
-    from scenario import Cluster
+    from support.scenario import Cluster
 
 NEEDED = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/train.parquet"}
 SIZE = {"AGENT_NUM_GPUS": "2", "AGENT_NUM_CPUS": "24"}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from scenario import Cluster, ends, last_line
+from support.scenario import Cluster, ends, last_line
 
 SERVER = textwrap.dedent(
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, REPO, Cluster, ends, kill_agent, last_line
+from support.scenario import BOOT, REPO, Cluster, ends, kill_agent, last_line
 
 if TYPE_CHECKING:
     from pathlib import Path

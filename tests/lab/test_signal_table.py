@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true
+from support.scenario import AGENT, BOOT, Cluster, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from podlab import Container, ProcessInfo
-    from podlab.process import Running
+    from tools.lab import Container, ProcessInfo
+    from tools.lab.process import Running
 
 JOB = "trap 'sleep 3; exit 0' TERM; echo running; for i in $(seq 120); do sleep 0.1; done; exit 7"
 """Cleans up for 3 s when it is stopped; otherwise ends by itself."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import podlab
-from scenario import BOOT, await_true, need_lab
-from slurm_cluster import Job, SlurmCluster, need_slurm
+import tools.lab as podlab
+from support.scenario import BOOT, await_true, need_lab
+from support.slurm_cluster import Job, SlurmCluster, need_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

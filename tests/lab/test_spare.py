@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scenario import BOOT, Cluster, ends
+from support.scenario import BOOT, Cluster, ends
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 """Hangs in the first attempt, like a collective, and ends in the second."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.test_bundle import bundle_contents
-from scenario import BOOT, ENVIRONMENT, Cluster, ends
+from support.scenario import BOOT, ENVIRONMENT, Cluster, ends
 
 HANGS = """
 import threading, time, ray

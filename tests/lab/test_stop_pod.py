@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, REPO, await_true
+from support.scenario import BOOT, REPO, await_true
 
 if TYPE_CHECKING:
-    from podlab import Container
-    from scenario import Cluster
+    from support.scenario import Cluster
+    from tools.lab import Container
 
 KEY = "rpa_0123456789abcdef0123"
 STOP_POD = {
@@ -31,7 +31,7 @@ def requests_of(server: Container) -> list[list[object]]:
 @pytest.mark.pods(2)
 def test_pods_are_stopped_after_the_verdict(cluster: Cluster) -> None:
     """Each agent stops its own pod, the worker first, and exits with the job's code."""
-    program = str(REPO / "tests/runpod_server.py")
+    program = str(REPO / "tests/support/runpod_server.py")
     servers = [
         pod.start([sys.executable, "-u", program, "9443", KEY, pod.name]) for pod in cluster.pods
     ]

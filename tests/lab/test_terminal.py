@@ -7,7 +7,7 @@ import json
 import pyte
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true, ends
+from support.scenario import AGENT, BOOT, Cluster, await_true, ends
 
 ROWS, COLUMNS = 60, 110
 ON_A_TERMINAL = f"""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, Cluster, ends, last_line
+from support.scenario import AGENT, Cluster, ends, last_line
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
 BY_TORCHRUN = {"AGENT_LAUNCHER": "torchrun", "PYTHONPATH": STAND_IN, "AGENT_NUM_CPUS": "2"}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import Cluster, ends, last_line
+from support.scenario import Cluster, ends, last_line
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 150.0

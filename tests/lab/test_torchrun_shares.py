@@ -11,11 +11,11 @@ import pytest
 
 from lab.test_bundle import bundle_contents
 from lab.test_torchrun import START, job_log, start
-from scenario import agents_in, ends, keep_running, last_line
-from volumes import memory_disk
+from support.scenario import agents_in, ends, keep_running, last_line
+from support.volumes import memory_disk
 
 if TYPE_CHECKING:
-    from scenario import Cluster
+    from support.scenario import Cluster
 
 LIMIT, WRITES = 20, 45
 """AGENT_STALL in seconds, and for how many seconds only the worker's ranks write."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true, ends, last_line
+from support.scenario import BOOT, Cluster, await_true, ends, last_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from podlab import Container
+    from tools.lab import Container
 
 SHARED = Path("/var/tmp")
 """A folder of the machine that all pods see, like a network volume."""

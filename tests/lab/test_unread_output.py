@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true
+from support.scenario import AGENT, BOOT, Cluster, await_true
 
 UNREAD = "mkfifo /tmp/unread && exec 3<>/tmp/unread && exec sleep infinity"
 """Opened for both ends: the pipe always has a reader, and no byte is read from it."""

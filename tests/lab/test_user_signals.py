@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true, ends
+from support.scenario import BOOT, Cluster, await_true, ends
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from tools.lab import Container
 
 SHELL = "trap 'echo got usr1; exit 11' USR1; echo running; while :; do sleep 0.1; done"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.node.facts import FIRST_WITH_TOKEN, version
-from scenario import AGENT, BOOT, Cluster, ends, last_line, ray_in_pods
+from support.scenario import AGENT, BOOT, Cluster, ends, last_line, ray_in_pods
 
 TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}
 

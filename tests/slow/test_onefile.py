@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from onefile.lock import REPO, TARGETS, digest, pins, read_lock
-from unit.free_ports import free_port
+from support.free_ports import free_port
+from tools.build.lock import REPO, TARGETS, digest, pins, read_lock
 
 OLDER = ("aiohttp<{aiohttp}", "psutil==5.9.8", "structlog==23.3.0")
 """Libraries that the image has in older versions than the file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unit.simulated.playing import broken_rules, on_platforms
+from support.simulated.playing import broken_rules, on_platforms
 
 WORLDS, ON_PLATFORMS, AT_ONCE = 2000, 200, 50
 

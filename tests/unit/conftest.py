@@ -6,7 +6,7 @@ import os
 
 from hypothesis import settings
 
-from ignored_signals import keep_ignored_signals_from_children
+from support.ignored_signals import keep_ignored_signals_from_children
 
 EXAMPLES = int(os.environ.get("POD_AGENT_EXAMPLES", "30"))
 """./scripts/test --all has 90; by hand: POD_AGENT_EXAMPLES=5000 pytest tests/unit -k properties"""

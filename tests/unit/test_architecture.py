@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from unit.sources import ROOT, modules, trees
+from support.sources import ROOT, modules, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLDERS = (
-    *("base", "settings", "node", "topology", "work", "checks", "plan", "decisions"),
-    *("record", "runtime", "bridge", "serving", "control", "boot"),
+    *("base", "settings", "node", "platforms", "frameworks", "job", "checks", "plan"),
+    *("decisions", "diagnosis", "record", "processes", "bridge", "serving", "port", "run", "cli"),
 )
 """The folders of `agent/` in order: a file imports from its own folder and from those before it."""
-ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py", "agent/cli.py"}
+ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py"}
 """The only files outside these folders: they import from any of them."""
 BUNDLED = "bundled"
 """Programs that ship with the agent, and import nothing but themselves; the servers also SHARED."""
@@ -32,11 +32,21 @@ SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "retriever")
 """The HTTP servers, which `pod-agent` runs in the agent's own Python: they have what it has."""
 SHARED = {"base", "serving"}
 """The base of HTTP servers, the agent's port among them: its limits are written once."""
-PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
+PURE = {
+    "base",
+    "settings",
+    "platforms",
+    "frameworks",
+    "job",
+    "checks",
+    "plan",
+    "decisions",
+    "diagnosis",
+}
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
 READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus")}
-READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
-SLEEP = {"agent/control/verbs.py"}
+READ_ENVIRON = {"agent/cli/command_line.py", "agent/__main__.py", "agent/processes/parent.py"}
+SLEEP = {"agent/cli/remote.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
@@ -51,17 +61,17 @@ RIDDLES = re.compile(
 
 
 LATE_IMPORTS = {
-    "agent/boot/run.py": "what runs once `ray start` was launched, or once a run has failed",
-    "agent/boot/plan_input.py": "yaml, for a runtime_env that is not JSON",
+    "agent/run/main.py": "what runs once `ray start` was launched, or once a run has failed",
+    "agent/run/plan_input.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
-    "agent/control/verbs.py": "rich, which is optional",
+    "agent/cli/remote.py": "rich, which is optional",
     "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
-    "agent/runtime/waiting.py": "tenacity, which nothing needs before `ray start`",
+    "agent/processes/waiting.py": "tenacity, which nothing needs before `ray start`",
 }
 """The only files, apart from bundled programs, that import inside functions: what, and why.
 
 Loading modules takes most of the CPU until `ray start`, and of every one-shot verb. All other files
-import at their top, and are loaded themselves when they are needed: by agent/boot/run.py, or by
+import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
 `agent.load`, which imports the module of a verb.
 """
 MOST_LATE_IMPORTS = 30
@@ -151,7 +161,7 @@ def test_imports_go_one_way() -> None:
         allowed = {BUNDLED} if own == BUNDLED else set(FOLDERS[: FOLDERS.index(own) + 1])
         allowed = {"serving", *SHARED} if own == "serving" else allowed
         allowed |= SHARED if name in SERVERS else set()
-        allowed.add("__version__")  # a name of the package, no module
+        allowed |= {"__version__", "load"}  # names of the package, no modules
         used = {m.split(".")[1] for m in imports(trees()[name]) if m.startswith("agent.")}
         wrong += [f"{name} imports agent.{other}" for other in sorted(used - allowed)]
     assert wrong == []
@@ -216,7 +226,7 @@ def test_few_imports_are_inside_functions() -> None:
 def test_what_run_loads_before_ray_starts_is_light() -> None:
     """Before `ray start` no module loads a library that only a running cluster needs."""
     heavy = "{'aiohttp', 'ray', 'requests', 'rich', 'structlog', 'tenacity', 'yaml'}"
-    program = f"import sys, agent.cli, agent.boot.run; print(sorted({heavy} & sys.modules.keys()))"
+    program = f"import sys, agent.cli, agent.run.main; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.errors import SettingsError
-from agent.control.access import host_names, refusal_of
 from agent.node.read import command_fault
-from agent.runtime.parent import NOTICES, STOPS
+from agent.port.access import host_names, refusal_of
+from agent.processes.parent import NOTICES, STOPS
 from agent.settings import load
 from agent.settings.model import RESERVED_NAMES, SECRET_FILE_VARIABLES
-from unit.sources import ROOT
+from support.sources import ROOT
+from support.worlds import POD, SECRET, plan_of
 from unit.test_docs import DOCS, name_of
-from unit.worlds import POD, SECRET, plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path

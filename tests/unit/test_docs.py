@@ -12,10 +12,10 @@ import pytest
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.model import VARIABLES as SETTINGS
-from import_map.__main__ import main
-from import_map.imports import FolderMap, read_folders
-from import_map.picture import draw
-from unit.sources import ROOT
+from support.sources import ROOT
+from tools.architecture.__main__ import main
+from tools.architecture.imports import FolderMap, read_folders
+from tools.architecture.picture import draw
 from unit.test_architecture import BUNDLED, FOLDERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_a_stale_file_is_named(
     """--check says which file to draw anew, and draws nothing."""
     path = ROOT / "docs" / "architecture.svg"
     before = path.read_bytes()
-    monkeypatch.setattr("import_map.__main__.wanted", lambda _: {path: "<svg/>"})
+    monkeypatch.setattr("tools.architecture.__main__.wanted", lambda _: {path: "<svg/>"})
     assert main(["--check"]) == 1
     assert "docs/architecture.svg is stale: run ./scripts/architecture" in capsys.readouterr().out
     assert path.read_bytes() == before
@@ -50,7 +50,7 @@ def test_a_stale_file_is_named(
 def test_the_picture_has_every_folder_in_its_order() -> None:
     """The order of the architecture test; separate programs are outside of it."""
     folder_map = read_folders(ROOT)
-    assert folder_map.folders == (*FOLDERS, BUNDLED, "cli")
+    assert folder_map.folders == (*FOLDERS, BUNDLED, "__main__")
     assert folder_map.apart == (BUNDLED,)
     assert all(folder_map.purposes[folder] for folder in folder_map.folders)
 

@@ -13,15 +13,15 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
     ValidationError,
 )
 
-from agent.control import access as control_access
-from agent.control.access import UNGUARDED_PATHS
-from agent.control.protocol import VERSION
-from httpdoc import __main__ as written
-from httpdoc.description import HEAD, OPEN, PATHS, TOKEN, Described, description, statuses
-from httpdoc.fuzz import Head, described
-from unit.heads import TERM
-from unit.test_page import SERVED, status
-from unit.worlds import SECRET
+from agent.port import access as control_access
+from agent.port.access import UNGUARDED_PATHS
+from agent.port.protocol import VERSION
+from support.heads import TERM
+from support.worlds import SECRET
+from tools.http import __main__ as written
+from tools.http.description import HEAD, OPEN, PATHS, TOKEN, Described, description, statuses
+from tools.http.fuzz import Head, described
+from unit.port.test_page import SERVED, status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

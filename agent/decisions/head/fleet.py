@@ -15,10 +15,10 @@ from agent.base import times
 from agent.base.text import first_names
 from agent.base.value import Value
 from agent.checks.finding import Finding
-from agent.decisions.values import Answer, ItemReport
+from agent.decisions.shared import Answer, ItemReport
+from agent.frameworks.recipe import NodeSize
+from agent.job.torchrun_command import ShareOver
 from agent.node.facts import Facts
-from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.head import probes, retry, services, waits
-from agent.decisions.head import state as h
+from agent.decisions.head import boot_waits, probes, retry, service_order
+from agent.decisions.head import head_state as h
+from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
+from agent.decisions.head.head_state import HeadPhase, JobShares, Saving
 from agent.decisions.head.retry import leave, ray_lost_outcome
-from agent.decisions.head.state import HeadPhase, JobShares, Saving
-from agent.decisions.head.waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.values import Item, Refused, Step, StopAsked, Tick
+from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import HeadEvent, HeadState, Turn
+    from agent.decisions.head.head_state import HeadEvent, HeadState, Turn
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -49,7 +49,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return leave(state, end, now)
-    state, broken = services.restart_services(state, now)
+    state, broken = service_order.restart_services(state, now)
     if broken is not None:
         return leave(state, broken, now)
     state = probes.finish_preflight(state, now)
@@ -85,7 +85,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     state = retry.expire_leftovers(state, now)
     if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
-    state = waits.recount_uncounted(state, now)
+    state = boot_waits.recount_uncounted(state, now)
     pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
     alive, least = state.fleet.alive, state.goal.min_workers
@@ -207,7 +207,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         gone = retry.absent_share_nodes(state)
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now)
-    state, broken = services.restart_services(state, now)
+    state, broken = service_order.restart_services(state, now)
     return state if broken is None else stop_job(state, broken, now)
 
 

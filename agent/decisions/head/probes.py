@@ -13,20 +13,20 @@ from agent.checks.agreement import agreement
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
-from agent.decisions import values as v
-from agent.decisions.head import state as h
+from agent.decisions import shared as v
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import ProbeNode
 from agent.decisions.head.retry import leave
-from agent.decisions.head.state import ProbeNode
+from agent.frameworks.recipe import NodeSize
+from agent.job.services import REWARD
+from agent.job.torchrun_command import ShareOrder
 from agent.plan import waits as planned
-from agent.work.recipes.recipe import NodeSize
-from agent.work.services import REWARD
-from agent.work.torchrun import ShareOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import HeadState, Turn
+    from agent.decisions.head.head_state import HeadState, Turn
 
 
 MAX_HEAD_LINKS = 16  # workers that measure their link to the head, one after the other

@@ -19,17 +19,17 @@ from agent.decisions.attempts import (
     is_loss,
     submission_id_of,
 )
-from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadPhase, HeadState, JobShares, NodeShare
-from agent.decisions.values import HERE, Step, Wait
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase, HeadState, JobShares, NodeShare
+from agent.decisions.shared import HERE, Step, Wait
+from agent.frameworks.recipe import NodeSize
 from agent.plan import waits as planned
-from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from agent.decisions.head.fleet import Fleet, Worker
-    from agent.work.torchrun import ShareOver
+    from agent.job.torchrun_command import ShareOver
 
 
 def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:

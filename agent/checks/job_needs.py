@@ -1,0 +1,145 @@
+"""Checks of the job: program, framework, disk for checkpoints, W&B key."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.base.text import nearly_equal
+from agent.checks.finding import Finding, Level, fail, ok, warn
+from agent.frameworks import recipe_of
+from agent.frameworks.recipe import version_list
+from agent.job.job import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from agent.checks.finding import CheckedNode, Result
+    from agent.settings.jobs import RecipeInfo
+    from agent.settings.model import Settings
+
+
+FRAMEWORK, CHECKPOINTS, INPUTS = "framework", "checkpoints", "inputs"
+RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
+_GIB = 1 << 30
+_CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
+
+
+def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
+    """Check a recipe's framework, model and data, and the disk of its checkpoints."""
+    results = [(FRAMEWORK, _framework(known, node))]
+    if known.needs:
+        results += [(INPUTS, result) for result in _inputs(node)]
+        results += [(CHECKPOINTS, result) for result in _checkpoints(node, folder)]
+    return tuple(Finding(name, *result) for name, result in results if result is not None)
+
+
+def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
+    """Without its framework a job fails only after the boot; another version may fail later."""
+    found = node.facts.framework
+    if not known.framework or found is None or not node.topology.is_head:
+        return None
+    if not found.folder:
+        return _missing(known, node)
+    _, warning = version_of(known, found)
+    if warning:
+        versions = version_list(recipe_of(known).VERSIONS)
+        remedy = "If it refuses an argument, install a known one, or give your own command after --"
+        return warn(f"{known.framework} {warning}; known are {versions}", remedy)
+    name = f"{known.framework} {found.version}".strip()
+    return ok(f"{name} in {found.folder}")
+
+
+def _missing(known: RecipeInfo, node: CheckedNode) -> Result:
+    """Report a missing framework: a failure unless the run may still install it."""
+    what = f"{known.framework} is not installed for {node.facts.job_python}"
+    versions = recipe_of(known).VERSIONS
+    which = f" ({version_list(versions)})" if versions else ""
+    if node.topology.given_ray is not None or _may_be_installed_later(node.settings):
+        return warn(f"{what} here", f"Install the version of the run here, too{which}")
+    return fail(what, f"Install it there{which}, or start the agent in its checkout")
+
+
+def _may_be_installed_later(settings: Settings) -> bool:
+    """Return whether a part of the run may provide a missing program or framework."""
+    uploads = settings.runtime_env or settings.working_dir
+    return bool(uploads or settings.prepare or settings.prepare_each or settings.services)
+
+
+def _inputs(node: CheckedNode) -> Iterator[Result]:
+    """A wrong path fails only after the boot. Data may be on the head alone, the model may not."""
+    if _may_be_installed_later(node.settings) or node.topology.given_ray is not None:
+        return
+    remedy = "Correct the path, mount its disk, or create it by AGENT_PREPARE"
+    for name, path in node.facts.missing_inputs.items():
+        if node.topology.is_head or name == "AGENT_MODEL":
+            yield warn(f"{name}: {path} does not exist on this node", remedy)
+    remedy = f"Let user {node.facts.uid} read it, or run the agent and Ray as its owner"
+    for name, path in node.facts.unreadable_inputs.items():
+        if node.topology.is_head or name == "AGENT_MODEL":
+            yield warn(f"{name}: {path} may not be read by the user of this agent", remedy)
+
+
+def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
+    """A container's own disk is lost with it; a full one fails the run hours later."""
+    mount, facts = node.facts.checkpoints, node.facts
+    if mount is not None and mount.is_containers_own:
+        at = f"{mount.kind} at {mount.folder}"
+        what = f"{folder} lies on no volume ({at}): it is lost with this pod"
+        yield warn(what, "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share")
+    free, wanted = facts.checkpoints_free, 2 * _CHECKPOINT_FACTOR * facts.model_bytes
+    if free is not None and free < wanted:
+        what = (
+            f"{folder}: {free // _GIB} GiB free; two checkpoints of this model's weights "
+            f"({facts.model_bytes / _GIB:.1f} GiB) with their optimizer may take {wanted // _GIB}"
+        )
+        yield warn(what, "Set AGENT_CHECKPOINTS to a larger disk, or have the recipe keep fewer")
+
+
+def job_program(node: CheckedNode) -> tuple[Finding, ...]:
+    """A missing program would fail with exit code 127, only after the boot."""
+    fault, topology = node.facts.program_fault, node.topology
+    elsewhere = not topology.is_head or topology.given_ray is not None
+    if not fault or elsewhere or _may_be_installed_later(node.settings):
+        return ()
+    remedy = (
+        "Correct the command after --, put its program on PATH, or provide it by "
+        "AGENT_PREPARE or AGENT_WORKING_DIR"
+    )
+    return (Finding("job", Level.FAIL, f"the program after --: {fault}", remedy),)
+
+
+_BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
+
+
+def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Finding, ...]:
+    """Find `{node}` where `{nodes}` is meant: it would reach the command as it is.
+
+    Each text has the words that name its source, and the placeholders that are filled in there.
+    """
+    found = {}
+    for source, text, known in texts:
+        for name in _BRACES.findall(text):
+            near = (one for one in known if nearly_equal(name, one) or one.startswith(name))
+            meant = None if name in known else next(near, None)
+            if meant is not None:
+                what = f"{{{name}}} in {source} is no placeholder and stays as it is"
+                remedy = f"Did you mean {{{meant}}}?"
+                found[source, name] = Finding("placeholders", Level.WARN, what, remedy)
+    return tuple(found.values())
+
+
+_KEY = re.compile(r"(?:[^-]*-)?[\w-]{40,}", re.ASCII)  # W&B's own server puts its name before it
+
+
+def wandb_key(node: CheckedNode) -> Result:
+    """W&B refuses a malformed key only when the job starts to log, long after the boot."""
+    secret = node.settings.wandb_api_key
+    if secret is None:
+        login = node.facts.wandb_login
+        return ok("W&B has this machine's login" if login else "none: W&B stays offline")
+    if _KEY.fullmatch(secret.reveal()):
+        return ok("well-formed")
+    what = "W&B's keys have 40 or more letters, digits, dashes and underscores; this one has not"
+    remedy = "Copy WANDB_API_KEY again from W&B's settings, or unset it: W&B then stays offline"
+    return warn(what, remedy)

@@ -1,0 +1,261 @@
+"""The head's waits in each phase with their deadlines, and Ray processes that hang."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.text import first_names, listed
+from agent.decisions.attempts import is_loss
+from agent.decisions.head import head_state as h
+from agent.decisions.head import retry
+from agent.decisions.head.head_state import HeadPhase, HeadState
+from agent.decisions.head.probes import preflight_waits, probe_waits
+from agent.decisions.shared import LogLine, Step, Wait
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.decisions.head.head_state import HeadEvent, Key
+
+
+def expire_hang(state: HeadState, now: float) -> HeadState:
+    """Treat Ray as lost if it hangs too long while it is needed."""
+    until = state.hang_since + times.RAY_HANGS
+    if state.hang is None or not _ray_is_needed(state, state.hang) or now < until:
+        return state
+    evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
+    return replace(state, ray=state.ray.lost(evidence), hang=None)
+
+
+def hang_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
+    if state.hang is not None and _ray_is_needed(state, state.hang):
+        what, until = "the stopped processes of Ray to continue", state.hang_since + times.RAY_HANGS
+        yield Wait(planned.HANG, what, until, state.hang.evidence, is_following=True)
+
+
+def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
+    """Yield the log lines for a Ray that hangs or runs again."""
+    if not isinstance(event, h.RayHangs) or before.hang is after.hang is None:
+        return
+    if after.hang is None:
+        yield LogLine("Ray runs again: none of its processes is stopped")
+        return
+    follows = "left alone, since a job runs that does not need it"
+    if _ray_is_needed(after, after.hang):
+        follows = f"Ray is started again unless it continues within {round(times.RAY_HANGS)} s"
+    yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
+
+
+def _ray_is_needed(state: HeadState, hang: h.RayHangs) -> bool:
+    serves = state.phase is HeadPhase.RUNNING and not state.goal.has_job
+    return (serves or state.phase is HeadPhase.BOOTING) and not hang.beside_job
+
+
+_MAX_NAMED = 8  # how many nodes with a service that is not ready are named; the rest are counted
+
+
+def pending_waits(state: HeadState) -> tuple[Wait, ...]:
+    """Return all waits of the current phase, with deadline and evidence."""
+    return tuple(_WAITS[state.phase](state)) if state.phase in _WAITS else ()
+
+
+def service_title(state: HeadState, key: Key) -> str:
+    """Return the name of a service, and of the worker that runs it, for messages."""
+    node, name = key
+    worker = state.fleet.workers.get(node)
+    return name if worker is None else f"{name} on {worker.label}"
+
+
+def _boot_waits(state: HeadState) -> Iterator[Wait]:
+    needed = tuple(_required_waits(state))
+    yield from needed
+    attempt = state.attempt
+    yield from preflight_waits(state)
+    if needed:
+        return
+    yield from probe_waits(state)
+    if attempt.not_before > attempt.began:
+        what = f"attempt {attempt.number} to begin"
+        yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
+
+
+def _required_waits(state: HeadState) -> Iterator[Wait]:
+    goal = state.goal
+    if state.ray.step is Step.PENDING:
+        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence)
+    elif goal.asks_for_jobs and not state.jobs_known:
+        what = f"the list of jobs of {goal.ray}"
+        yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), state.ray.evidence)
+    yield from hang_waits(state)
+    yield from _service_waits(state)
+    yield from _rank_waits(state)
+    yield from _step_waits(state)
+    yield from retry.clearing_waits(state)
+    if len(state.fleet.alive) < state.required:
+        # later while a worker that prepares still reports
+        longest = state.attempt.began + state.goal.max_prepare_seconds
+        prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
+        until = max(state.deadline_of(planned.WORKERS), prepares_until)
+        missing = partial(state.fleet.describe_missing, state.required)
+        yield Wait(planned.WORKERS, "workers", until, missing)
+    unreported = state.unreported_nodes
+    if state.reports_due is not None and unreported:
+        what = f"a report from {first_names(unreported, _MAX_NAMED)}"
+        evidence = "Ray lists it; a node without an agent counts after this"
+        yield Wait(planned.REPORTS, what, state.reports_due, evidence)
+    yield from _dead_node_waits(state)
+
+
+def recount_uncounted(state: HeadState, now: float) -> HeadState:
+    """Find the nodes that Ray lists though they do not count; give up those that it keeps.
+
+    Only once enough workers have joined: all before is waited for anyway.
+    """
+    fleet, known = state.fleet, state.uncounted_since
+    if not state.goal.has_job or len(fleet.alive) < state.required:
+        return state
+    late = {key for key, since in known.items() if now >= since + times.GCS_REPORTS_LOSS}
+    if not late and state.checked_fleet is not None and fleet.has_nodes_of(state.checked_fleet):
+        return state
+    found = {one.node_id: known.get(one.node_id, now) for one in fleet.uncounted()}
+    found |= dict.fromkeys(late & found.keys(), -math.inf)
+    return replace(state, uncounted_since=found, checked_fleet=fleet)
+
+
+def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for Ray to drop dead nodes: it would start parts of the job there."""
+    awaited = {key: at for key, at in state.uncounted_since.items() if math.isfinite(at)}
+    if not awaited or not state.goal.has_job:
+        return
+    dead = (one for one in state.fleet.uncounted() if one.node_id in awaited)
+    names = dict.fromkeys(state.fleet.label_at(one.ip) for one in dead)
+    until = min(awaited.values()) + times.GCS_REPORTS_LOSS
+    what = f"Ray to drop {first_names(names, _MAX_NAMED)}"
+    yield Wait(planned.DEAD_NODES, what, until, "Ray lists it, and it has not joined or was lost")
+
+
+def _service_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield a wait per service that is not ready, one for all of its nodes."""
+    for name, pending in state.pending_services.items():
+        nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
+        if len(nodes) == 1:
+            (key,) = ((node, name) for node in nodes)
+            title, item = service_title(state, key), state.services[key]
+            last = f"not started, {item.evidence}" if key in state.blocked else item.evidence
+            yield Wait(name, title, item.deadline, last)
+        elif nodes:
+            what = f"{name} on {state.goal.service(name).where.sentence()}"
+            evidence = partial(_evidence_of_nodes, state, name)
+            yield Wait(name, what, min(nodes.values()), evidence)
+
+
+def _evidence_of_nodes(state: HeadState, name: str) -> str:
+    keys = [(node, name) for node in state.pending_services[name] if state.relies_on(node)]
+    named = [
+        f"{service_title(state, key)}: {state.services[key].evidence or 'no report yet'}"
+        for key in keys[:_MAX_NAMED]
+    ]
+    more = len(keys) - len(named)
+    return "; ".join([f"{len(keys)} not ready", *named, *([f"{more} more"] if more else [])])
+
+
+def _rank_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield a wait per service with a fixed rank whose node has not reported."""
+    for spec in state.goal.services:
+        if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
+            what = f"{spec.where.sentence()}, which is to run {spec.name}"
+            key, until = f"{spec.name} {spec.where.sentence()}", state.deadline_of(planned.WORKERS)
+            yield Wait(key, what, until, partial(_last_detail, state, spec.where.rank))
+
+
+def _last_detail(state: HeadState, rank: int | None) -> str:
+    """Return the last detail from the node of a rank, if it ever reported."""
+    own = (one.detail for one in state.fleet.workers.values() if one.effective_rank == rank)
+    return next(filter(None, own), "no report yet")
+
+
+def _step_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the waits for prepare steps; those with the same deadline share one."""
+    running: dict[float, list[str]] = {}
+    for key, item in state.steps.items():
+        name = key[1]
+        if key in state.blocked:
+            yield Wait(name, name, item.deadline, f"not started, {item.evidence}")
+        elif item.step is Step.PENDING:
+            running.setdefault(item.deadline, []).append(name)
+    for until, names in running.items():
+        yield Wait(names[0], listed(names), until)
+
+
+def _running_waits(state: HeadState) -> Iterator[Wait]:
+    if state.goal.has_job and not state.goal.by_torchrun:
+        report = state.attempt.report
+        status = report.status.lower() if report else "submitted"
+        until = state.attempt.last_status_at + state.goal.limits[planned.JOB]
+        yield Wait(planned.JOB, "the job's status from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
+    yield from hang_waits(state)
+    yield from _service_waits(state)
+
+
+def _resuming_waits(state: HeadState) -> Iterator[Wait]:
+    snapshot, attempt = state.goal.resumed_attempt, state.attempt
+    if state.verdict is not None and snapshot is not None:
+        yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
+    elif attempt.submitted is None:
+        until = state.deadline_of(planned.HEAD)
+        yield Wait(planned.HEAD, state.goal.ray, until, state.ray.evidence)
+    else:
+        until = attempt.last_status_at + state.goal.limits[planned.JOB]
+        what = f"the status of attempt {attempt.number} from Ray"
+        yield Wait(planned.JOB, what, until, state.ray.evidence)
+
+
+def submit_wait(state: HeadState) -> Wait:
+    """Return the wait for a submission."""
+    until = state.phase_since + state.goal.limits[planned.SUBMIT]
+    who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
+    return Wait(planned.SUBMIT, who, until, state.ray.evidence)
+
+
+def _judging_waits(state: HeadState) -> Iterator[Wait]:
+    what, within = "a report from every node", times.NODES_ASKED
+    doubt = state.attempt.unreachable_nodes
+    if doubt:
+        what, within = "GCS to report a lost node", times.GCS_REPORTS_LOSS
+    yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
+
+
+def stop_deadline(state: HeadState) -> float:
+    """Return the time by which a job must have stopped; later if another attempt follows."""
+    saving = state.saving
+    begins = state.phase_since if saving is None or saving.is_of_grace else saving.until
+    return begins + _stop_limit(state)
+
+
+def _stop_limit(state: HeadState) -> float:
+    goal, verdict = state.goal, state.verdict
+    follows = verdict is not None and is_loss(verdict) and state.another_follows
+    return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
+
+
+def _stopping_waits(state: HeadState) -> tuple[Wait]:
+    if state.saving is not None:
+        return (Wait(planned.SAVE, "the job to save", state.saving.until),)
+    return (Wait(planned.STOP, "the job to stop", stop_deadline(state)),)
+
+
+_WAITS = {
+    HeadPhase.RESUMING: _resuming_waits,
+    HeadPhase.BOOTING: _boot_waits,
+    HeadPhase.SUBMITTING: lambda state: (submit_wait(state),),
+    HeadPhase.RUNNING: _running_waits,
+    HeadPhase.JUDGING: _judging_waits,
+    HeadPhase.STOPPING: _stopping_waits,
+}

@@ -1,0 +1,351 @@
+"""The head's `decide`: (state, event, time) to (state, actions), and the order of its steps."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.text import listed
+from agent.decisions import attempts
+from agent.decisions import shared as v
+from agent.decisions.head import boot_waits, phases, probes, retry, service_order
+from agent.decisions.head import head_state as h
+from agent.decisions.head.boot_waits import pending_waits, service_title
+from agent.decisions.head.fleet import Fleet, Worker
+from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decisions.head.head_state import Key
+
+    ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
+
+
+_MAX_OUTAGES = 200
+
+
+def first_state(goal: h.HeadGoal) -> HeadState:
+    """Return the state in which the head starts, with its first actions."""
+    number, done = goal.first_attempt, goal.finished_steps
+    first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
+    steps = {
+        (v.HERE, step.name): v.Item().ready() if step.name in done else v.Item()
+        for step in goal.steps
+    }
+    state = HeadState(
+        goal=goal,
+        attempt=attempts.Attempt(first_id, number),
+        ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
+        fleet=Fleet(by_report=goal.by_torchrun, last_rank=goal.last_rank),
+        steps=steps,
+        step_holders=service_order.first_step_holders(goal),
+        reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
+        required=goal.expected_workers,
+        leftovers=dict.fromkeys(goal.former_workers, 0.0),
+        outages=goal.former_outages,
+    )
+    for spec in goal.services:
+        if spec.where.includes(goal.rank, is_head=True):
+            item = v.Item(was_ready=goal.resumed_attempt is not None)
+            state = state.with_item((v.HERE, spec.name), item)
+    own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
+    state = service_order.start_items(state, [*own, *state.services], 0.0)
+    return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
+
+
+def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
+    attempt = snapshot.attempt
+    if not attempt.id:  # an older agent did not record it
+        own = attempts.submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
+        attempt = replace(attempt, id=own)
+    return replace(
+        state,
+        phase=HeadPhase.RESUMING,
+        attempt=replace(attempt, submitted=None),
+        required=snapshot.required,
+        fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
+        last_loss=snapshot.last_loss,
+        last_loss_at=snapshot.last_loss_at,
+        below_required_since=snapshot.below_required_since,
+        verdict=snapshot.end,
+        leftovers={},
+    )
+
+
+def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
+    """Apply one event; return the new state and the actions to carry out."""
+    after = _decide_event(replace(state, actions=()), event, now)
+    if after.outages != state.outages and state.phase is not HeadPhase.LEAVING:
+        after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
+    snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
+    if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
+        return after, after.actions
+    # first, so that an agent that is killed while it acts leaves a record of the decision
+    return after, (h.SaveSnapshot(snapshot), *after.actions)
+
+
+def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
+    if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
+        event = v.Tick()
+    if before.phase is HeadPhase.LEAVING:  # the outcome stands
+        return apply_event(before, event, now)
+    if isinstance(event, v.StopAsked):
+        return phases.on_stop(before, event, now)
+    if isinstance(event, h.LaterHead):  # two heads must not run one job
+        return phases.on_later_head(before, event, now)
+    state = apply_event(before, event, now)
+    if state.reports_due is not None and now >= state.reports_due:
+        state = replace(state, reports_due=None)
+    # after the event, which may be the report that a worker owes
+    state = replace(state, fleet=state.fleet.expire_silent(now))
+    # after silent workers: the share of an absent worker is absent
+    state = retry.recount_absent(before, state)
+    # before anything changes more: it logs what the event alone changed
+    state = state.do(*messages(before, state, event))
+    # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
+    state = boot_waits.expire_hang(state, now)
+    state = retry.record_losses(state, retry.nodes_that_left(before.fleet, state), now)
+    for step, _ in PASS:
+        state = step(state, Turn(before, event, now))
+        if state.phase is HeadPhase.LEAVING:  # nothing starts any more
+            break
+    return state
+
+
+def _continue_phase(state: HeadState, turn: Turn) -> HeadState:
+    return _BY_PHASE[state.phase](state, turn.event, turn.now)
+
+
+_BY_PHASE = {
+    HeadPhase.RESUMING: phases.resuming,
+    HeadPhase.BOOTING: phases.booting,
+    HeadPhase.SUBMITTING: phases.submitting,
+    HeadPhase.RUNNING: phases.running,
+    HeadPhase.JUDGING: phases.judging,
+    HeadPhase.STOPPING: phases.stopping,
+}
+
+PASS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
+    (
+        service_order.order_services,
+        "before the phase, which waits for the services of a new worker",
+    ),
+    (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
+    (_continue_phase, "after all that it decides on"),
+    (phases.answer_notices, "after the phase, which may have ended the run by the job's own end"),
+    (phases.end_by_hours, "after the phase, for the same reason"),
+    (
+        service_order.start_unblocked,
+        "after the phase, which may have made ready what others depend on",
+    ),
+    (service_order.order_steps, "after the phase, as services"),
+)
+"""The last steps of a pass, in this order, each with the reason for its place."""
+
+
+def deadline(state: HeadState) -> float | None:
+    """Return when `decide` must run again even if no event arrives; None for never."""
+    if state.phase is HeadPhase.LEAVING:
+        return None
+    goal, phase = state.goal, state.phase
+    times = [wait.deadline for wait in pending_waits(state)]
+    if phase is HeadPhase.BOOTING and not times:
+        times.append(state.phase_since)  # no wait at all: go on at once
+    times += state.probes.due.values()
+    others = [phases.hours_deadline(state), state.fleet.silence_check_at]
+    if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
+        others += [state.services[key].restart_at for key in state.lost_services]
+        others.append(service_order.service_node_deadline(state))
+    if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
+        times.append(state.phase_since + goal.boot_limit)
+    if phase is HeadPhase.STOPPING:
+        others.append(retry.silent_shares_deadline(state))
+    if phase is HeadPhase.RUNNING and goal.has_job and state.below_required_since is not None:
+        times.append(state.below_required_since + goal.limits[planned.NODE])
+    return min((*times, *(at for at in others if at is not None)), default=None)
+
+
+def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
+    """Return the state after an event, without what follows from it."""
+    match event:
+        case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
+            head = next((node.ip for node in nodes if node.is_head and node.alive), None)
+            ray = state.ray if head is None else state.ray.ready()
+            sizes = {node.ip: node.size for node in nodes if node.alive}
+            fleet = state.fleet.with_ray_nodes(nodes)
+            return replace(state, ray=ray, ray_head_ip=head, node_sizes=sizes, fleet=fleet)
+        case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
+            hours = state.goal.used_hours + seconds / 3600
+            return replace(state, goal=replace(state.goal, used_hours=hours))
+        case h.GcsOpen():
+            evidence = "GCS answered, the head's node is not in it yet"
+            is_pending = state.ray.step is v.Step.PENDING
+            ray = replace(state.ray, evidence=evidence) if is_pending else state.ray
+            return replace(state, gcs_answers=True, ray=ray)
+        case h.HeadRaySilent(evidence) | h.SubmitWaits(_, evidence):
+            return replace(state, ray=replace(state.ray, evidence=evidence))
+        case h.RayGone(evidence, memory):
+            return replace(state, ray=state.ray.lost(evidence), oom_evidence=memory)
+        case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
+            lasts = state.hang is not None and state.hang.beside_job == beside_job
+            since = state.hang_since if lasts else now
+            return replace(state, hang=event if evidence else None, hang_since=since)
+        case h.WorkerIntroduced(key, _, facts, findings):
+            fleet = replace(state.fleet, facts={**state.fleet.facts, key: facts})
+            fleet = replace(fleet, findings={**fleet.findings, key: findings})
+            return replace(state, fleet=fleet)
+        case h.Cleared(over, left) if over == state.attempt.number - 1:
+            return replace(state, own_leftovers=f"{left} cannot be ended" if left else None)
+        case h.CheckpointSeen(_, step, path):
+            return replace(state, newest_checkpoint=step, resumes_from=path)
+        case h.WorkerReported(worker):
+            state = _apply_report(state, worker, now)
+            return retry.apply_share_end(state, worker.key, worker.share, now)
+        case h.OwnShareOver(over):
+            return retry.apply_share_end(state, v.HERE, over, now)
+        case h.WorkerSilent(key, evidence, ray_answers):
+            fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
+            return replace(state, fleet=fleet)
+        case h.WorkerReplaced(key):
+            return _forget_worker(state, key)
+        case v.StepOver(name, failure, node):
+            item = state.steps.get((node, name))
+            if item is None:
+                return state
+            return state.with_item((node, name), item.lost(failure) if failure else item.ready())
+        case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
+            return _apply_service_state(state, event.node, event, now)
+        case h.JobReported(_, report):
+            at = retry.job_ended_at(state.attempt, report, now)
+            attempt = replace(state.attempt, last_status_at=now, report=report, job_ended_at=at)
+            return replace(state, attempt=attempt)
+        case attempts.DriverSignaled():
+            return replace(state, attempt=replace(state.attempt, signaled=True))
+        case h.Submitted():
+            return replace(state, attempt=replace(state.attempt, last_status_at=now))
+        case h.NodesAsked(_, silent) if silent:
+            why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
+            if state.goal.ray_is_given:  # a network policy may keep them out of reach
+                return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
+            attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
+            return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
+        case _:
+            return state
+
+
+def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
+    """Return whether the run may still need the state of an agent, even of one that left."""
+    worker = state.fleet.workers.get(key)
+    if worker is None:
+        return False
+    silent_at = worker.last_report_at + state.goal.limits[planned.NODE]
+    is_away = worker.has_left or worker.refused or now >= silent_at
+    if not is_away or state.fleet.counts(worker):
+        return True
+    homes = (state.service_home(spec.name) for spec in state.goal.services)
+    return key in state.leftovers or key in state.shares.by_node or key in homes
+
+
+def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
+    """Apply a worker's report: its own state and that of the services it runs."""
+    before = state.fleet.workers.get(worker.key)
+    state = replace(state, fleet=state.fleet.with_report(worker))
+    if worker.refused:
+        return state
+    if worker.preparing and state.expects(worker):
+        fleet = replace(state.fleet, last_preparing_at=worker.last_report_at)
+        state = replace(state, fleet=fleet)
+    state = retry.apply_cleared(state, worker)
+    for report in worker.items:
+        key = (worker.key, report.name)
+        item = state.services.get(key)
+        if item is not None:
+            if report.generation > item.generation:  # an earlier head ordered this start
+                state = state.with_item(key, replace(item, generation=report.generation))
+            state = _apply_service_state(state, worker.key, report, now)
+    stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
+    has_just_left = worker.has_left and not (before and before.has_left)
+    return state.without_services_on(worker.key) if has_just_left and not stays else state
+
+
+def _forget_worker(state: HeadState, key: str) -> HeadState:
+    worker = state.fleet.workers.get(key)
+    left = {name: since for name, since in state.leftovers.items() if name != key}
+    fleet = state.fleet.without_agent(key)
+    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
+    probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
+    given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
+    ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
+    state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
+    return replace(state, steps_ordered=ordered).without_services_on(key)
+
+
+def _apply_service_state(
+    state: HeadState, node: str, report: v.ItemReport | ServiceEvent, now: float
+) -> HeadState:
+    key = (node, report.name)
+    item = state.services.get(key)
+    if item is None or report.generation not in (None, item.generation):
+        return state  # a report about an earlier start
+    new = item.ready() if report.step is v.Step.READY else replace(item, evidence=report.evidence)
+    new = item.lost(report.evidence) if report.step is v.Step.LOST else new
+    if new == item:
+        return state
+    return _record_outage(state, key, item, new, now).with_item(key, new)
+
+
+def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
+    worker, outages = state.fleet.workers.get(key[0]), state.outages
+    outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
+    if old.step is v.Step.READY and new.step is not v.Step.READY:
+        outages = (*outages, outage)[-_MAX_OUTAGES:]
+    elif new.step is v.Step.READY:  # an open one may be of a former agent
+        open_ones = {replace(outage, since=one.since) for one in outages}
+        outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
+    return replace(state, outages=outages)
+
+
+def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
+    """Return the log lines for what an event changed."""
+    found: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
+    if isinstance(event, v.StepOver) and before.steps != after.steps:
+        are_done = all(item.step is v.Step.READY for item in after.steps.values())
+        found += [v.LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
+    if isinstance(event, h.WorkerReported):
+        reported = [(event.worker.key, item.name) for item in event.worker.items]
+    else:
+        reported = [(event.node, event.name)] if isinstance(event, v.ServiceReady) else []
+    for key in reported:
+        then, now = (state.services.get(key, v.Item()).step for state in (before, after))
+        if now is v.Step.READY and then is not v.Step.READY:
+            found.append(v.LogLine(f"{service_title(after, key)} answers"))
+    if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
+        worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
+        if (worker.silent, worker.lost) != (former.silent, former.lost):
+            why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
+            text = f"{worker.label} is silent, {worker.silent}; {why}"
+            found.append(v.LogLine(text, "warning"))
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is not are:
+        ray = "" if after.goal.by_torchrun else " Ray"
+        joined = [ip for ip in are if ip not in was]
+        found += [v.LogLine(f"{are[ip]} joined{ray}") for ip in joined]
+        unused = "is one more than the running attempt needs: unused until another begins"
+        found += [v.LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
+        gone = [name for ip, name in was.items() if ip not in are]
+        found += [v.LogLine(f"{name} left{ray}", "warning") for name in gone]
+    return found
+
+
+def _is_spare(state: HeadState, ip: str) -> bool:
+    attempt, alive = state.attempt, state.fleet.alive
+    if state.phase not in {HeadPhase.SUBMITTING, HeadPhase.RUNNING} or not state.goal.has_job:
+        return False
+    if not attempt.workers:
+        return len(alive) > state.required
+    return ip not in attempt.workers and alive[ip] not in attempt.lost_workers.values()

@@ -1,0 +1,606 @@
+"""The head's goal, state, events and actions, as frozen values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base.ends import Outcome
+from agent.base.value import Value
+from agent.checks.finding import Finding
+from agent.decisions import attempts, shared
+from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
+from agent.decisions.head.fleet import Fleet, RayNode, Worker
+from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
+from agent.frameworks.recipe import NodeSize
+from agent.job.services import PrepareStep, ServiceSpec
+from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
+from agent.node.facts import Facts
+
+__all__ = ["HeadAction", "HeadEvent"]
+
+OUR_RAY = "Ray on this node"
+RAY_RESTARTS = 2
+
+
+StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
+
+
+class HeadGoal(Value):
+    """The configuration of this run, fixed at the start; times are on the run's clock."""
+
+    limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
+    job_stop_grace: float  # seconds that a job may take to stop
+    expected_workers: int = 0
+    min_workers: int = 0  # these suffice after the workers' deadline (AGENT_PARTIAL)
+    has_job: bool = True
+    is_sized_to_nodes: bool = False  # its arguments are: the job needs each node that joined
+    is_sized_by_links: bool = False  # its arguments depend on links that are not yet measured
+    run_id: str = "run"
+    first_attempt: int = 1  # the number of this head's first: those of earlier heads count
+    submission_id: str | None = None  # as the owner of a given Ray expects the first
+    services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
+    steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
+    max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
+    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)
+    """The workers, by name, that an earlier agent of this run ordered to run a step on a disk."""
+    finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
+    retries: int = 0  # how many attempts may follow the first one after losses
+    lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
+    former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
+    asks_for_jobs: bool = False  # of this run on a given Ray: no record tells of its attempts
+    has_former_ray: bool = False  # this node's Ray was started by a killed agent
+    resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
+    former_outages: tuple[shared.Outage, ...] = ()  # of services, by earlier agents of the run
+    ray: str = OUR_RAY  # the name of Ray in messages
+    ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
+    rank: int = 0  # the head's own
+    by_torchrun: bool = False  # true if torchrun starts the job on every node and no Ray runs
+    node: str = ""  # this node's name; `size` has its GPUs, CPUs and memory
+    size: NodeSize = NodeSize(0)
+    facts: Facts | None = None  # of the head's machine; None if nodes are not compared
+    preflight: bool = False  # AGENT_PREFLIGHT asks for an all-reduce over all nodes first
+    boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
+    max_hours: float = math.inf  # AGENT_MAX_HOURS
+    used_hours: float = 0.0  # of these, used by earlier agents of the run
+    price: float | None = None  # dollars an hour of one node
+    notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
+    brings_libraries: bool = False  # the job's runtime_env may install its own on every node
+
+    @property
+    def ends_at(self) -> float:
+        """Return when AGENT_MAX_HOURS is over, on the run's clock."""
+        return (self.max_hours - self.used_hours) * 3600
+
+    @property
+    def owns_ray(self) -> bool:
+        """Return whether this head starts Ray itself."""
+        return not self.ray_is_given and not self.by_torchrun
+
+    @property
+    def last_rank(self) -> int:
+        """Return the highest rank that the expected nodes have."""
+        return self.expected_workers + len({one.where.rank for one in self.services if one.alone})
+
+    def service(self, name: str) -> ServiceSpec:
+        """Return the service of this name."""
+        return next(spec for spec in self.services if spec.name == name)
+
+
+Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name
+
+
+class NodeShare(Value):
+    """One node's share of an attempt that torchrun starts."""
+
+    node: str  # the node by its name
+    size: NodeSize
+    end: ShareEnd | None = None
+    failed_at: float = 0.0  # when its first rank failed, on the head's clock
+
+
+class JobShares(Value):
+    """All shares of an attempt, in the order of ranks."""
+
+    by_node: Mapping[str, NodeShare] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
+    silent_are_absent: bool = False  # so count those that did not answer an order to stop
+
+    @property
+    def running(self) -> Iterator[str]:
+        """Yield the shares without a reported end, those that their node lost included."""
+        return (k for k, share in self.by_node.items() if share.end is None or share.end.lost)
+
+    @property
+    def first_failed(self) -> NodeShare | None:
+        """Return the share that failed first."""
+        failed = [share for share in self.by_node.values() if share.end and share.end.failed]
+        return min(failed, key=lambda share: share.failed_at, default=None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no report can follow: each share has ended or is absent."""
+        return all(key in self.absent for key in self.running)
+
+    @property
+    def sizes(self) -> tuple[NodeSize, ...]:
+        """Return each node's size, in the order of ranks."""
+        return tuple(share.size for share in self.by_node.values())
+
+
+class AttemptAction(HeadAction):
+    """An action about the attempt with this submission id."""
+
+    id: str
+
+
+class SubmitJob(AttemptAction):
+    """Submit the job to Ray under this id, once per attempt."""
+
+
+class FollowJob(AttemptAction):
+    """Follow the job that a killed agent submitted under this id; do not submit."""
+
+
+class ListJobs(HeadAction):
+    """Ask Ray for the jobs of this run; JobsListed follows."""
+
+    first_id: str  # of the first attempt; later ones have their number behind it
+
+
+class SaveSnapshot(HeadAction):
+    """Save the snapshot that the next agent starts from, before any other action."""
+
+    snapshot: AttemptSnapshot
+
+
+class SaveOutages(HeadAction):
+    """Save the outages of services for the next agent."""
+
+    outages: tuple[shared.Outage, ...]
+
+
+class StopJob(AttemptAction):
+    """Ask Ray to stop an attempt."""
+
+
+class SaveJob(AttemptAction):
+    """Send an attempt the signal on which it saves; SaveOver follows."""
+
+    signum: int
+
+
+class ReleaseWorker(HeadAction):
+    """Order a worker whose platform takes it away to leave now."""
+
+    node: str
+
+
+class AskNodes(AttemptAction):
+    """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
+
+
+class RestartRay(HeadAction):
+    """Restart this node's Ray."""
+
+
+class StartService(HeadAction):
+    """Start a service here or, by order, on a worker; `generation` counts its starts."""
+
+    name: str
+    node: str = HERE
+    generation: int = 1
+
+
+class OrderStep(HeadAction):
+    """Order a node to run a prepare step of its plan."""
+
+    name: str
+    node: str
+
+
+class SaveStepHolders(HeadAction):
+    """Save which workers, by name, run a step on a disk, before any of them is ordered to."""
+
+    holders: Mapping[StepOnDisk, str]
+
+
+class ProbeNode(HeadAction):
+    """Order a node to probe the reward server, another node, or all nodes together."""
+
+    node: str
+    probe: str
+    at: str = ""
+    share: ShareOrder | None = None  # its share of a probe that all nodes run together
+
+
+class Retry(HeadAction):
+    """Record the end of an attempt, stop what is left of it, and begin the next."""
+
+    ended: Attempt
+
+
+class AdoptRun(HeadAction):
+    """Continue a run of which this head had no record, after this many lost attempts."""
+
+    run_id: str
+    attempts: int
+    epoch: int = 0  # the former head's epoch, if it is higher than ours; else 0
+    is_running: bool = False  # true if the attempt after these was submitted to this node's Ray
+
+
+class EndRun(HeadAction):
+    """Send the verdict to the workers, stop everything, exit."""
+
+    outcome: Outcome
+
+
+class HeadPhase(str, Enum):
+    """The head's phases in order; each further attempt starts at BOOTING."""
+
+    RESUMING = "resuming"  # a killed agent left a job running: find it
+    BOOTING = "booting"  # Ray, services, prepare steps and workers start in parallel
+    SUBMITTING = "submitting"
+    RUNNING = "running"  # or, without a job, serving
+    JUDGING = "judging"  # the job failed: ask all nodes whether one was lost
+    STOPPING = "stopping"  # the job was asked to stop
+    LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
+
+
+Actions = tuple[HeadAction, ...]
+
+
+class Saving(Value):
+    """A stop of the job that first lets the job save."""
+
+    until: float  # then the job is stopped, saved or not
+    is_of_grace: bool  # true if this wait is part of the stop's own grace
+
+
+class HeadState(Value):
+    """The whole input of the head's decisions, apart from event and time."""
+
+    goal: HeadGoal
+    attempt: Attempt
+    phase: HeadPhase = HeadPhase.BOOTING
+    phase_since: float = 0.0  # when this phase started
+    ray: Item = field(default_factory=Item)
+    oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
+    hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
+    hang_since: float = 0.0
+    gcs_answers: bool = False  # true once GCS accepts connections: workers can join
+    ray_head_ip: str | None = None  # the address of the head node in GCS's list
+    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
+    services: dict[Key, Item] = field(default_factory=dict)  # in the order of their starts
+    pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By service: the nodes on which it is not ready yet, with their deadlines."""
+    lost_services: frozenset[Key] = frozenset()  # services that ended and are not restarted yet
+    abandoned_services: frozenset[Key] = frozenset()  # optional ones that failed for good
+    blocked: frozenset[Key] = frozenset()  # services and own steps with a dependency not ready
+    outages: tuple[shared.Outage, ...] = ()  # when services did not answer, the newest last
+    steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
+    steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By agent id: the prepare steps that are ordered there."""
+    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
+    fleet: Fleet = field(default_factory=Fleet)
+    uncounted_since: Mapping[str, float] = field(default_factory=dict)
+    """By id in Ray: since when a node in GCS's list does not count; -inf once the head waits no
+    longer for Ray to drop it."""
+    checked_fleet: Fleet | None = None  # for which that was computed
+    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
+    jobs_known: bool = False  # true once it has answered
+    reports_due: float | None = None
+    """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
+    required: int = 0  # how many workers the running job needs
+    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
+    below_required_since: float | None = None  # since when fewer workers than required count
+    last_loss: str = ""  # the last loss of a node while the job ran, as text
+    last_loss_at: float | None = None  # when that was
+    newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
+    resumes_from: str = ""  # the checkpoint that the recipe resumes from
+    earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
+    leftovers: Mapping[str, float] = field(default_factory=dict)
+    """What may still run the previous attempt: agent id, or name without one, and last contact."""
+    own_leftovers: str | None = None  # what is left of the previous attempt here
+    shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
+    probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
+    preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
+    differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
+    compared_workers: Mapping[str, str] | None = None  # in that one, address to name
+    verdict: Outcome | None = None  # the end; early if the agent stops the job
+    saving: Saving | None = None  # the job may save before it is stopped; None once that is over
+    leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
+    released: frozenset[str] = frozenset()  # those of them that were released
+    actions: Actions = ()  # what is to be done after the last event
+
+    def do(self, *actions: HeadAction) -> HeadState:
+        """Add actions."""
+        return replace(self, actions=(*self.actions, *actions))
+
+    def log(self, sentence: str, level: str = "info") -> HeadState:
+        """Add a log line."""
+        return self.do(LogLine(sentence, level))
+
+    @property
+    def verdict_for_workers(self) -> Outcome | None:
+        """Return the outcome to send to workers: only while leaving, and not if superseded."""
+        ours_alone = self.verdict is not None and self.verdict.is_superseded
+        return self.verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
+
+    @property
+    def lost_attempts(self) -> tuple[LostAttempt, ...]:
+        """Return the attempts of this run that were lost so far."""
+        return (*self.goal.lost_attempts, *(one.as_lost for one in self.earlier_attempts))
+
+    @property
+    def another_follows(self) -> bool:
+        """Return whether another attempt follows if the present one is lost."""
+        lost = (*self.lost_attempts, self.attempt.as_lost)
+        return attempts.count_losses(lost) <= self.goal.retries
+
+    @property
+    def last_attempt_number(self) -> int:
+        """Return the highest number that an attempt of this run can have."""
+        left = self.goal.retries - attempts.count_losses(self.lost_attempts)
+        return self.attempt.number + max(0, left)
+
+    def with_item(self, key: Key, item: Item) -> HeadState:
+        """Set the state of a service on a node, or of one of the head's own steps."""
+        if key in self.steps:
+            return replace(self, steps={**self.steps, key: item})
+        node, name = key
+        pending, nodes = self.pending_services, self.pending_services.get(name, {})
+        if item.step is Step.PENDING and nodes.get(node) != item.deadline:
+            pending = {**pending, name: {**nodes, node: item.deadline}}
+        elif item.step is not Step.PENDING and node in nodes:
+            pending = {**pending, name: {one: nodes[one] for one in nodes if one != node}}
+        lost = self.lost_services - {key}
+        lost = lost | {key} if item.step is Step.LOST else lost
+        services = {**self.services, key: item}
+        return replace(self, services=services, pending_services=pending, lost_services=lost)
+
+    def without_service(self, key: Key) -> HeadState:
+        """Remove a service that no wait covers any more."""
+        if key not in self.services:
+            return self
+        state = self.with_item(key, Item(Step.READY))
+        return replace(state, services={k: item for k, item in state.services.items() if k != key})
+
+    def without_services_on(self, node: str) -> HeadState:
+        """Remove the services of a node that left."""
+        state = self
+        for spec in self.goal.services:
+            state = state.without_service((node, spec.name))
+        return state
+
+    def service_home(self, name: str) -> str | None:
+        """Return the node of a service that runs once, the latest one; None if none has it."""
+        if (HERE, name) in self.services:
+            return HERE
+        return next((node for node, one in reversed(self.services) if one == name), None)
+
+    @property
+    def unreported_nodes(self) -> tuple[str, ...]:
+        """Return the addresses of nodes in Ray whose agents may not have reported yet."""
+        if self.reports_due is None:
+            return ()
+        return tuple(ip for ip in self.fleet.alive if ip not in self.fleet.agent_at)
+
+    def enter(self, phase: HeadPhase, now: float) -> HeadState:
+        """Enter a phase."""
+        return replace(self, phase=phase, phase_since=now)
+
+    def nodes(self) -> tuple[NodeSize, ...]:
+        """Return the sizes of the head and of each worker that counts."""
+        if self.goal.by_torchrun:
+            return self.shares.sizes
+        fleet, head = self.fleet, self.ray_head_ip
+        nodes = {} if head is None else {head: self.goal.facts}
+        nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
+        sizes = []
+        for ip, facts in nodes.items():  # Ray has a node's GPUs and CPUs, its agent all its memory
+            size = self.node_sizes.get(ip, NodeSize(0))
+            if facts is not None:
+                memory = facts.memory or size.memory
+                size = replace(size, memory=memory, gpu_memory=facts.gpu_memory)
+            sizes.append(size)
+        return tuple(sizes)
+
+    def expects(self, worker: Worker) -> bool:
+        """Return whether a worker is one of the run: by its rank, in Ray, or in the attempt.
+
+        Anyone can report with a further rank: such reports neither delay nor end the run.
+        """
+        rank, last = worker.effective_rank, self.goal.last_rank
+        if worker.refused:
+            return False
+        is_known = rank is None or rank <= last or worker.key in self.shares.by_node
+        if is_known or worker.ip in self.attempt.workers:
+            return True
+        # a spare that joined Ray: what it ran must have ended before the next attempt
+        if worker.name in self.attempt.lost_nodes or worker.key in self.leftovers:
+            return True
+        if self.goal.by_torchrun:  # in place of an expected one
+            return any(one.key == worker.key for one in self.fleet.present()[:last])
+        return self.fleet.counts(worker)
+
+    def relies_on(self, node: str) -> bool:
+        """Return whether the run relies on what runs on a node: HERE or an agent's id."""
+        worker = self.fleet.workers.get(node)
+        return worker is None or self.expects(worker)
+
+    def deadline_of(self, key: str) -> float:
+        """Return the deadline of a wait that starts with the attempt."""
+        return self.attempt.began + self.goal.limits[key]
+
+
+class RayGone(HeadEvent):
+    """The head's `ray start --block` exited."""
+
+    evidence: str
+    memory: str = ""  # what the kernel did a moment before for want of memory, or ''
+
+
+class RayHangs(HeadEvent):
+    """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
+
+    evidence: str = ""
+    beside_job: bool = False  # true if the driver of any job runs on this node
+
+
+class HeadRaySilent(HeadEvent):
+    """Ray does not answer correctly; the deadline of the current wait decides."""
+
+    evidence: str
+
+
+class GcsOpen(HeadEvent):
+    """GCS accepts connections on this node."""
+
+
+class RayNodes(HeadEvent):
+    """GCS's current list of nodes."""
+
+    nodes: tuple[RayNode, ...]
+
+
+class WorkerIntroduced(HeadEvent):
+    """A worker's agent sent the facts of its machine, once per agent."""
+
+    key: str
+    name: str
+    facts: Facts
+    findings: tuple[Finding, ...] = ()  # the findings of its own checks
+
+
+class RunRemembered(HeadEvent):
+    """A worker's agent that outlived the former head reports the run and its last attempt."""
+
+    run_id: str
+    attempt: int
+    epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
+
+
+class LaterHead(HeadEvent, rename={"evidence": "told_by"}):  # as recorded
+    """Another head with a higher epoch serves this run."""
+
+    epoch: int
+    evidence: str
+
+
+class Cleared(HeadEvent):
+    """The leftovers of an attempt on this node were stopped; `left` names what still runs."""
+
+    attempt: int
+    left: str = ""
+
+
+class CheckpointSeen(HeadEvent):
+    """The newest checkpoint after an attempt, or after earlier heads (attempt 0)."""
+
+    attempt: int
+    step: int | None = None
+    path: str = ""  # the checkpoint that the recipe resumes from
+
+
+class WorkerReported(HeadEvent):
+    """A worker's agent sent a report."""
+
+    worker: Worker
+
+
+class WorkerSilent(HeadEvent):
+    """A worker's agent stopped reporting and answers no probe."""
+
+    key: str
+    evidence: str
+    ray_answers: bool = False  # false if its Ray does not answer either: the node is lost
+
+
+class WorkerReplaced(HeadEvent):
+    """An agent ended: its node has a new one, or it left and nothing needs its state."""
+
+    key: str
+
+
+class Submitted(AttemptEvent):
+    """Ray accepted an attempt."""
+
+
+class NeverSubmitted(AttemptEvent):
+    """Ray has no job of an attempt that a killed agent was about to submit."""
+
+
+class JobsListed(HeadEvent):
+    """The attempts of this run that Ray knows, ended or not, by id."""
+
+    ids: tuple[str, ...]
+
+
+class SubmitWaits(AttemptEvent, rename={"canceled": "cancelled"}):  # as recorded
+    """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
+
+    evidence: str
+    final: bool = False
+    canceled: bool = False  # true if the attempt was to be stopped and Ray has no such job
+
+
+class JobReported(AttemptEvent):
+    """Ray returned the status of an attempt."""
+
+    report: JobReport
+
+
+class NodesAsked(AttemptEvent):
+    """Each node's raylet was probed after an attempt failed; `silent` ones did not answer."""
+
+    silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
+
+
+class SaveOver(AttemptEvent):
+    """An attempt has saved a checkpoint, or cannot save on a signal."""
+
+    evidence: str
+
+
+class OwnShareOver(HeadEvent):
+    """The head's own share of an attempt ended."""
+
+    over: ShareOver
+
+
+FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
+"""Events that carry data of other nodes."""
+
+
+class Turn(NamedTuple):
+    """The input of one pass: the state before it, the event and the time."""
+
+    before: HeadState
+    event: HeadEvent
+    now: float
+
+
+def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
+    """Return a snapshot of the running attempt; None if there is none."""
+    attempt = state.attempt
+    if attempt.submitted is None or attempt.ended is not None or not state.goal.has_job:
+        return None
+    is_stopping = state.phase is HeadPhase.STOPPING
+    # the next agent gets the rest from its boot and from Ray
+    left_out = {"began": 0.0, "not_before": 0.0, "last_status_at": 0.0, "unreachable_nodes": ""}
+    return AttemptSnapshot(
+        attempt=replace(attempt, report=None, job_ended_at=None, **left_out),
+        required=state.required,
+        dead_node_ids=state.fleet.dead_node_ids,
+        last_loss=state.last_loss,
+        last_loss_at=state.last_loss_at,
+        below_required_since=state.below_required_since,
+        end=state.verdict if is_stopping else None,
+        stop_ordered_at=state.phase_since if is_stopping else 0.0,
+    )

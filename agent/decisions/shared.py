@@ -1,0 +1,305 @@
+"""Values that head and worker decisions share: waits, orders, items, probes and uploads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import ClassVar
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.ends import Outcome
+from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Value
+from agent.checks.finding import Finding
+from agent.job.torchrun_command import ShareOrder
+
+
+class Wait(Value):
+    """A wait: what for, its deadline, and the last evidence."""
+
+    key: str  # the key of the planned wait
+    what: str
+    deadline: float
+    source: str | Callable[[], str] = ""  # the evidence, or a function that computes it
+    is_following: bool = False  # it only follows a job or head that runs: no log line announces it
+
+    @property
+    def evidence(self) -> str:
+        """Return the last evidence."""
+        return self.source if isinstance(self.source, str) else self.source()
+
+    def sentence(self, now: float, evidence: str | None = None) -> str:
+        """Return the log line: what is missing, the evidence, the time left."""
+        left = max(0, round(self.deadline - now))
+        evidence = self.evidence if evidence is None else evidence
+        why = f", {evidence}" if evidence else ""
+        return f"waiting for {self.what}{why} ({left} s left)"
+
+    def to_dict(self, now: float) -> dict[str, object]:
+        """Return it as /status has it."""
+        left = round(self.deadline - now, 1)
+        data = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
+        return {**data, "following": self.is_following}
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the deadline has passed."""
+        return now >= self.deadline
+
+
+class HeadEvent(Value):
+    """Something that happened, as an input of the head's decisions."""
+
+
+class LocalWorkerEvent(Value):
+    """Something that happened, as an input of a worker's decisions."""
+
+
+class SharedEvent(HeadEvent, LocalWorkerEvent):
+    """An event of either role."""
+
+
+class HeadAction(Value):
+    """Something that the head is to do."""
+
+
+class WorkerAction(Value):
+    """Something that a worker is to do."""
+
+
+class LogLine(HeadAction, WorkerAction):
+    """A line for the log."""
+
+    sentence: str
+    level: str = "info"
+
+
+class Tick(SharedEvent):
+    """Time has passed."""
+
+
+class Woke(SharedEvent):
+    """The agent did not run for so many seconds, in which the run's clock stood still."""
+
+    seconds: float
+
+
+class StopAsked(SharedEvent):
+    """A signal asks this node to stop."""
+
+    signum: int
+
+
+class OrderKind(str, Enum):
+    """What a head may order a worker to do; all but STOP name an entry of the worker's own plan."""
+
+    START_SERVICE = "start-service"
+    RUN_STEP = "run-step"
+    SEND_LOG = "send-log"
+    PROBE = "probe"
+    RUN_SHARE = "run-part"
+    STOP_SHARE = "stop-part"
+    LEAVE = "leave"
+    STOP = "stop"
+
+
+class Order(Value, rename={"share": "seat"}):
+    """An order to a worker: names and numbers, never a command, path, environment or URL."""
+
+    by: str  # the id of the head's agent: each agent counts its orders from 1
+    number: Count  # counts the orders to one worker, so that none is carried out twice
+    kind: OrderKind
+    name: str = ""
+    generation: Count = 1  # counts a service's starts; for a share, the number of the attempt
+    share: ShareOrder | None = None  # the share to start, if the order starts one
+    at: OptionalAddress = ""  # the address of the node to probe; '' for the head
+
+
+class Refused(SharedEvent):
+    """This node's checks forbid the run, or the job does not fit the nodes that joined."""
+
+    outcome: Outcome
+
+
+HERE = "head"  # names the head's own node where a worker's node has its agent's id
+
+
+class Step(str, Enum):
+    """The state of something that must become ready."""
+
+    PENDING = "pending"
+    READY = "ready"
+    LOST = "lost"
+
+
+class Item(Value):
+    """One thing that must become ready: Ray, a service, a prepare step."""
+
+    step: Step = Step.PENDING
+    evidence: str = ""
+    restarts: int = 0  # the restarts that still count
+    was_ready: bool = False  # true once it was ready, whatever happened later
+    deadline: float = math.inf  # while it is pending; for Ray the planned limit counts instead
+    generation: int = 1  # counts its starts: reports about an earlier start are dropped
+    restarted_at: float | None = None  # when it was last restarted
+    restart_at: float | None = None  # when it is to be restarted, if it has ended
+
+    def ready(self) -> Item:
+        """Return it as ready."""
+        return replace(
+            self, step=Step.READY, evidence="", was_ready=True, deadline=math.inf, restart_at=None
+        )
+
+    def lost(self, evidence: str) -> Item:
+        """Return it as ended or failed."""
+        return replace(self, step=Step.LOST, evidence=evidence)
+
+    def recent_restarts(self, now: float) -> int:
+        """Return how many restarts count: none after a long time without one."""
+        last = self.restarted_at
+        quiet = last is not None and now >= last + times.RESTARTS_FORGOTTEN
+        return 0 if quiet else self.restarts
+
+
+class Outage(Value):
+    """A period in which a service that was ready did not answer, on the run's clock."""
+
+    service: str
+    node: str  # the worker by name, or HERE
+    since: float
+    until: float | None = None  # None while it lasts
+
+
+class ItemReport(Value):
+    """A worker's report about a service or step that it was ordered to run."""
+
+    name: Required
+    step: Step
+    evidence: str = ""
+    generation: Count = 1
+
+
+class ServiceReady(SharedEvent):
+    """A service answered a real request; a `generation` of None stands for the current one."""
+
+    name: str
+    node: str = HERE
+    generation: int | None = None
+    step: ClassVar[Step] = Step.READY
+    evidence: ClassVar[str] = ""
+
+
+class ServiceWaits(SharedEvent):
+    """A service does not answer correctly yet."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+    step: ClassVar[Step] = Step.PENDING
+
+
+class ServiceGone(SharedEvent):
+    """A service's process ended."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+    step: ClassVar[Step] = Step.LOST
+
+
+class StepOver(SharedEvent):
+    """A prepare step ended; `failure` is '' on success."""
+
+    name: str
+    failure: str = ""
+    node: str = HERE
+
+
+SCORE = "score"  # one scoring request to the reward server
+REACH = "reach"  # a connection to another node's Ray
+SAMPLE = "sample"  # some MB from another node's agent: the bandwidth of the link
+ALL_REDUCE = "all-reduce"  # a part in an all-reduce over all GPUs; its order has the node's share
+PROBES = (SCORE, REACH, SAMPLE)
+
+
+class Answer(Value):
+    """The result of one probe."""
+
+    probe: Required
+    at: OptionalAddress  # the address of the probed node; '' for the head
+    evidence: str = ""  # why it failed; '' on success
+    seconds: Seconds = 0.0  # how long it took: the shortest of several tries
+    size: Bytes = 0  # the bytes received in that time, for a bandwidth sample
+    words: str = ""  # more about the result; only for probes of the head itself
+
+
+class Answered(HeadEvent):
+    """The head's own node finished a probe."""
+
+    answer: Answer
+
+
+class Preflight(Value):
+    """The members of the all-reduce before the job."""
+
+    shares: tuple[tuple[str, str, int], ...]  # key, name and GPUs of the members, by rank
+    lost: tuple[str, ...] = ()  # members that were lost meanwhile
+
+
+Link = tuple[str, str]  # the node that probes, and the address of the probed node
+
+
+class Probes(Value):
+    """The ordered probes, each ordered once, and their results."""
+
+    answers: Mapping[str, Mapping[Link, Answer | None]] = field(default_factory=dict)
+    """By kind: each probe to its result, None while it is pending."""
+    due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
+    findings: tuple[Finding, ...] = ()
+
+    def without_node(self, key: str, ip: str) -> Probes:
+        """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
+        gone = {key, ip} - {""}
+        answers = {
+            kind: {link: one for link, one in known.items() if gone.isdisjoint(link)}
+            for kind, known in self.answers.items()
+        }
+        return replace(self, answers=answers)
+
+
+_SHOWN = 240  # characters of a line in a sentence
+
+
+def shortened(line: str) -> str:
+    """Return a line as far as a sentence shows it."""
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def place(node: str, rank: int | None) -> str:
+    """Return ` on NODE (rank N)` as far as both are known."""
+    where = f" on {node}" if node else ""
+    return where if rank is None else f"{where} (rank {rank})"
+
+
+class Known(Value):
+    """A known line that was found in the job's output."""
+
+    key: Required
+    line: str  # shortened
+    cause: str
+    what_to_do: str
+    is_noise: bool = False
+    is_symptom: bool = False  # whether the line only shows that another rank failed
+    rank: Count | None = None
+
+    def sentence(self, node: str = "") -> str:
+        """Return the message, with the name of another node."""
+        if self.is_noise:
+            return f"noise in the job's output, to be ignored ({self.line!r}): {self.cause}"
+        where = place(node, self.rank)
+        what = "shows a symptom" if self.is_symptom else "shows"
+        return f"the job's output{where} {what}: {self.cause} ({self.line!r}). {self.what_to_do}"

@@ -1,0 +1,282 @@
+"""The worker's goal, state, events and actions, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from signal import SIGTERM
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.ends import Outcome
+from agent.base.value import Value
+from agent.decisions.shared import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
+from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
+from agent.job.torchrun_command import ShareOrder, ShareOver
+
+__all__ = ["ShareOver", "WorkerAction"]
+
+
+class WorkerPhase(str, Enum):
+    """The worker's phases, in order."""
+
+    FINDING = "finding the head"
+    JOINING = "joining Ray"
+    FOLLOWING = "following the head"
+    LEAVING = "leaving"
+
+
+class RayStep(str, Enum):
+    """The state of this node's Ray."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+
+
+class WorkerGoal(Value):
+    """The configuration of a worker, fixed at the start; times are on the run's clock."""
+
+    head: str  # the head's address as configured, for messages
+    limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
+    steps: tuple[PrepareStep, ...] = ()  # this node's, which must be done before it joins
+    services: tuple[ServiceSpec, ...] = ()  # what the head may order: all else is refused
+    without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
+    rank: int | None = None  # this node's rank, if its platform has one
+    service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
+    by_torchrun: bool = False  # true if torchrun starts its share of the job and no Ray runs
+
+
+class WorkerState(Value):
+    """The whole input of the worker's decisions, apart from event and time."""
+
+    goal: WorkerGoal
+    phase: WorkerPhase = WorkerPhase.FINDING
+    phase_since: float = 0.0
+    evidence: str = "not asked yet"
+    head_ip: str | None = None
+    epoch: int | None = None
+    has_agent: bool = False  # a head's agent answered: GCS alone is not enough from then on
+    bare_since: float | None = None  # since when GCS alone answers, without an agent
+    is_plain_head: bool = False  # true if the head is a plain `ray start --head` without an agent
+    ray_ready: bool = False
+    given_rank: int | None = None  # the rank that the head assigned, if the platform has none
+    head_phase: str = ""
+    last_reply_at: float = 0.0
+    steps: Mapping[str, Item] = field(default_factory=dict)
+    awaiting_order: frozenset[str] = frozenset()  # steps that run when the head orders them
+    blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
+    services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
+    last_order: Order | None = None  # the last order that was carried out or refused
+    ray: RayStep = RayStep.DOWN
+    ray_evidence: str = ""  # how `ray start` last exited
+    raylet_evidence: str = ""  # why this node's raylet does not count as up
+    retry_at: float | None = None
+    run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
+    head_is_silent: bool = False  # true while the head does not answer
+    head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
+    ray_attempt: int = 0  # the head's attempt when Ray was started here
+    last_reached_at: float = 0.0  # when the head's agent or its GCS was last reached
+    unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
+    fenced: bool = False  # the fence stopped everything, and none of them is reached yet
+    fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
+    silent_for: float = 0.0  # how long neither of them is reached
+    has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
+    share_attempt: int | None = None  # the attempt of this node's last share
+    share_over: ShareOver | None = None  # the end of that share; None while it runs
+    taken_at: float | None = None  # when it leaves at the latest, as its platform takes it away
+    verdict: Outcome | None = None
+
+    def with_surviving_ray(self) -> WorkerState:
+        """Return the state of a worker that keeps a killed agent's Ray and follows at once.
+
+        Its node never left the cluster: the head must count it neither as lost nor as cleared.
+        This state has the recorded head, run and attempt, and since when the head is out of reach.
+        """
+        since = self.unreached_since
+        return replace(
+            self,
+            phase=WorkerPhase.FOLLOWING,
+            has_agent=True,
+            steps={step.name: Item().ready() for step in self.goal.steps},  # done before a join
+            ray=RayStep.UP,
+            last_reached_at=-times.REPLY_AGE if since is None else since,
+            has_joined_before=True,
+        )
+
+    def notice(self, now: float) -> float | None:
+        """Return the seconds until this node leaves for its platform, or None."""
+        if self.taken_at is not None:
+            return max(0.0, self.taken_at - now) if self.verdict is None else 0.0
+        is_taken = self.verdict is not None and self.verdict.culprit == SIGTERM.name
+        return 0.0 if is_taken else None
+
+    @property
+    def rank(self) -> int | None:
+        """Return this node's rank, if known."""
+        return self.given_rank if self.goal.rank is None else self.goal.rank
+
+    @property
+    def service_only(self) -> bool:
+        """Return whether this node only runs a service and does not join Ray."""
+        return self.rank in self.goal.service_only_ranks
+
+    @property
+    def joined(self) -> bool:
+        """Return whether this node is part of the cluster, by its own Ray.
+
+        A Ray that joined while the head had no agent is started again once the head has one.
+        """
+        is_up = self.goal.by_torchrun or self.ray is RayStep.UP
+        is_in_cluster = is_up and self.epoch is not None and not self.service_only
+        return self.phase is WorkerPhase.FOLLOWING and is_in_cluster
+
+    @property
+    def running_attempt(self) -> int:
+        """Return the attempt of which processes may run here; 0 for none."""
+        if self.ray is not RayStep.DOWN:
+            return self.ray_attempt
+        return self.share_attempt or 0 if self.share_runs else 0
+
+    @property
+    def share_runs(self) -> bool:
+        """Return whether this node's share of an attempt runs."""
+        return self.share_attempt is not None and self.share_over is None
+
+    @property
+    def running_steps(self) -> tuple[str, ...]:
+        """Return the prepare steps that run here."""
+        idle = self.awaiting_order | self.blocked
+        pending = (name for name, item in self.steps.items() if item.step is Step.PENDING)
+        return tuple(name for name in pending if name not in idle)
+
+    @property
+    def preparing(self) -> bool:
+        """Return whether a prepare step is not done yet."""
+        return any(item.step is Step.PENDING for item in self.steps.values())
+
+
+def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
+    """Return the reports about ordered services and steps, and steps that others depend on."""
+    goal = state.goal
+    needed = {name for step in goal.steps for name in step.after}
+    needed |= {name for spec in goal.services for name in spec.after}
+    needed |= {step.name for step in ordered_steps(goal.steps)}
+    steps = {name: item for name, item in state.steps.items() if name in needed}
+    items = {**state.services, **steps}
+    return tuple(
+        ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
+    )
+
+
+class HeadSpoke(LocalWorkerEvent):
+    """The head's agent replied; without an agent, GCS answered (`epoch` is None then)."""
+
+    ip: str  # the address of its node, where Ray is joined: a reply's own, which its proof covers
+    epoch: int | None
+    ray_ready: bool
+    phase: str = ""
+    verdict: Outcome | None = None
+    refusal: str = ""
+    held: bool = False  # it only serves the verdict of a run to which this agent never belonged
+    rank: int | None = None  # the rank that it assigned to this node, if the platform has none
+    attempt: int = 0  # its current or last attempt; 0 without an agent
+    run_id: str = ""  # its run id; '' before it has this node's run id
+
+
+class HeadSilent(LocalWorkerEvent):
+    """The head could not be resolved or reached."""
+
+    evidence: str
+
+
+class WorkerRaySilent(LocalWorkerEvent):
+    """This node's raylet does not listen yet."""
+
+    evidence: str
+
+
+class RayUp(LocalWorkerEvent):
+    """This node's raylet listens."""
+
+
+class RayExited(LocalWorkerEvent):
+    """This node's `ray start --block` exited."""
+
+    evidence: str
+
+
+class Ordered(LocalWorkerEvent):
+    """An order from the head arrived."""
+
+    order: Order
+
+
+WorkerEvent = LocalWorkerEvent | ShareOver  # reports send ShareOver as well
+FROM_OUTSIDE = (HeadSpoke, Ordered)  # events that carry data of the head
+
+
+class StartRay(WorkerAction):
+    """Start Ray here and join it to the head at this address."""
+
+    head_ip: str
+
+
+class StopRay(WorkerAction):
+    """Stop this node's Ray; RayExited follows."""
+
+
+class StopServices(WorkerAction):
+    """Stop all services here; ServiceGone follows for each."""
+
+
+class StartOwnService(WorkerAction):
+    """Start a service of this node's plan."""
+
+    name: str
+    generation: int
+
+
+class StopSteps(WorkerAction):
+    """Stop all prepare steps here; no event follows."""
+
+
+class RunOwnStep(WorkerAction):
+    """Run a prepare step of this node's plan."""
+
+    name: str
+
+
+class StartShare(WorkerAction):
+    """Start this node's share of an attempt."""
+
+    attempt: int
+    share: ShareOrder
+
+
+class StopShare(WorkerAction):
+    """Stop this node's share; ShareOver follows."""
+
+
+class RunProbe(WorkerAction):
+    """Run a probe and report the result to the head."""
+
+    probe: str
+    at: str
+    share: ShareOrder | None = None
+
+
+class SendLog(WorkerAction):
+    """Send the end of one of this node's logs with the next report."""
+
+    name: str
+
+
+class EndWorker(WorkerAction):
+    """Stop everything, report the end to the head, exit."""
+
+    outcome: Outcome
+    must_report: bool = False  # the head must get the report: the failure is this node's own

@@ -1,0 +1,487 @@
+"""Causes of failures: the rows of rows.toml, and the search for them in a run's logs."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, IntEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.base.text import parse_toml, without_controls
+from agent.base.value import Value
+from agent.decisions.shared import Known, place, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
+LONGEST = 2_000  # characters of a line that are searched
+_SEARCHED = 1_000  # those of them that `only` and `unless` search
+NEAR = 14  # lines before a match that `Words.near` may match
+_ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
+_STAMP = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?"
+_PREFIX = (
+    r"\s*(?:"
+    r"\((?P<who>[\w.:<>/ -]{1,60}?)(?: \w+=\w+){0,3} pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)"
+    r"|\((?:raylet|autoscaler|gcs_server)[^)]{0,60}\)"
+    r"|\[(?:rank|default|Rank )(?P<rank>\d+)\]:?"
+    r"|\[[EWIF]\s?\d{0,4}[^\]]{0,60}\.(?:cpp|cc|h|hpp|py):\d+\]"
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d[^\]]{0,80}\]"
+    r"|(?:ERROR|CRITICAL|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d(?: \[[^\]]{1,60}\])?"
+    rf"|\[{_STAMP}[^\]]{{0,40}}\]"
+    rf"|{_STAMP}"
+    r"|(?:ERROR|CRITICAL|Error)(?::[\w.]+)?:(?= )"
+    r"|\[(?:ERROR|WARNING|INFO|error)\]"
+    r"|\[[\w./-]{1,40}:\d+:\w{1,60}\]"
+    r"|[\w.-]{1,40}\.(?:cc|py|h):\d+\]?:?(?: --)?"
+    r"|(?:[\w.-]{1,60}: )?\d{1,4}: (?=\S)"
+    r"|[-|:](?= )|ERROR(?= )"
+    r")\s?"
+)
+"""What a launcher, Ray or a logger writes before a program's own line."""
+_RANK = r"\[(?:rank|Rank |default)(?P<a>\d{1,7})\]|\brank=(?P<b>\d{1,7})\b"
+_MILD = (
+    r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
+    r"|\w{4,}Warning: "
+)
+_HANDLED = (
+    r"(?i)"
+    r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
+    r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
+)
+_PROGRESS = (
+    r"\bstep:\d+ - |\bGlobal step \d+: \{|\bstep \d+/\d+ |\{'loss': |\bTrain epoch \["
+    r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
+)
+_TIME = (
+    r"(?:\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)[ T_]|\[?[EWIF](?P<mo2>\d{1,2})(?P<d2>\d\d) "
+    r"|(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d3>\d{1,2}) "
+    r"|\b(?P<mo4>\d\d)-(?P<d4>\d\d) )(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)"
+)
+_PRINTED_SETTINGS = "Namespace("  # what follows are values of argparse, in any words
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+
+
+class Weight(IntEnum):
+    """How much a row explains; in one log the greatest weight wins."""
+
+    LAST = 0  # how a process ended. It counts only where the log has nothing else
+    WEAK = 1  # a service that does not answer, or a killed process: most causes lead to these
+    CAUSE = 2
+    ROOT = 3  # of hardware, kernel or scheduler: often printed last, and explains the rest
+
+
+class Again(Enum):
+    """Whether another try may help."""
+
+    YES = "yes"
+    NO = "no"
+    EITHER = "either"  # the log alone does not show it
+
+
+class Words(Value, forbid_unknown_fields=True):
+    """One message, as some version of a program prints it; rows.toml explains the fields."""
+
+    text: str
+    example: str
+    error: bool = False
+    near: str = ""
+    only: str = ""
+    unless: str = ""
+    mild: bool = False
+
+    def match(self, line: str, body: str, before: str) -> bool:
+        """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
+        at, is_at_start = 0, self.text.startswith("^")
+        if is_at_start and not body.startswith(_parts(self.text)[0]):
+            return False
+        for one in _parts(self.text):
+            at = (body if is_at_start else line).find(one, at)
+            if at < 0:
+                return False
+            at += len(one)
+        return (
+            (not self.error or compiled(_ERROR).match(body) is not None)
+            and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
+            and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
+            and (not self.near or compiled(self.near).search(f"{before}\n{line}") is not None)
+        )
+
+
+class Cause(Value, forbid_unknown_fields=True):
+    """A row of rows.toml: a cause, its remedy, and the messages that show it."""
+
+    kind: Literal["noise", "cause", "symptom"]
+    key: str
+    cause: str  # may name groups of `reads` in braces
+    what_to_do: str
+    words: tuple[Words, ...]
+    sources: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    weight: Weight = Weight.CAUSE
+    again: Again = Again.EITHER
+    after_loss: bool = False
+    reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
+    is_live: bool = True
+    of_ray: bool = False
+
+    def filled(self, line: str) -> tuple[str, str]:
+        """Return the cause and the remedy with the names in a line."""
+        if not self.reads:
+            return self.cause, self.what_to_do
+        found = compiled(self.reads).search(line)
+        names = compiled(self.reads).groupindex
+        values = {name: (found and found[name]) or "?" for name in names}
+        return self.cause.format(**values), self.what_to_do.format(**values)
+
+
+@cache
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(text.removeprefix("^").split(ANY))
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile an expression at its first use: most rows never need theirs."""
+    return re.compile(pattern)
+
+
+@cache
+def sign_of(text: str) -> str:
+    """Return the longest part that each matching line contains: most signs are in no line."""
+    return max(_parts(text), key=len)
+
+
+@cache
+def table() -> Mapping[str, Cause]:
+    """Return the rows by key, read at their first use: most runs start before they need them.
+
+    Of several rows that match a line the first one counts.
+    """
+    data = parse_toml(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
+    kinds = ("noise", "cause", "symptom")
+    rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
+    return {row.key: row for row in rows}
+
+
+def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
+    def full(expression: str) -> str:
+        return re.sub(r"<([a-z_]+)>", lambda found: patterns[found[1]], expression)
+
+    words = [
+        {name: full(v) if name in {"near", "only", "unless"} else v for name, v in one.items()}
+        for one in row["words"]
+    ]
+    weight = Weight[row.get("weight", "cause").upper()]
+    return msgspec.convert({**row, "words": words, "weight": weight}, Cause)
+
+
+def plain_lines(text: str) -> list[str]:
+    """Split a log into lines without control characters, as a terminal shows them."""
+    lines = without_controls(text.replace("\r\n", "\n")).split("\n")
+    return [
+        (line if "\r" not in line else line.rstrip("\r").rpartition("\r")[2])[:LONGEST]
+        for line in lines
+    ]
+
+
+def body_of(line: str) -> str:
+    """Return a line without the prefixes of launchers, Ray and loggers."""
+    at = 0
+    for _ in range(6):
+        found = compiled(_PREFIX).match(line, at)
+        if found is None or found.end() == at:
+            break
+        at = found.end()
+    return line[at:].lstrip(" ") if at else line
+
+
+def rank_of(line: str) -> int | None:
+    """Return the rank that a line names in its prefix."""
+    found = compiled(_RANK).search(line[:200])
+    return None if found is None else int(next(filter(None, found.groups())))
+
+
+def is_mild(line: str) -> bool:
+    """Return whether a line is a warning or less, or speaks of another try."""
+    return _is_low(line) or compiled(_HANDLED).search(line) is not None
+
+
+def _is_low(line: str) -> bool:
+    return compiled(_MILD).search(line, 0, 160) is not None
+
+
+def last_progress(lines: Sequence[str]) -> int:
+    """Return the index of the last line that a training step prints; -1 without one."""
+    found = compiled(_PROGRESS)
+    return next((at for at in reversed(range(len(lines))) if found.search(lines[at])), -1)
+
+
+def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
+    """Return the first row that matches each line, by the line's index."""
+    found: dict[int, Cause] = {}
+    bodies: dict[int, str] = {}
+    every = range(len(lines))
+    loud = [at for at in every if not _is_low(lines[at])]
+    text, loud_text = "\n".join(lines), "\n".join([lines[at] for at in loud])
+    messages = [(row, words) for row in rows for words in row.words]
+    for row, words in messages:
+        sign = sign_of(words.text)
+        if sign not in (text if words.mild else loud_text):
+            continue
+        for at in every if words.mild else loud:
+            line = lines[at].partition(_PRINTED_SETTINGS)[0]
+            above = lines[at - 1] if at else ""
+            if at in found or sign not in line:
+                continue
+            if 'File "' in above and body_of(above).lstrip().startswith('File "'):
+                continue  # below a frame stands its line of code, which may quote a message
+            if at not in bodies:
+                bodies[at] = body_of(line)
+            is_open = words.mild or compiled(_HANDLED).search(line) is None
+            if is_open and words.match(line, bodies[at], _before(lines, at) if words.near else ""):
+                found[at] = row
+    return found
+
+
+def _before(lines: Sequence[str], at: int) -> str:
+    """Return the lines before one, without those that name much in passing."""
+    near = lines[max(0, at - NEAR) : at]
+    return "\n".join(
+        line
+        for line in near
+        if compiled(_PROGRESS).search(line) is None
+        and "Error executing job with overrides" not in line
+    )
+
+
+def find_known_lines(
+    lines: Sequence[bytes], reported: Iterable[str] = (), before: Sequence[str] = ()
+) -> list[Known]:
+    """Return the known lines among these, each row once, without rows already reported.
+
+    `before` are the lines before them, which may show what an error is about.
+    """
+    texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
+    found, seen = [], {*reported}
+    for at, row in sorted(matches(texts, table().values()).items(), key=lambda one: one[0]):
+        if at < len(before) or row.key in seen or not row.is_live:
+            continue
+        seen.add(row.key)
+        cause, what_to_do = row.filled(texts[at])
+        line, rank = texts[at].strip(), rank_of(texts[at])
+        is_noise, is_symptom = row.kind == "noise", row.kind == "symptom"
+        found.append(Known(row.key, line, cause, what_to_do, is_noise, is_symptom, rank))
+    return found
+
+
+_EXCEPTION = (
+    r"(?:[A-Za-z_]\w*\.){0,8}_?[A-Z]\w*(?:Error|Exception|Timeout|Interrupt|Exit|Failed|Died|Refused"
+    r"|Expired|NotFound|Invalid|Abort|Full|Empty|Failure|Disconnected|Mismatch|Overflow)"
+    r"(?:\([^)]{0,80}\))?(?::|$)"
+    r"|(?:[a-z_]\w*\.){1,8}[A-Z]\w{2,60}: "
+)
+_NATIVE = r"\s*what\(\): |terminate called after|panic: |fatal error: |FATAL[: ]"
+_WRAPPER = (
+    r"^(?:ray\.exceptions\.|torch\.multiprocessing\.spawn\.|torch\.distributed\.elastic\.)"
+    r"|RayTaskError|ChildFailedError|EngineDeadError|Engine core initialization failed"
+    r"|Engine process failed to start|CalledProcessError|ProcessRaisedException|SystemExit"
+    r"|KeyboardInterrupt|SignalException|WorkerCrashedError|AsyncEngineDeadError|Executor failed"
+    r"|WorkerProc initialization failed|terminate called after|error raised in its creation task"
+    r"|JobSupervisor|Job entrypoint command failed"
+)
+_SYMPTOM = (
+    r"Watchdog caught collective operation timeout|detected by watchdog|watchdog thread terminated"
+    r"|DistBackendError|\bnccl\w*Error\b|NCCL error|NCCL communicator was aborted|ncclInvalidUsage"
+    r"|Connection closed by|Connection reset by peer|ConnectionResetError|Broken pipe"
+    r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"
+    r"|sendBytes failed|ncclUnhandledCudaError|Timed out waiting \d+ms for (?:recv|send)"
+    r"|Socket Timeout|wait timeout after|DistNetworkError|DistStoreError|store->get\("
+    r"|Timeout at NCCL work|monitoredBarrier|EOFError$"
+    r"|remote process exited|Signal 15|terminated by signal"
+)
+_ERROR_LINE = (
+    r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[^\]]{0,60} E \d+ \d+\]|^\W*E\d{4} |Failed to |[Uu]nhandled"
+    r"|panic|(?:^|\W)[Ee]rror: "
+)
+_PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
+_BLOCK = r"^\s*rank\s+: (\d{1,7}) \(local_rank: \d+\)"
+ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
+_AFTER_ERRORS = {"SIGKILL", "crash", "NCCL connect", "InfiniBand", "rendezvous", "node lost"}
+"""Rows that an error before them leads to, whether or not a row explains it."""
+_FRAMES = 60  # lines before an error that may name the node of its process
+_MOST_TIMES = 400  # lines before an error that are searched for a time
+
+
+class Log(Value):
+    """The end of one log of a node."""
+
+    node: str  # '' for this node
+    name: str
+    text: str
+    of_ray: bool = False  # whether Ray itself wrote it, not the job
+
+
+class Diagnosis(Value):
+    """The cause of a failure as far as the logs show it, with the line that shows it."""
+
+    line: str = ""
+    log: str = ""
+    node: str = ""  # whose log the line is from
+    ip: str = ""  # the address of the node that the line is about, if the log names it
+    rank: int | None = None
+    row: Cause | None = None  # the row that explains the failure, if any
+    cause: str = ""
+    what_to_do: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the row's key; '' if the cause is not known."""
+        return "" if self.row is None else self.row.key
+
+    def remedy(self) -> str:
+        """Return it as the remedy of an outcome: the cause with its place, or the first error."""
+        if not self.line:
+            return ""
+        where = place(self.node, self.rank)
+        shown = shortened(self.line)
+        if self.row is not None:
+            return f"{self.log} shows why{where}: {self.cause} ({shown!r}). {self.what_to_do}"
+        if self.cause:
+            what = f"{self.log} shows{where} {shown!r}: {self.cause}. {self.what_to_do}"
+            return f"no known cause: {what}"
+        return f"no known cause: the first error{where} is {shown!r} in {self.log}"
+
+
+Spot = tuple[int, int]  # a line by the numbers of its log and in the log
+
+
+def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
+    """Return the cause that explains most: a cause before a symptom, the first before the later."""
+    texts = [plain_lines(log.text) for log in logs]
+    steps = [last_progress(lines) for lines in texts]
+    known = {
+        (number, at): row
+        for number, lines in enumerate(texts)
+        for at, row in matches(lines, table().values()).items()
+        if row.kind == "cause" and (logs[number].of_ray or not row.of_ray)
+    }
+    errors = [(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
+    current = {spot: row for spot, row in known.items() if spot[1] > steps[spot[0]]}
+    if not current and not errors:
+        current = known
+    best = _strongest(texts, current, errors)
+    if best is None:
+        spots = errors or _loud_lines(texts, _SYMPTOM)
+        if not spots:
+            spots = [spot for spot in _loud_lines(texts, _ERROR_LINE) if spot[1] > steps[spot[0]]]
+        return _unexplained(logs, texts, spots)
+    row = current[best]
+    cause, what_to_do = row.filled(texts[best[0]][best[1]])
+    return replace(_found_at(logs, texts, best), row=row, cause=cause, what_to_do=what_to_do)
+
+
+def _strongest(
+    texts: Sequence[Sequence[str]], known: Mapping[Spot, Cause], errors: Sequence[Spot]
+) -> Spot | None:
+    """Return the line that explains most, if it explains more than the errors without a row."""
+    if not known:
+        return None
+    most = max(row.weight for row in known.values())
+    best = _first(texts, [spot for spot, row in known.items() if row.weight == most])
+    others = [spot for spot in errors if spot not in known]
+    if most is Weight.LAST and (others or _loud_lines(texts, _SYMPTOM)):
+        return None
+    ended_only = most is Weight.WEAK and known[best].key in _AFTER_ERRORS
+    if ended_only and any(log == best[0] and at < best[1] for log, at in others):
+        return None  # an exception that no row explains came first
+    return best
+
+
+def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -> Diagnosis:
+    """Return where a line is, and the address and rank that the log names."""
+    log, lines, at = logs[spot[0]], texts[spot[0]], spot[1]
+    return Diagnosis(lines[at].strip(), log.name, log.node, _ip(lines, at), _rank(lines, at))
+
+
+def _unexplained(
+    logs: Sequence[Log], texts: Sequence[Sequence[str]], spots: Sequence[Spot]
+) -> Diagnosis:
+    """Return the first of these lines, which no cause explains; a symptom is explained."""
+    if not spots:
+        return Diagnosis()
+    first = _first(texts, spots)
+    found = _found_at(logs, texts, first)
+    symptoms = [row for row in table().values() if row.kind == "symptom"]
+    row = matches([texts[first[0]][first[1]]], symptoms).get(0)
+    return found if row is None else replace(found, cause=row.cause, what_to_do=row.what_to_do)
+
+
+def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
+    """Yield the lines that end a Python traceback or announce the end of a native program.
+
+    Lines that only pass on another error, and symptoms, are none of them.
+    """
+    for at in range(start, len(lines)):
+        line, body = lines[at], body_of(lines[at])
+        is_end = compiled(_EXCEPTION).match(body) or compiled(_NATIVE).match(body)
+        is_other = compiled(_WRAPPER).search(body) or compiled(_SYMPTOM).search(line)
+        if is_end and not is_other and not is_mild(line):
+            yield at
+
+
+def _loud_lines(texts: Sequence[Sequence[str]], pattern: str) -> list[Spot]:
+    return [
+        (number, at)
+        for number, lines in enumerate(texts)
+        for at, line in enumerate(lines)
+        if compiled(pattern).search(line) is not None and not is_mild(line)
+    ]
+
+
+def _first(texts: Sequence[Sequence[str]], spots: Iterable[Spot]) -> Spot:
+    """Return the earliest line; logs without times count in their order."""
+    firsts = dict(sorted(spots, reverse=True))  # the first line of each log
+    times = {log: _time(texts[log], at) for log, at in firsts.items()}
+    if len(firsts) > 1 and all(times.values()):
+        return min(firsts.items(), key=lambda spot: (times[spot[0]] or (), spot[0]))
+    return min(firsts.items())
+
+
+def _time(lines: Sequence[str], at: int) -> tuple[int, ...] | None:
+    """Return the last time up to a line as month, day, hour, minute and second."""
+    for line in reversed(lines[max(0, at - _MOST_TIMES) : at + 1]):
+        found = compiled(_TIME).search(line[:120])
+        if found is not None:
+            month = found["mo"] or found["mo2"] or found["mo4"]
+            number = int(month) if month else _MONTHS.index(found["name"]) // 3 + 1
+            day = found["d"] or found["d2"] or found["d3"] or found["d4"]
+            return number, int(day), int(found["h"]), int(found["m"]), int(found["s"])
+    return None
+
+
+def _ip(lines: Sequence[str], at: int) -> str:
+    """Return the address in the line's prefix, or that of the process whose error it is."""
+    for line in reversed(lines[max(0, at - _FRAMES) : at + 1]):
+        found = compiled(_PLACE).search(line)
+        if found is not None:
+            return found["ip"] or found["ip2"]
+    return ""
+
+
+def _rank(lines: Sequence[str], at: int) -> int | None:
+    """Return the rank in the line's prefix, or the one that torchrun saw failing first."""
+    rank = rank_of(lines[at])
+    if rank is not None:
+        return rank
+    is_root = False
+    for line in lines:
+        is_root = is_root or "Root Cause (first observed failure)" in line
+        found = compiled(_BLOCK).match(line) if is_root else None
+        if found is not None:
+            return int(found[1])
+    return None

@@ -1,0 +1,486 @@
+"""OpenRLHF over Ray: GRPO and PPO with all models on the same GPUs, rewards from a server.
+
+The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's programs for torchrun.
+"""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.frameworks.arguments import Arguments, check_keys, rows_for
+from agent.frameworks.pace import StepWork, steps_between_saves
+from agent.frameworks.recipe import (
+    NAMED_BY,
+    WEIGHT,
+    Command,
+    GpuGroups,
+    MisfitError,
+    adapter_warning,
+    check_cpus,
+    check_multiple,
+    count_of,
+    engines_misfit,
+    engines_text,
+    nearest,
+    version_text,
+)
+from agent.frameworks.sizing import (
+    OPENRLHF,
+    ZERO2,
+    ZERO3,
+    ZERO3_OFFLOAD,
+    Host,
+    Workload,
+    sizing_for,
+)
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import NodeSize, RecipeInput, Version
+    from agent.frameworks.sizing import Layout, Sizing
+
+VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
+ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
+
+SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
+LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
+_REWARD_TASKS_UNTIL: Version = (0, 9, 1)  # Before it calls of the reward server take a CPU each
+_DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
+_WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the environment
+
+_PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
+"""Flags by which a user shares GPUs between two models each, instead of all."""
+_SHARE, _SHARE_OF_PPO = 0.6, 0.5  # The engines' usual part of each GPU; the default is nearly 1
+MEMORY = (
+    *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
+    *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
+    *("vllm.tensor_parallel_size", "vllm.num_engines", "vllm.gpu_memory_utilization"),
+    *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all", "train.async_enable"),
+    *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
+)
+"""Flags that change the memory that a model takes."""
+LOGIT_IN_FLOAT32 = 10
+"""Bytes of a logit: in bf16, upcast to float32, and its gradient."""
+_TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
+_COLOCATED = (
+    ("train.colocate_all", "", ""),
+    ("vllm.enable_sleep", "", "engines free their memory while models train"),
+    ("ds.enable_sleep", "", "models free their memory while engines generate"),
+)
+_MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
+LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
+NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
+GRPO = (
+    ("algo.advantage.estimator", "group_norm", "GRPO"),
+    ("algo.kl.use_loss", "", "GRPO"),
+    ("algo.kl.estimator", "k3", "the estimator for a loss"),
+    ("algo.kl.init_coef", "1e-3", "as its GRPO scripts; the default of 0.01 is PPO's"),
+    LEARNING_RATE,
+)
+PREFIX_CACHING = ("vllm.enable_prefix_caching", "", "answers to one prompt share its cache")
+_ALGORITHM = {
+    "openrlhf-grpo": (*GRPO, PREFIX_CACHING),
+    "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"), LEARNING_RATE, NORMALIZED),
+}
+"""Settings of a recipe that do not depend on the nodes: flag, value ('' for a switch), reason."""
+
+
+def make(asked: RecipeInput) -> Command:
+    """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
+    grpo, version = asked.recipe == "openrlhf-grpo", asked.version
+    arguments = arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked)
+    check_nodes(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
+    add_lengths(arguments, 1024, 3072)
+    sizing = size_engines(arguments, asked, critic=not grpo)
+    groups, placement = place(arguments, asked, sizing, critic=not grpo)
+    batches = add_batches(arguments, groups.total, 8 if grpo else 1)
+    arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
+    _add_data(arguments, asked)
+    add_training(arguments, asked, sizing, "actor")
+    arguments.add_all(_ALGORITHM[asked.recipe])
+    why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
+    if version >= (0, 9) and arguments.supports("algo.advantage.is_correction_enable"):
+        arguments.add("algo.advantage.is_correction_enable", why=why)
+    elif version >= (0, 9):  # 0.11.2 has other names; these do the same
+        arguments.add("algo.advantage.is_correction_level", "token", why=why)
+        arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
+    _add_tokens(arguments, sizing)
+    add_reward(arguments, asked, groups)
+    add_checkpoints(arguments, asked, 20, rollout_step(arguments, critic=not grpo))
+    check_demand(arguments, asked)
+    notes = (f"{placement}; {batches[0]}", *batches[1:])
+    return command("train_ppo_ray", arguments, asked, sizing, notes)
+
+
+def command(
+    module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
+) -> Command:
+    """Return the command of a program, with the settings that decide its checkpoints' format."""
+    warnings = list(sizing.warnings)
+    rate = next(flag for flag in (LEARNING_RATE[0], "adam.lr") if arguments.supports(flag))
+    if arguments.whole("ds.lora.rank") and not arguments.given(rate):
+        default = arguments.word(rate) or "OpenRLHF's default"
+        warnings.append(adapter_warning(arguments.text(rate), default))
+    made_with = {
+        _STAGE: arguments.word("ds.zero_stage"),
+        "dtype": arguments.word("ds.param_dtype") or "bf16",
+        "GPUs of a rank": str(_rank_gpus(arguments)),
+    }
+    return Command(
+        (asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
+        {},
+        arguments.why(),
+        (*notes, *sizing.notes),
+        tuple(warnings),
+        made_with,
+    )
+
+
+def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
+    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add("data.input_key", "input", why="column of the prompt")
+    # a server may also score by labels of data that are not known here
+    has_labels = asked.has_column("label") and (asked.scores or asked.columns is not None)
+    if arguments.given("data.label_key") or asked.needs_labels or has_labels:
+        arguments.add("data.label_key", "label", why="column of the right answer")
+    check_keys(arguments, asked, "data.input_key", "data.label_key")
+    if not arguments.given("data.input_template"):
+        plain = arguments.text("data.apply_chat_template", left_out=True)
+        arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")
+    if asked.eval_data:
+        if not asked.scores and not _has_own_server(arguments):
+            raise MisfitError("AGENT_EVAL_DATA wants a reward server (AGENT_REWARD): unset it")
+        arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
+        arguments.add("eval.steps", 20, why="the default never evaluates")
+
+
+def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
+    """Fill the GPUs by tokens, unless the user sets micro batches, or trains on images."""
+    if arguments.whole("data.max_images_per_prompt"):
+        return
+    arguments.add("ds.packing_samples", why="samples are not padded")
+    given = any(arguments.given(flag) for flag in _MICRO_BATCHES)
+    if given or not arguments.supports("train.dynamic_batch_enable"):
+        return
+    arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
+    tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
+    why = f"at least the longest sample; {sizing.why['tokens']}"
+    arguments.add("train.max_tokens_per_gpu", tokens, why=why)
+    tokens = arguments.whole("train.max_tokens_per_gpu") or tokens
+    arguments.add("rollout.max_tokens_per_gpu", tokens, why="as many as for training")
+
+
+def longest(arguments: Arguments) -> int:
+    """Return the tokens of the longest sample."""
+    flags = ("data.max_len", "prompt_max_len", "generate_max_len")
+    return sum(arguments.whole(flag) for flag in flags)
+
+
+def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
+    """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
+    has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
+    trained, frozen = 2 if critic else 1, 2 if has_model else 1
+    load = Workload(
+        layouts=kept_layouts(asked, OPENRLHF, arguments),
+        tokens=longest(arguments),
+        trained=trained,
+        frozen=frozen,
+        share=_SHARE_OF_PPO if critic else _SHARE,
+        tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
+        logit=LOGIT_IN_FLOAT32,
+        in_nodes=Host(
+            processes=trained + frozen + 1,
+            loading=WEIGHT * (trained + frozen),
+            gathered=WEIGHT,
+            keeps_engines=arguments.text("vllm.enable_sleep", left_out=True)
+            not in arguments.changed(["vllm.enable_sleep"]),
+        ),
+        adapters=bool(arguments.whole("ds.lora.rank")),
+    )
+    given = arguments.changed(MEMORY)
+    sizing = sizing_for(asked, given, load)
+    if not any(map(arguments.given, _PAIRS)):
+        return sizing
+    groups = [_group_of(arguments, asked, model) for model in ("actor", "critic")[: load.trained]]
+    smallest = min(groups, key=lambda group: group.total)
+    nodes = (asked.gpu_nodes * smallest.count)[: smallest.count]
+    pair = replace(
+        load,
+        nodes=tuple(replace(node, gpus=smallest.gpus) for node in nodes),
+        layouts=kept_layouts(asked, (ZERO3, ZERO3_OFFLOAD), arguments),
+        trained=1,
+        frozen=1,
+        share=0.0,
+        in_nodes=Host(processes=2, loading=2 * WEIGHT, gathered=WEIGHT),
+    )
+    own = sizing_for(asked, given, pair)
+    engine = {"tensor_parallel": sizing.why["tensor_parallel"]}
+    return replace(own, tensor_parallel=sizing.tensor_parallel, why={**own.why, **engine})
+
+
+def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups:
+    """Return the GPUs of a model: the user's, else all."""
+    found = groups_of(asked.gpu_nodes)
+    nodes = arguments.count(f"{model}.num_nodes", found.count)
+    return GpuGroups(nodes, arguments.count(f"{model}.num_gpus_per_node", found.gpus))
+
+
+_STAGE = "ZeRO stage"
+
+
+def kept_layouts(
+    asked: RecipeInput, layouts: tuple[Layout, ...], arguments: Arguments
+) -> tuple[Layout, ...]:
+    """Return the layouts whose ZeRO stage existing checkpoints have.
+
+    Below stage 3, which only the user may set, every process loads a whole model.
+    """
+    kept = asked.basis.kept.get(_STAGE)
+    found = tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
+    if arguments.whole("ds.zero_stage", 3) >= 3:
+        return found
+    return tuple(replace(one, loads_everywhere=True) for one in found)
+
+
+def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
+    """Return the arguments of a program of OpenRLHF, with the flags of the release."""
+    flags, spelling = flags_of(program, asked.version)
+    program = f"{name} {version_text(asked.version)}"
+    return Arguments(program, flags, spelling, *asked.args, has_others=asked.is_nearest)
+
+
+def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the flags of a program in one release, and how it spells those with dots.
+
+    Each flag has the words that it takes.
+    """
+    flags, spelling, words = {}, {}, ""
+    for programs, *row in rows_for("openrlhf_flags.txt", version):
+        for word in row if program in programs.split(",") else ():
+            if not word[0].isalpha():
+                words = word
+                continue
+            dotted, _, flat = word.partition("=")
+            flat = flat or dotted.rpartition(":")[2].replace(".", "_")
+            dotted = dotted.replace(":", ".")
+            spelling[dotted] = flat if version < _DOTTED else dotted
+            flags[spelling[dotted]] = words
+    return flags, spelling
+
+
+def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
+    """Return the nodes' GPUs as equal groups, as large as possible."""
+    counts = [node.gpus for node in nodes]
+    if not any(counts):
+        raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
+    size = gcd(*counts)
+    return GpuGroups(sum(counts) // size, size)
+
+
+def check_nodes(asked: RecipeInput, *, reward_tasks: bool) -> None:
+    """Refuse nodes on which a process would wait for a CPU: each GPU takes one.
+
+    With `reward_tasks`, one more is needed on any node: calls of the reward server are Ray tasks of
+    a CPU each (an actor without a number of CPUs starts without any).
+    """
+    check_cpus(asked.nodes, (node.gpus for node in asked.nodes))
+    known = [node.cpus for node in asked.nodes if node.cpus is not None]
+    gpus = sum(node.gpus for node in asked.nodes)
+    if reward_tasks and len(known) == len(asked.nodes) and sum(known) <= gpus:
+        what = "calls of the reward server take one more CPU than there are GPUs"
+        raise MisfitError(f"{what}, and there are {sum(known)}: raise AGENT_NUM_CPUS on a node")
+
+
+def _rank_gpus(arguments: Arguments) -> int:
+    """Return the GPUs of a rank: processes with the same data."""
+    return arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
+
+
+def batch_text(size: int, micro: int, ranks: int) -> str:
+    """Return the arithmetic of an update's samples."""
+    each = f"{micro} × " if micro > 1 else ""
+    return f"batch {size} = {ranks} × {each}{size // (micro * ranks)}"
+
+
+def train_batch(arguments: Arguments, gpus: int, target: int) -> tuple[int, int, int]:
+    """Return the samples of an update, those of a rank per step, and the ranks.
+
+    The first is the number nearest to a target that is `micro` × steps × `ranks`, as DeepSpeed
+    asserts. Ranks are groups of processes with different data.
+    """
+    apart = _rank_gpus(arguments)
+    if gpus % apart:
+        raise MisfitError(f"{gpus} GPUs cannot form ranks of {apart} (ring × tensor parallel)")
+    ranks = gpus // apart
+    micro = arguments.count("train.micro_batch_size")
+    size = arguments.count("train.batch_size", nearest(target, micro * ranks))
+    check_multiple(arguments.text("train.batch_size"), size, micro * ranks)
+    return size, micro, ranks
+
+
+def add_batches(
+    arguments: Arguments, gpus: int, samples: int, *, is_fork: bool = False
+) -> tuple[str, ...]:
+    """Set batches that fit the ranks, or refuse the user's sizes that do not; return notes.
+
+    If a rollout is not whole batches, or one rank has more samples than another, ranks wait for
+    each other in a collective until NCCL's timeout. In OpenRLHF-M every rank also gets the same
+    number of prompts.
+    """
+    size, train_micro, ranks = train_batch(arguments, gpus, 128)
+    micro = arguments.count("rollout.micro_batch_size")
+    samples = arguments.count("rollout.n_samples_per_prompt", samples)
+    unit = lcm(size, micro * ranks)
+    step = unit // gcd(unit, samples)
+    if is_fork:
+        step = lcm(step, gpus)
+    near = (4 if is_fork else 8) * size // samples  # 8 batches of 128 are 1,024 samples
+    rollout = arguments.count("rollout.batch_size", nearest(near, step))
+    check_multiple(arguments.text("rollout.batch_size"), rollout, step)
+    arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 128")
+    arguments.add("train.micro_batch_size", train_micro, why=LEAST)
+    why = f"× {samples} = whole batches of {size}, fits the {ranks} ranks"
+    arguments.add("rollout.batch_size", rollout, why=why)
+    arguments.add("rollout.micro_batch_size", micro, why=LEAST)
+    if samples > 1:
+        arguments.add("rollout.n_samples_per_prompt", samples, why="answers to compare")
+    batches = count_of(rollout * samples // size, "batch")
+    text = batch_text(size, train_micro, ranks)
+    return (
+        f"{text}; rollout {rollout} prompts × {samples} = {batches}",
+        f"a rollout needs data of at least {rollout} prompts",
+        SAME_GPUS,
+    )
+
+
+def place(
+    arguments: Arguments, asked: RecipeInput, sizing: Sizing, *, critic: bool
+) -> tuple[GpuGroups, str]:
+    """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
+    counts = [node.gpus for node in asked.gpu_nodes]
+    is_uneven = len(set(counts)) > 1
+    shape = f"nodes of {', '.join(map(str, counts))} GPUs"
+    groups, in_pairs = _group_of(arguments, asked, "actor"), any(map(arguments.given, _PAIRS))
+    tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
+    parts = any(count % tensor_parallel for count in counts)
+    if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):
+        # the GPUs of an engine communicate in every layer: it may fill whole nodes, not parts
+        raise engines_misfit(tensor_parallel, counts)
+    if groups.total % tensor_parallel and not in_pairs:
+        raise engines_misfit(tensor_parallel, (groups.gpus,) * groups.count)
+    engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
+    for model in ("actor", "ref", *(["critic"] if critic else [])):
+        arguments.add(f"{model}.num_nodes", groups.count, why=shape)
+        arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=shape)
+    text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
+    arguments.add("vllm.num_engines", engines, why=text)
+    reasons = sizing.why
+    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
+    shared = (("vllm.gpu_memory_utilization", f"{sizing.share:g}", reasons["share"]), *_COLOCATED)
+    # in pairs the engines have GPUs of their own, unless the user says otherwise
+    arguments.add_all(row for row in shared if not in_pairs or arguments.changed(row[:1]))
+    idle = 0 if in_pairs else sum(counts) - groups.total
+    return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
+
+
+def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
+    """Set sharding and precision, and W&B if there is a key."""
+    why = sizing.why["layout"]
+    arguments.add("ds.zero_stage", "2" if sizing.layout.name == ZERO2.name else "3", why=why)
+    if sizing.layout.name == ZERO3_OFFLOAD.name:
+        arguments.add("ds.adam_offload", why=why)
+    if sizing.within_nodes:
+        gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
+        arguments.add("ds.zpg", gpus, why=sizing.why["within_nodes"])
+    arguments.add(f"{model}.gradient_checkpointing_enable", why="longer texts in the same memory")
+    for switch in ("bf16", "flash_attn"):  # the default in newer versions
+        if arguments.supports(switch):
+            arguments.add(switch)
+    if asked.wandb:
+        why = "any value turns W&B on; the key is WANDB_API_KEY"
+        arguments.add("logger.wandb.key", _WANDB, why=why)
+        arguments.add("logger.wandb.run_name", asked.named, why=NAMED_BY)
+
+
+def add_lengths(arguments: Arguments, prompt: int, answer: int) -> None:
+    """Set the longest prompt and answer."""
+    if arguments.supports("prompt_max_len"):
+        arguments.add("prompt_max_len", prompt)
+        arguments.add("generate_max_len", answer)
+    else:
+        arguments.add("data.max_len", prompt + answer, why="prompt and answer together")
+
+
+def _has_own_server(arguments: Arguments) -> bool:
+    return any(map(arguments.given, ("reward.remote_url", "train.agent_func_path")))
+
+
+def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> None:
+    """Set the source of rewards: the reward server, else the model or the user's arguments."""
+    if asked.scores:
+        arguments.add("reward.remote_url", "{reward_url}", why="the run's reward server")
+    elif asked.reward_model or arguments.given("reward.model_name_or_path"):
+        arguments.add("reward.model_name_or_path", asked.reward_model, why="AGENT_REWARD_MODEL")
+        arguments.add("reward.num_nodes", groups.count, why="as the actor")
+        arguments.add("reward.num_gpus_per_node", groups.gpus, why="as the actor")
+    elif not _has_own_server(arguments):
+        raise MisfitError("no source of rewards: set AGENT_REWARD or AGENT_REWARD_MODEL")
+
+
+def rollout_step(arguments: Arguments, *, critic: bool) -> StepWork:
+    """Return the work of a step; old probabilities, reference and values are forward passes."""
+    answers = arguments.count("rollout.n_samples_per_prompt")
+    samples = arguments.count("rollout.batch_size") * answers
+    scored = 3 if critic else 2
+    scored += 1 if arguments.holds("reward.model_name_or_path") else 0
+    return StepWork(samples, longest(arguments), 2 if critic else 1, scored)
+
+
+def add_checkpoints(
+    arguments: Arguments, asked: RecipeInput, usual: int, step: StepWork, within: str = ""
+) -> None:
+    """Save checkpoints and resume from them; without any, the flag to load has no effect.
+
+    They are saved after so many steps, or about every hour.
+    """
+    path = f"{asked.checkpoints}/{within}" if within else asked.checkpoints
+    steps, pace = steps_between_saves(asked, step, usual)
+    why = "; ".join(filter(None, (pace, "the default never saves")))
+    arguments.add("ckpt.save_steps", steps, why=why)
+    arguments.add("ckpt.path", path, why="AGENT_CHECKPOINTS")
+    arguments.add("ckpt.load_enable", why="resumes from the last checkpoint, if any")
+    arguments.add("ckpt.output_dir", f"{asked.checkpoints}/model", why="the model at the end")
+
+
+def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
+    """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
+    gpus = sum(node.gpus for node in asked.nodes)
+    everything = arguments.holds("train.colocate_all")
+    apart = arguments.holds("train.async_enable")
+    if apart and arguments.holds("vllm.enable_sleep"):
+        without = arguments.text("vllm.enable_sleep", left_out=True)
+        raise MisfitError(f"{arguments.text('train.async_enable')} wants {without} beside it")
+    others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
+    wanted = {
+        model: arguments.count(f"{model}.num_nodes", 1)
+        * arguments.count(f"{model}.num_gpus_per_node", 8)
+        for model in ("actor", "ref", *others)
+    }
+    for first, second, pair in (("actor", "ref", _PAIRS[0]), ("critic", "reward", _PAIRS[1])):
+        is_pair = (everything or arguments.holds(pair)) and {first, second} <= set(wanted)
+        if is_pair and wanted[first] != wanted.pop(second):
+            raise MisfitError(f"{first} and {second} share GPUs: give both the same number")
+    if everything:
+        wanted = {"actor": wanted["actor"]}
+    engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
+    if apart or not everything:
+        wanted["engines"] = engines
+    elif engines != wanted["actor"]:
+        have = f"the actor has {wanted['actor']}, the engines {engines}"
+        flag = arguments.text("vllm.num_engines")
+        raise MisfitError(f"actor and engines share GPUs, and {have}: leave out {flag}")
+    if sum(wanted.values()) > gpus:
+        parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
+        raise MisfitError(f"{sum(wanted.values())} GPUs are needed ({parts}) and {gpus} joined")

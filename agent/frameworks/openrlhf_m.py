@@ -1,0 +1,73 @@
+"""OpenRLHF-M, the fork for vision-language models: GRPO over Ray.
+
+It has no releases: the flags are those of commit 2bf6337 (2025-03), whose version is 0.6.1, and of
+the fork the-laughing-monkey/OpenRLHF-M at 0fcf275, whose scripts for pods the values are from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.frameworks import openrlhf
+from agent.frameworks.arguments import check_keys
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import Command, RecipeInput, Version
+
+VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
+ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
+
+_ON_PODS = {
+    "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_LAUNCH_MODE": "GROUP",
+    "NCCL_SOCKET_NTHREADS": "1",
+    "NCCL_NSOCKS_PERTHREAD": "1",
+}
+"""The settings of its guide for RunPod's pods, which would slow down faster networks.
+
+The guide names the family NCCL_NET_SOCKET_FAMILY, which NCCL does not read. The agent sets
+NCCL_SOCKET_IFNAME.
+"""
+_PODS = "runpod"
+
+_SETTINGS = (
+    *openrlhf.GRPO,
+    openrlhf.NORMALIZED,
+    ("vllm.sync_backend", "nccl", ""),
+    ("vllm_sync_with_ray", "", ""),
+    openrlhf.PREFIX_CACHING,
+)
+"""Settings that do not depend on the nodes: flag, value ('' for a switch), reason."""
+
+
+def make(asked: RecipeInput) -> Command:
+    """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
+    asked = replace(asked, version=VERSIONS[-1])
+    arguments = openrlhf.arguments_of("train_ppo_ray of OpenRLHF-M", "m", asked)
+    openrlhf.check_nodes(asked, reward_tasks=True)
+    openrlhf.add_lengths(arguments, 4096, 8000)
+    sizing = openrlhf.size_engines(arguments, asked, critic=False)
+    groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
+    batches = openrlhf.add_batches(arguments, groups.total, 4, is_fork=True)
+    arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
+    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add("data.input_key", "message", why="column of the prompt in its data")
+    check_keys(arguments, asked, "data.input_key", "data.label_key")
+    openrlhf.add_training(arguments, asked, sizing, "actor")
+    arguments.add_all(_SETTINGS)
+    openrlhf.add_reward(arguments, asked, groups)
+    openrlhf.add_checkpoints(arguments, asked, 5, openrlhf.rollout_step(arguments, critic=False))
+    openrlhf.check_demand(arguments, asked)
+    notes = ["--save_hf_ckpt is left out: it keeps a whole model of every save"]
+    if asked.eval_data:
+        notes.append("OpenRLHF-M has no evaluation data: AGENT_EVAL_DATA is not read")
+    if not arguments.given("data.label_key"):
+        notes.append("rewards are requested without labels, unless --label_key names their column")
+    sizes = (f"{placement}; {batches[0]}", *batches[1:])
+    made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
+    env = _ON_PODS if asked.platform == _PODS else {}
+    if not asked.infiniband:
+        env = env | {"NCCL_IB_DISABLE": "1"}
+    return replace(made, env=env, notes=(*made.notes, *notes))

@@ -1,0 +1,503 @@
+"""Sizes by memory: what a model takes of GPUs and nodes, and which settings make it fit.
+
+All figures are in bytes, per GPU or per node. A setting that is chosen has its arithmetic as a
+sentence; a model that cannot fit is refused with the smallest nodes that it would fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, gcd
+from typing import TYPE_CHECKING
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base.value import Value
+from agent.frameworks.recipe import (
+    CONFIG,
+    LOGIT,
+    WEIGHT,
+    MisfitError,
+    ModelShape,
+    NodeSize,
+    count_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.frameworks.recipe import RecipeInput
+
+
+GIB = 1 << 30
+_USABLE = 0.97 * GIB
+"""Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
+_COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
+_ASSUMED_MEMORY = 80
+_ASSUMED_HOST = 128 * GIB  # Memory of a node for each of its GPUs, if it is not known
+_HOST_PART = 0.85  # The part of a node's memory that a job may fill
+_PROCESS = 2e9  # Memory of a node that a process of a GPU takes: torch and CUDA
+_STAGED = 0.2  # The part of a model's weights that each process has in buffers besides
+_MOST_OF_PROCESS = 5e9
+_ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
+_ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
+_SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
+_SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
+_MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become faster
+_LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
+_MOST_SHARE = 0.95
+_MOST_NODES = 64
+SLOW_LINK = 1e9
+"""Bits per second between nodes below which gathering weights takes longer than computing.
+
+Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
+"""
+_FIELDS = ("layout", "tensor_parallel", "share", "tokens")
+_KEPT = "as in the checkpoints"
+_HOST_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Memory of common nodes, in GiB."""
+_ENOUGH_HOST = 1 << 60  # More memory of a node than any model takes
+_LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
+
+
+class Layout(Value):
+    """A way to keep models: bytes of a parameter, divided over the shards unless on every GPU."""
+
+    name: str
+    busy: float  # Of the model that is trained at the moment
+    idle: float = 0.0  # Of another trained model meanwhile
+    asleep: float = 0.0  # Of each trained model while engines generate
+    frozen: float = 0.0  # Of a model that is not trained
+    everywhere: float = 0.0  # Of every model, on every GPU
+    host: float = 0.0  # Of each trained model, in the memory of the nodes
+    saving: float = 0.0  # Of the model that is saved, beside these
+    loads_everywhere: bool = False  # Whether each process of a GPU loads a whole model
+    untrained: float = 4.0  # Of a model of which only adapters are trained (LoRA), at most
+    copy: float | None = 0.0
+    """Of a copy in each node that keeps the gathering of weights within nodes.
+
+    0: the shards themselves stay within nodes, instead; None: no setting does so.
+    """
+
+    def for_adapters(self) -> Layout:
+        """Return the layout where only adapters (LoRA) are trained."""
+        sizes = ("busy", "idle", "asleep", "host", "saving")
+        return replace(self, **{name: min(getattr(self, name), self.untrained) for name in sizes})
+
+
+# Adam in mixed precision: 16 bytes are weights and gradients (4 and 4, or 2 and 2 beside float32
+# weights of 4), and 8 of the optimizer. To save, verl copies the shards of FSDP 1, 12 bytes, to the
+# nodes' memory; offloaded weights are on the GPUs then.
+VERL_RESIDENT = Layout("FSDP", 16, 12, 12, saving=12)
+VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12, saving=8)
+VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16)
+ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None, loads_everywhere=True)
+ZERO3 = Layout("ZeRO-3", 16, frozen=2, untrained=2, copy=2)
+ZERO3_OFFLOAD = replace(
+    ZERO3, name="ZeRO-3 with the optimizer in CPU memory", busy=4, idle=4, asleep=4, host=12
+)
+ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
+"""OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
+FSDP_RESIDENT = Layout("FSDP", 16, 12, 12, frozen=2, copy=None)
+SEARCH_R1_OPTIMIZER = Layout(
+    "FSDP with optimizers in CPU memory between phases", 16, 4, 4, 2, host=8, copy=None
+)
+SEARCH_R1_OFFLOAD = Layout(VERL_OFFLOAD.name, 16, host=16, copy=None)
+TRL_OFFLOAD = replace(VERL_CPU, copy=None)
+VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
+SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OPTIMIZER, SEARCH_R1_OFFLOAD)
+OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
+TRL = (FSDP_RESIDENT, TRL_OFFLOAD)
+OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
+"""Layouts by framework, the fastest first: the later ones need less of the GPUs."""
+
+
+class Host(Value):
+    """What a framework keeps in the memory of the nodes beside the states of a layout."""
+
+    processes: int = 1  # Of each GPU
+    frozen: float = 0.0  # Bytes of a parameter that all models without an optimizer take there
+    loading: float = 0.0  # Of the whole model, on the node that loads it
+    loads_tied: bool = False  # Whether each process of a GPU loads a model with tied embeddings
+    gathered: float = 0.0  # Of the whole model, on the first node when it is saved
+    keeps_engines: bool = False  # Whether sleeping engines keep their weights there
+
+
+class Workload(Value):
+    """What is trained, and on what."""
+
+    layouts: tuple[Layout, ...]
+    tokens: int  # The longest micro batch: prompt and answer of its samples
+    nodes: tuple[NodeSize, ...] = ()  # All with GPUs, if there are none
+    samples: int = 1  # The samples of a micro batch
+    model: ModelShape | None = None
+    trained: int = 1  # Models with an optimizer: 2 with a critic
+    frozen: int = 0  # References and reward models on the same GPUs
+    share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
+    tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
+    logit: int = LOGIT  # Bytes of a logit in a training step
+    in_nodes: Host = Host()  # What else it keeps in the nodes' memory
+    adapters: bool = False  # Whether only adapters are trained (LoRA)
+    link: float | None = None  # Bits per second between nodes, by the slowest link, if known
+    within: bool | None = None  # Whether to gather weights within nodes; None: by the network
+    unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
+    given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of a node, or the size of equal groups within nodes."""
+        return gcd(*(node.gpus for node in self.nodes))
+
+    @property
+    def memory(self) -> int:
+        """Return the GB of the smallest GPU, or what is assumed."""
+        return min((n.gpu_memory for n in self.nodes if n.gpu_memory), default=_ASSUMED_MEMORY)
+
+    @property
+    def label(self) -> float:
+        """Return the bytes of that GPU, of which engines have their share."""
+        return self.memory * float(GIB)
+
+    @property
+    def host(self) -> float:
+        """Return the memory of the smallest node that a job may fill, or what is assumed."""
+        assumed = _ASSUMED_HOST * min(node.gpus for node in self.nodes)
+        return _HOST_PART * min((n.memory for n in self.nodes if n.memory), default=assumed)
+
+    def with_host(self, memory: int) -> Workload:
+        """Return the workload on nodes of so much memory."""
+        return replace(self, nodes=tuple(replace(node, memory=memory) for node in self.nodes))
+
+    @property
+    def prefers_nodes(self) -> bool:
+        """Return whether weights should be gathered within nodes."""
+        slow = self.link is not None and self.link < SLOW_LINK and len(self.nodes) > 1
+        return slow if self.within is None else self.within
+
+    def text(self) -> str:
+        """Return the nodes: 2×8×80 GB."""
+        counts = sorted({str(node.gpus) for node in self.nodes})
+        return f"{len(self.nodes)}×{' or '.join(counts)}×{self.memory} GB"
+
+
+class Sizing(Value):
+    """The settings that follow from memory, each with its arithmetic."""
+
+    layout: Layout
+    tensor_parallel: int
+    share: float  # The part of each GPU that engines have
+    tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
+    forward: int = 0  # Tokens of a micro batch in a forward pass; 0 if the size is not known
+    within_nodes: bool = False  # Whether only gradients cross the network, and no weights
+    why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def sizing_of(load: Workload) -> Sizing:
+    """Return the settings of the first layout that fits; raises MisfitError if none does."""
+    load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
+    model, kept = load.model, {"within_nodes": _KEPT}
+    by_user = {"tensor_parallel": "AGENT_TENSOR_PARALLEL"} if load.tensor_parallel else {}
+    if model is None or not load.nodes:
+        layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
+        size, unknown = load.tensor_parallel or 1, "the model's size is not known"
+        note = (
+            f"{unknown} (no config.json here, no size in its name), and nothing is sized for it; "
+            f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
+        )
+        return Sizing(
+            *(layout, size, load.share, 0, 0, load.within is True),
+            why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
+            notes=(note,) if load.nodes else (),
+        )
+    notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
+    if model.source != CONFIG:
+        notes.append(f"sized for {model.billions} parameters, by {model.source}")
+    if not knows_memory:
+        notes.append(f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here")
+    found = _best(load, model)
+    if found is not None:
+        return _explained(found, notes)
+    anywhere = _best(load.with_host(_ENOUGH_HOST), model)
+    refusal = _refusal(load, model) if anywhere is None else _host_refusal(anywhere, load)
+    if not load.given and knows_memory:
+        raise MisfitError(refusal)
+    because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
+    least, tokens = _least_fit(load, model), load.tokens
+    return Sizing(
+        *(least.layout, least.engine, load.share, tokens, tokens, load.within is True),
+        why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
+        notes=tuple(notes),
+        warnings=(f"{refusal}. Not refused: {because}",),
+    )
+
+
+def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizing:
+    """Return the sizing of a recipe; `given` are arguments of the user that change the memory."""
+    by_user = ["AGENT_TENSOR_PARALLEL"] if asked.tensor_parallel is not None else []
+    return sizing_of(
+        replace(
+            load,
+            nodes=load.nodes or asked.gpu_nodes,
+            model=asked.basis.model,
+            link=asked.basis.link,
+            tensor_parallel=load.tensor_parallel or asked.tensor_parallel,
+            given=(*by_user, *given),
+        )
+    )
+
+
+class _Fit(Value):
+    """A GPU with its shard of the models in one layout, and its part of an engine."""
+
+    load: Workload
+    model: ModelShape
+    layout: Layout
+    engine: int  # The GPUs of an engine
+    filled: float  # The part of the GPU that this estimate may fill
+    within: bool = False  # Whether weights are gathered within each node
+
+    @property
+    def room(self) -> float:
+        return self.load.memory * _USABLE * self.filled
+
+    @property
+    def shards(self) -> int:
+        if self.within and not self.layout.copy:
+            return self.load.gpus
+        return sum(node.gpus for node in self.load.nodes)
+
+    @property
+    def kept(self) -> float:
+        """Return the bytes of models whether they are at work or not."""
+        load, layout = self.load, self.layout
+        each = load.frozen * layout.frozen / self.shards
+        each += (load.trained + load.frozen) * layout.everywhere
+        if self.within:
+            each += load.trained * (layout.copy or 0.0) / load.gpus
+        return self.model.parameters * each
+
+    @property
+    def training(self) -> float:
+        """Return the bytes of a training step without its tokens."""
+        states = self.layout.busy + (self.load.trained - 1) * self.layout.idle
+        return self.kept + self.model.parameters * states / self.shards + self.model.gathered
+
+    @property
+    def generating(self) -> float:
+        """Return the bytes of training that stay while engines generate."""
+        states = self.load.trained * self.layout.asleep
+        return self.kept + self.model.parameters * states / self.shards
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
+        most = max(self.load.tokens, _MOST_TOKENS)
+        return min(self._fitting(self.model.token(self.load.logit)), most)
+
+    @property
+    def forward(self) -> int:
+        """Return the same for a forward pass, which keeps no values for a backward pass."""
+        return self._fitting(self.model.token_forward)
+
+    def _fitting(self, token: int) -> int:
+        found = int((self.room - self.training) / token)
+        return found if found < 1024 else found // 1024 * 1024
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Return the bytes in the memory of the first node while it loads, trains and saves.
+
+        The first node has most: it loads whole models and gathers those that are saved.
+        """
+        load, layout, more = self.load, self.layout, self.load.in_nodes
+        parameters, count = self.model.parameters, len(load.nodes)
+        gpus = max(node.gpus for node in load.nodes)
+
+        # In every phase: processes, models without an optimizer, and engines that sleep.
+        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
+        always = gpus * more.processes * process + parameters * more.frozen / count
+        if load.share and more.keeps_engines:
+            always += self.model.weights * gpus / self.engine
+
+        is_everywhere = layout.loads_everywhere or (more.loads_tied and self.model.tied)
+        copies = gpus if is_everywhere else 1
+        trained = parameters * load.trained * layout.host / count
+        saved = parameters * (layout.saving / count + more.gathered)
+        return {
+            "load": always + parameters * more.loading * copies,
+            "train": always + trained,
+            "save": always + trained + saved,
+        }
+
+    @property
+    def host(self) -> float:
+        """Return the bytes that a node needs at most."""
+        return max(self.phases.values())
+
+    @property
+    def host_text(self) -> str:
+        """Return the arithmetic of a node's memory."""
+        return ", ".join(f"{_gb(size)} to {phase}" for phase, size in self.phases.items())
+
+    @property
+    def engine_text(self) -> str:
+        weights = self.model.weights
+        return f"{_gb(weights)} of weights / {self.engine} = {_gb(weights / self.engine)}"
+
+    def share(self, cached: int) -> float:
+        """Return the engines' part of the GPU, in steps of 0.05; 0 if they do not fit.
+
+        They hold their weights and the KV cache of so many tokens.
+        """
+        if not self.load.share:
+            return 0.0
+        left = int((self.room - self.generating) / self.load.label * 20) / 20
+        cache = WEIGHT * self.model.cached * cached / min(self.engine, self.model.kv_heads)
+        need = self.model.weights / self.engine + cache + _ENGINE_OVERHEAD
+        least = ceil(need / self.load.label * 20) / 20
+        return max(min(self.load.share, left), least) if least <= min(left, _MOST_SHARE) else 0.0
+
+    def holds(self, tokens: int, sequences: int, share: float) -> bool:
+        """Return whether it holds such sequences, and leaves engines at least this share."""
+        if self.host > self.load.host or self.tokens < tokens:
+            return False
+        cached = sequences * tokens // self.load.samples
+        return not self.load.share or self.share(cached) >= share
+
+
+_DEMANDS = ((_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE), (1.0, _SURE_TOKENS, 1, 0.05))
+"""What is to fit, first with room to spare: part of a GPU, tokens, sequences, engines' part."""
+
+
+def _best(load: Workload, model: ModelShape) -> _Fit | None:
+    """Return the first layout that fits with room to spare, else the first that fits at all."""
+    for filled, most, sequences, share in _DEMANDS:
+        demand = min(load.tokens, most), sequences, min(load.share, share)
+        for layout in load.layouts:
+            used = layout.for_adapters() if load.adapters else layout
+            for size in _engine_sizes(load, model):
+                fit = _Fit(load, model, used, size, filled, within=load.within is True)
+                if not fit.holds(*demand):
+                    continue
+                inside = replace(fit, within=load.prefers_nodes and layout.copy is not None)
+                return inside if inside.holds(*demand) else fit
+    return None
+
+
+def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
+    """Return the sizes of an engine to try, the preferred one first; larger ones take less."""
+    if load.tensor_parallel is not None or not load.share:
+        return (load.tensor_parallel or 1,)
+    # they divide the attention: by its heads, or by powers of two if those are unknown
+    sizes = [
+        size
+        for size in range(1, load.gpus + 1)
+        if load.gpus % size == 0
+        and (model.heads % size == 0 if model.heads else size & (size - 1) == 0)
+    ]
+    limit = _ENGINE_PART * load.label
+    return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
+
+
+def _explained(fit: _Fit, notes: list[str]) -> Sizing:
+    """Return a fit with its arithmetic; `notes` are what is assumed."""
+    load, model, layout = fit.load, fit.model, fit.layout
+    is_tight = fit.filled > _COMFORT
+    cached = (1 if is_tight else _SEQUENCES) * load.tokens // load.samples
+    share = fit.share(cached) or fit.share(1)
+    states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
+    asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
+    rate, token = (load.link or 0) / 1e6, model.token(load.logit)
+    why = {
+        "layout": f"{layout.name}: {states}",
+        "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
+        "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
+        "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {token / 1e6:.1f} MB a token",
+        "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
+    }
+    warnings = []
+    notes.append(f"a node needs {_gb(fit.host)} of memory: {fit.host_text}")
+    if is_tight:
+        warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
+    if fit.tokens < load.tokens:
+        long = f"a sequence of all {load.tokens} tokens may run out of memory"
+        warnings.append(f"{long}: about {fit.tokens} fit")
+    tokens = max(fit.tokens, load.tokens)
+    forward = max(fit.forward, load.tokens)
+    said = tuple(notes), tuple(warnings)
+    return Sizing(layout, fit.engine, share, tokens, forward, fit.within, why, *said)
+
+
+def _states_text(fit: _Fit) -> str:
+    """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
+    load, layout = fit.load, fit.layout
+
+    def bytes_of(each: float, shards: int) -> str:
+        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
+        size = _gb(fit.model.parameters * each / shards)
+        return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
+
+    each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
+    whole = (load.trained + load.frozen) * layout.everywhere
+    return bytes_of(each, fit.shards) + (f" + {bytes_of(whole, 1)}" if whole else "")
+
+
+def _refusal(load: Workload, model: ModelShape) -> str:
+    """Say that a model does not fit on the GPUs, and what it would fit."""
+    fit = _least_fit(load, model)
+    text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
+    text += f", {_gb(model.gathered)} for the layers at work"
+    if load.share:
+        text += f", and engines: {fit.engine_text}"
+    return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
+
+
+def _least_fit(load: Workload, model: ModelShape) -> _Fit:
+    """Return the layout that takes the least of a GPU, with the largest engines."""
+    size = max(_engine_sizes(load, model))
+    fits = [
+        _Fit(load, model, one.for_adapters() if load.adapters else one, size, 1.0)
+        for one in load.layouts
+    ]
+    return min(reversed(fits), key=lambda fit: fit.training)
+
+
+def _host_refusal(fit: _Fit, load: Workload) -> str:
+    """Say that a model fits on the GPUs, and not in the memory of the nodes, and where it would."""
+    is_known = any(node.memory for node in load.nodes)
+    assumed = "" if is_known else f" ({_ASSUMED_HOST // GIB} for each GPU are assumed)"
+    has = load.host / _HOST_PART / GIB
+    text = (
+        f"{fit.model.billions} on {load.text()}: no: the GPUs suffice, the nodes' memory does not: "
+        f"{fit.layout.name} needs {_gb(fit.host)} of a node ({fit.host_text}), and a job may fill "
+        f"{_gb(load.host)} of {has:,.0f} GiB{assumed}"
+    )
+    remedies = [*_remedies(load, fit.model)]
+    for size in _HOST_SIZES:
+        if size > has and _best(load.with_host(size * GIB), fit.model) is not None:
+            remedies.insert(0, f"with {size} GiB of memory on each node")
+            break
+    return f"{text}; {', or '.join(remedies) or f'nor on {_MOST_NODES} such nodes'}"
+
+
+def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
+    """Yield what it would fit: more GPUs, or larger ones."""
+    free, first, count = replace(load, tensor_parallel=None), load.nodes[0], len(load.nodes)
+    more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
+    more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
+    for nodes, gpus in more:
+        if _best(replace(free, nodes=(replace(first, gpus=gpus),) * nodes), model) is not None:
+            yield f"from {nodes}×{gpus} on"
+            break
+    for label in filter(load.memory.__lt__, _LABELS):
+        larger = tuple(replace(node, gpu_memory=label) for node in load.nodes)
+        if _best(replace(free, nodes=larger), model) is not None:
+            yield f"with GPUs of {label} GB"
+            break
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size < 99.95e9 else f"{size / 1e9:,.0f} GB"

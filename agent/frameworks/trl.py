@@ -1,0 +1,199 @@
+"""TRL's GRPO by torchrun, on GPUs or CPUs, with rewards from a server.
+
+It runs bundled/trl_grpo.py: TRL's own `trl grpo` cannot resume from a checkpoint or use a reward
+server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.pace import StepWork, steps_between_saves
+from agent.frameworks.recipe import (
+    NAMED_BY,
+    WEIGHT,
+    Command,
+    MisfitError,
+    check_multiple,
+    count_of,
+    engines_misfit,
+    gpu_processes,
+    version_text,
+)
+from agent.frameworks.sizing import (
+    FSDP_RESIDENT,
+    TRL,
+    TRL_OFFLOAD,
+    Host,
+    Sizing,
+    Workload,
+    sizing_for,
+)
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import RecipeInput, Version
+
+VERSIONS: tuple[Version, ...] = (
+    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),
+    *((1, 8, 0), (1, 9, 2), (1, 10, 0), (1, 11, 0), (1, 12, 0), (1, 13, 0), (1, 14, 2)),
+    *((1, 15, 0), (1, 16, 0)),
+)
+ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
+
+_FLAGS_BY_WORDS = {
+    "0": "chat cpu wandb",
+    "1": """
+        model data split eval-data eval-split prompt-key label-key reward-url checkpoints run-name
+        shard
+    """,
+    "1i": """
+        save-steps save-total-limit eval-steps num-generations per-device-train-batch-size
+        gradient-accumulation-steps max-completion-length max-steps seed vllm-tensor-parallel-size
+        vllm-prompt-tokens
+    """,
+    "1f": """
+        reward-seconds num-train-epochs learning-rate temperature beta vllm-gpu-memory-utilization
+    """,
+    "*": "config",
+}
+FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
+"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Arguments`)."""
+
+_GPUS_ONLY: Version = (1, 15)  # Its Triton kernels run on GPUs only, unlike other releases
+
+_COMPLETION = 1024
+_SHARE = 0.3
+"""Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
+_ENGINE = "vllm-tensor-parallel-size"
+_MEMORY = (
+    *("shard", _ENGINE, "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
+    *("per-device-train-batch-size", "max-completion-length", "config"),
+)
+"""Flags that change the memory that a model takes."""
+_ANSWERS = 128  # Answers per update, approximately
+_EVERY = 20  # Steps between checkpoints, at most
+
+
+def make(asked: RecipeInput) -> Command:
+    """Make the command that torchrun runs on every node."""
+    arguments = Arguments("trl_grpo", FLAGS, {}, *asked.args)
+    world = gpu_processes(asked.nodes)
+    arguments.add("model", asked.model_path, why="AGENT_MODEL")
+    arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add("prompt-key", "input", why="column of the prompt")
+    label = "label" if asked.has_column("label") or asked.needs_labels else ""
+    arguments.add("label-key", label, why="column of the right answer; '' for none")
+    check_keys(arguments, asked, "prompt-key", "label-key")
+    arguments.add("chat", why="text prompts are sent as the user's message; --no-chat: as they are")
+    if asked.eval_data:
+        arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
+    if asked.scores:
+        arguments.add("reward-url", "{reward_url}", why="the run's reward server")
+    elif not arguments.given("reward-url"):
+        raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
+    arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
+    notes: tuple[str, ...] = (_batch(arguments, world),)
+    _save(arguments, asked, world)
+    warnings: tuple[str, ...] = ()
+    sharding = {}
+    if not world:
+        arguments.add("cpu", why="no node has a GPU")
+    if not arguments.holds("cpu"):
+        sizing = _sizing(arguments, asked, world)
+        if world > 1:
+            shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
+            arguments.add("shard", shard, why=sizing.why["layout"])
+        _engines(arguments, asked, sizing)
+        notes, warnings = (*notes, *sizing.notes), sizing.warnings
+        is_whole = arguments.word("shard") in {"", "none"}
+        sharding = {"sharding": "none" if is_whole else "fsdp"}
+    elif asked.version[:2] == _GPUS_ONLY:
+        release = version_text(asked.version)
+        raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
+    elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
+        raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
+    if asked.wandb:
+        arguments.add("wandb", why="WANDB_API_KEY")
+        arguments.add("run-name", asked.named, why=NAMED_BY)
+    script = str(Path(__file__).parents[1] / "bundled" / "trl_grpo.py")
+    argv = (asked.python, script, *arguments.argv())
+    return Command(argv, {}, arguments.why(), notes, warnings, sharding)
+
+
+def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
+    """Size the model and vLLM, which share all GPUs.
+
+    Prompts are not counted: they are usually much shorter than the answers.
+    """
+    answers = arguments.count("per-device-train-batch-size")
+    has_reference = _has_reference(arguments)
+    layouts = TRL if world > 1 else (FSDP_RESIDENT,)
+    load = Workload(
+        layouts=tuple(replace(one, loads_everywhere=has_reference) for one in layouts),
+        tokens=answers * _completion(arguments),
+        samples=answers,
+        frozen=1 if has_reference else 0,
+        share=_SHARE,
+        tensor_parallel=arguments.whole(_ENGINE) or None,
+        # the model of the end is gathered in float32
+        in_nodes=Host(loading=2 * WEIGHT if has_reference else WEIGHT, gathered=4),
+    )
+    return sizing_for(asked, arguments.changed(_MEMORY), load)
+
+
+def _save(arguments: Arguments, asked: RecipeInput, world: int) -> None:
+    """Save after the program's own number of steps, or about every hour."""
+    answers = arguments.count("per-device-train-batch-size") * max(1, world)
+    samples = answers * arguments.count("gradient-accumulation-steps")
+    step = StepWork(samples, _completion(arguments), scored=1 if _has_reference(arguments) else 0)
+    steps, pace = steps_between_saves(asked, step, _EVERY)
+    arguments.add("save-steps", steps, why=pace or "the program's own default")
+
+
+def _completion(arguments: Arguments) -> int:
+    return arguments.count("max-completion-length", _COMPLETION)
+
+
+def _has_reference(arguments: Arguments) -> bool:
+    beta = arguments.word("beta") or "0"
+    return beta.startswith("{") or bool(float(beta))
+
+
+def _batch(arguments: Arguments, world: int) -> str:
+    """Set the answers of an update: whole groups of answers to one prompt.
+
+    On CPUs the launcher decides the number of processes: each trains on whole groups.
+    """
+    group = arguments.count("num-generations", 8)
+    if group < 2:
+        raise MisfitError("AGENT_JOB_ARGS: --num-generations must be at least 2")
+    each = arguments.count("per-device-train-batch-size", group)
+    near = max(1, round(_ANSWERS / (each * world))) if world else 1
+    steps = arguments.count("gradient-accumulation-steps", near)
+    total = each * steps * (world or 1)
+    check_multiple("answers per update:", total, group)
+    arguments.add("num-generations", group, why="answers per prompt, to compare")
+    arguments.add("per-device-train-batch-size", each, why="whole groups")
+    arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
+    who, times = "each process", ""
+    if world:
+        who, times = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}", f"{world} × "
+    prompts = f"{count_of(total // group, 'prompt')} × {group}"
+    return f"{who}; batch {total} = {times}{each} × {steps}; {prompts}"
+
+
+def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
+    size, why = sizing.tensor_parallel, sizing.why
+    sleeps = f"vLLM generates, and sleeps while the model trains; {why['tensor_parallel']}"
+    arguments.add(_ENGINE, size, why=sleeps)
+    if not arguments.whole(_ENGINE):  # turned off by the user
+        return
+    counts = sorted({node.gpus for node in asked.nodes})
+    if any(count % size for count in counts):
+        raise engines_misfit(size, counts)
+    if sizing.share != _SHARE:
+        arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why["share"])

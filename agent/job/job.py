@@ -1,0 +1,258 @@
+"""The job: its command line, sized for the nodes that joined."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.value import Value
+from agent.frameworks import recipe_of
+from agent.frameworks.recipe import (
+    RUN_ID,
+    Command,
+    JobBasis,
+    MisfitError,
+    NodeSize,
+    RecipeInput,
+    choose,
+    version_text,
+)
+from agent.job.checkpoints import CheckpointOwner
+from agent.node.upload import UploadSize
+from agent.settings.jobs import RecipeInfo
+from agent.settings.rules import reward_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agent.frameworks.recipe import Version
+    from agent.job.services import Placeholders
+    from agent.node.facts import Framework
+    from agent.settings.model import Settings
+
+
+COMMAND = "command"  # The name of a job given as a command after `--`
+_SIZES = ("nodes", "gpus_per_node", "total_gpus")
+PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+
+
+class Job(Value):
+    """What to submit."""
+
+    name: str
+    argv: tuple[str, ...]
+    """For a recipe the command for the expected nodes; () if it does not fit them."""
+    runtime_env: dict[str, object]
+    checkpoints: str = ""  # The absolute folder for its checkpoints
+    recipe: RecipeJob | None = None  # The recipe, if the job has one
+    upload: UploadSize | None = None  # The size of the upload of its working_dir
+
+    @property
+    def framework(self) -> str:
+        """Return the framework of its recipe, or ''."""
+        return "" if self.recipe is None else self.recipe.known.framework
+
+
+def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
+    """Return the number of nodes, the smallest number of GPUs of a node, and all GPUs.
+
+    Nodes without GPUs are left out if others have some.
+    """
+    counts = [count for count in gpus if count > 0]
+    if not counts:
+        return len(gpus), 0, 0
+    return len(counts), min(counts), sum(counts)
+
+
+def fill(  # noqa: PLR0913 - all that is filled in
+    argv: tuple[str, ...],
+    gpus: Sequence[int],
+    place: Placeholders,
+    reward_url: str,
+    attempt: int,
+    checkpoints: str,
+) -> list[str]:
+    """Fill in the placeholders, known once every node has joined; other braces stay."""
+    values = (*sizes(gpus), place.head_ip, reward_url, place.log_dir, attempt, checkpoints)
+    known = dict(zip(PLACEHOLDERS, map(str, values), strict=True))
+    return [_PLACEHOLDER.sub(lambda found: known[found[1]], word) for word in argv]
+
+
+def is_sized(job: Job) -> bool:
+    """Return whether the command depends on the number of nodes or GPUs."""
+    named = {name for word in job.argv for name in _PLACEHOLDER.findall(word)}
+    return job.recipe is not None or not named.isdisjoint(_SIZES)
+
+
+def is_sized_by_links(job: Job | None) -> bool:
+    """Return whether the command depends on the measured bandwidth between the nodes.
+
+    With InfiniBand it does not: the links that are measured are not those that the job uses.
+    """
+    if job is None or job.recipe is None or job.recipe.input.infiniband:
+        return False
+    return job.framework in {"verl", "openrlhf", "openrlhf-m"}
+
+
+def entrypoint(
+    argv: list[str], attempt: int, file: str = "", clean: Callable[[str], str] = str
+) -> tuple[str, str]:
+    """Return the shell command of a job, which Ray shows and logs, and the secrets that it needs.
+
+    It is the argv, with AGENT_ATTEMPT exported: Ray's runtime_env cannot carry it, since Ray
+    refuses a job whose own one differs. Words that `clean` would mask become variables that the
+    shell reads from `file`, which it then removes; an option's name stays.
+    """
+    words: list[str] = []
+    values: list[str] = []
+    for word in argv:
+        if not file or clean(word) == word:
+            words.append(shlex.quote(word))
+            continue
+        name, sign, value = word.partition("=")
+        is_option = sign and value and clean(name) == name
+        shown, secret = (f"{name}=", value) if is_option else ("", word)
+        values.append(f"AGENT_SECRET_{len(values) + 1}={shlex.quote(secret)}")
+        words.append(f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(values)}"')
+    line, place = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}", shlex.quote(file)
+    if not values:
+        return line, ""
+    return f". {place}; {line}", "\n".join([*values, f"rm -f {place}", ""])
+
+
+def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
+    """Return argv and settings that identify a job on any node.
+
+    A recipe's argv depends on the nodes, so its name and the user's arguments replace it.
+    """
+    if job is None or job.recipe is None:
+        return (None if job is None else job.argv), {}
+    given = job.recipe.input
+    settings = {
+        "model": given.model,
+        "train_data": given.train_data,
+        "eval_data": given.eval_data,
+        "tensor_parallel": str(given.tensor_parallel or 1),
+        "version": version_text(given.version),
+        "checkpoints": given.checkpoints,
+        "model_revision": given.revision,
+        "reward_model": given.reward_model,
+    }
+    return (job.name, *given.args), settings
+
+
+_ENOUGH_CPUS = 1 << 20  # More CPUs than any recipe needs
+_SHAPES = tuple(
+    (NodeSize(gpus, _ENOUGH_CPUS),) * nodes
+    for gpus in (1, 2, 4, 8, 16)
+    for nodes in (1, 2, 4, 8, 16)
+)
+"""Clusters to try: a recipe that fits none of them fits no cluster."""
+
+
+class RecipeJob(Value):
+    """The input of a recipe, and its command for the expected nodes."""
+
+    known: RecipeInfo
+    input: RecipeInput  # For the expected nodes
+    expected_command: Command | None
+    """The command for the expected nodes; None if it does not fit them."""
+    misfit: str = ""  # Why it does not fit, or ''
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for every node, whatever the cluster's size."""
+
+    def command(self, nodes: tuple[NodeSize, ...], run_id: str, basis: JobBasis) -> Command:
+        """Return the command for the nodes that joined; raises MisfitError."""
+        given = replace(self.input, nodes=nodes, run_id=run_id, basis=basis)
+        return command_of(self.known, given)
+
+
+def command_of(known: RecipeInfo, given: RecipeInput) -> Command:
+    """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
+    made = recipe_of(known).make(given)
+    if not given.wandb or not known.framework:
+        return made
+    return replace(made, env={**made.env, "WANDB_RUN_GROUP": given.run_id})
+
+
+def checkpoint_owner(
+    recipe: RecipeJob, nodes: tuple[NodeSize, ...], settings: Mapping[str, str]
+) -> CheckpointOwner:
+    """Return the owner of a job's checkpoints; their format depends on these settings.
+
+    There is a training process per GPU, or per node without GPUs.
+    """
+    given, known = recipe.input, recipe.known
+    version, parallel = version_text(given.version), given.tensor_parallel or 1
+    world = sum(node.gpus for node in nodes) or len(nodes)
+    about = (known.name, known.framework, version, given.model, world, parallel)
+    return CheckpointOwner(*about, settings)
+
+
+def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version, str]:
+    """Return the known version nearest to the installed one, else the newest, and a warning."""
+    versions = recipe_of(known).VERSIONS
+    if not versions:
+        return (), ""
+    # a fork without version numbers has one version
+    numberless = framework is not None and not framework.version and len(versions) == 1
+    if framework is None or not framework.folder or numberless:
+        return versions[-1], ""
+    return choose(versions, framework.version)
+
+
+def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
+    known: RecipeInfo,
+    settings: Settings,
+    version: Version,
+    checkpoints: str,
+    python: str,
+    nodes: tuple[NodeSize, ...],
+) -> RecipeInput:
+    """Return the input of a recipe for these nodes."""
+    reward = reward_choice(settings, None)
+    return RecipeInput(
+        recipe=known.name,
+        nodes=nodes,
+        version=version,
+        model=settings.model or "",
+        revision=settings.model_revision or "",
+        train_data=settings.train_data or "",
+        eval_data=settings.eval_data or "",
+        checkpoints=checkpoints,
+        tensor_parallel=settings.tensor_parallel,
+        args=settings.job_args,
+        scores=known.reward != "unused" and reward != "off",
+        needs_labels=reward == "builtin",
+        reward_model=settings.reward_model or "",
+        wandb=settings.wandb_api_key is not None,
+        run_name=settings.run_name or "",
+        python=python,
+    )
+
+
+def plan_recipe(known: RecipeInfo, given: RecipeInput) -> RecipeJob:
+    """Plan a recipe for the expected nodes; raises SettingsError if it fits no cluster.
+
+    If it fits only another cluster it is not refused yet, since other nodes may join.
+    """
+    made, misfit = None, ""
+    for nodes in (given.nodes, *_SHAPES):
+        try:
+            made = command_of(known, replace(given, nodes=nodes))
+            break
+        except MisfitError as error:
+            misfit = misfit or str(error)
+    if made is None:
+        got = f"{known.name}, which cannot be made: {misfit}"
+        raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),))
+    # what every node can set before the run id is known
+    env = {name: text for name, text in made.env.items() if text != RUN_ID}
+    return RecipeJob(known, given, None if misfit else made, misfit, env)

@@ -1,0 +1,280 @@
+"""Reads the TOML file of AGENT_SERVICES: services and prepare steps.
+
+The problems of all tables are collected, each with file, table and key.
+"""
+
+from __future__ import annotations
+
+import re
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from urllib.parse import urlsplit
+
+from msgspec import Meta, ValidationError, convert
+
+from agent.base.errors import Problem
+from agent.base.text import is_loopback, parse_toml
+from agent.job.services import (
+    BY_COMMAND,
+    NAMES_IN_AFTER,
+    NO_FILE,
+    ON_HEAD,
+    REWARD,
+    SHELL,
+    HttpProbe,
+    LivenessCheck,
+    LogPattern,
+    Placeholders,
+    PrepareStep,
+    ServicesFile,
+    ServiceSpec,
+    TcpProbe,
+    Where,
+)
+from agent.settings.values import LATER, duration, reserved_placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from agent.settings.model import Settings
+
+
+Table = dict[str, Any]
+Fields = dict[str, Any]
+"""The values that a table sets, by the name of their field."""
+
+REWARD_ROW = "reward"  # The table that replaces AGENT_REWARD
+_VARIABLE = "AGENT_SERVICES"
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_RESERVED_NAMES = frozenset(
+    {
+        *("agent", "ray", "job", "ray-start", "ray-bridge", "ray-job"),
+        *("prepare", "prepare-each", "reward-server", "model"),
+        *("head", "workers", "submit", "join", "stop"),
+    }
+)
+"""Names of the agent's logs and waits."""
+_RESERVED_KEYS = {"gpus"}  # For a later version
+_OWN_ADDRESS = "{head_ip}, {node_ip} or an address of yours"
+_ONE_PROBE = "one of http, tcp and log"
+
+
+# --- the keys of the tables -----------------------------------------------------------------------
+
+_Text = Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")]  # Not blank
+_Duration = str | int | float
+_Number = Annotated[int, Meta(ge=0, le=1000)]
+
+
+class _File(TypedDict, total=False):
+    services: dict[str, Table]
+    prepare: dict[str, Table]
+
+
+class _Ready(TypedDict, total=False):
+    http: _Text
+    tcp: Annotated[int, Meta(ge=1, le=65_535)]
+    log: _Text
+    body: _Text
+    expect: _Text
+    within: _Duration
+
+
+class _Alive(TypedDict, total=False):
+    every: _Duration
+    within: _Duration
+    misses: Annotated[int, Meta(ge=1, le=1000)]
+
+
+class _Reward(TypedDict, total=False):
+    command: _Text
+    where: Annotated[str, Meta(pattern="^(head|rank [0-9]{1,5})$")]
+    alone: bool
+    ready: Table
+    alive: Table
+    restarts: _Number
+    essential: bool
+    env: dict[
+        Annotated[str, Meta(pattern=r"\A[^=\0]+\Z")], Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
+    ]
+    after: list[str]
+
+
+class _Service(_Reward, total=False):
+    where: Annotated[str, Meta(pattern="^(head|every|workers|rank [0-9]{1,5})$")]
+
+
+class _Step(TypedDict, total=False):
+    command: _Text
+    where: Annotated[str, Meta(pattern="^(head|every)$")]
+    once: Annotated[str, Meta(pattern=r"\A/[^\0]*\Z")]
+    within: _Duration
+    after: list[str]
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
+    """Parse the file's text; return its contents and all problems."""
+    reader = _Reader(f"{_VARIABLE}={path}")
+    try:
+        data = parse_toml(text)
+    except (ValueError, RecursionError) as error:
+        reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
+        return NO_FILE, reader.problems
+    tables = reader.read("", data, _File)
+    services, steps = tables.get("services", {}), tables.get("prepare", {})
+    reader.check_names("services", services, ())
+    reader.check_names("prepare", steps, services)
+    row, reward = services.pop(REWARD_ROW, None), None
+    if row is not None:
+        reward = reader.fields(REWARD_ROW, row, _Reward)
+        reward.pop("port", None)  # it stays that of the URL for jobs
+    specs = tuple(reader.service(name, table) for name, table in services.items())
+    prepared = []
+    for name, table in steps.items():
+        fields = reader.read(f"[prepare.{name}] ", table, _Step, ["command"])
+        fields = {"command": "", "where": ON_HEAD, "within": settings.wait_prepare, **fields}
+        variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
+        prepared.append(PrepareStep(name=name, deadline_variable=variable, **fields))
+    rows = {one.name: (f"[services.{one.name}] after", one.after) for one in specs}
+    rows |= {one.name: (f"[prepare.{one.name}] after", one.after) for one in prepared}
+    if reward is not None:
+        rows[REWARD] = ("[services.reward] after", reward.get("after", ()))
+    reader.check_dependencies(rows)
+    if reward is not None and settings.reward is not None:
+        both = f"{_VARIABLE} + AGENT_REWARD"
+        reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
+    command = None if reward is None else reward.pop("command", "builtin")
+    return ServicesFile(specs, tuple(prepared), command, reward or {}), reader.problems
+
+
+class _Reader:
+    """Reads tables, and collects the problems of all of them."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+
+    def report(self, where: str, got: str, expected: str) -> None:
+        """Add a problem of a table or key."""
+        self.problems.append(Problem(f"{self._file} {where}".rstrip(), got, expected))
+
+    def check_names(self, kind: str, tables: Mapping[str, Table], taken: Collection[str]) -> None:
+        """Check the names of tables, which become those of logs and waits."""
+        for name, table in tables.items():
+            where = f"[{kind}.{name}]"
+            if not _NAME.fullmatch(name):
+                self.report(where, f"the name {name!r}", "letters, digits and dashes")
+            elif name.lower() in _RESERVED_NAMES or name in taken:
+                self.report(where, f"the name {name!r}, which is taken", "another name")
+            later = reserved_placeholder(str(table))
+            if later:
+                self.report(where, later, _OWN_ADDRESS)
+
+    def read(self, prefix: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
+        """Return the values that a table sets, ready for use; {} if one of them is wrong."""
+        for key in required:
+            if key not in table:
+                self.report(f"{prefix}{key}", "nothing", "a value")
+        for key in table.keys() - kind.__annotations__:
+            got = f"a key that is {LATER}" if key in _RESERVED_KEYS else "an unknown key"
+            self.report(f"{prefix}{key}", got, f"one of {', '.join(kind.__annotations__)}")
+        try:
+            found: Fields = convert(table, kind)
+        except ValidationError as error:
+            what, _, place = str(error).partition(" - at `$.")
+            expected, _, got = what.removeprefix("Expected ").partition(", got ")
+            self.report(f"{prefix}{place[:-1]}", got or "another value", expected)
+            return {}
+        for key in found.keys() & {"within", "every"}:
+            try:
+                found[key] = duration(str(found[key]))
+            except ValueError as error:  # noqa: PERF203 - each is a problem
+                self.report(f"{prefix}{key}", str(found.pop(key)), str(error))
+        if "where" in found:
+            kind_of_place, _, rank = found["where"].partition(" ")
+            found["where"] = Where(kind_of_place, int(rank) if rank else None)
+        if "after" in found:  # the names in a run, without duplicates
+            names = (NAMES_IN_AFTER.get(name, name) for name in found["after"])
+            found["after"] = tuple(dict.fromkeys(names))
+        return found
+
+    def service(self, name: str, table: Table) -> ServiceSpec:
+        """Read one service; what is missing is a problem, and gets a stand-in here."""
+        given = self.fields(name, table, _Service, ["command", "ready"])
+        command, ready = given.pop("command", ""), given.pop("ready", TcpProbe(0))
+        argv, variable = (*SHELL, command), f"services.{name}, ready.within"
+        fields = {"within": 600.0, "deadline_variable": variable, "bind": BY_COMMAND, **given}
+        return ServiceSpec(name, command, argv, ready, **fields)
+
+    def fields(self, name: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
+        """Read the fields of a service that a table sets."""
+        label = f"[services.{name}]"
+        fields = self.read(f"{label} ", table, kind, required)
+        where = fields.get("where", ON_HEAD)
+        if fields.get("alone") and not where.rank:
+            expected = 'where = "rank N" with N from 1 on'
+            self.report(f"{label} alone", f"true on {where.sentence()}", expected)
+        if "ready" in fields:
+            fields |= self._ready(label, fields.pop("ready"), is_needed="ready" in required)
+        if "within" in fields:
+            fields["deadline_variable"] = f"services.{name}, ready.within"
+        if "alive" in fields:
+            alive = self.read(f"{label} alive.", fields["alive"], _Alive)
+            fields["alive"] = LivenessCheck(**alive)
+        if "env" in fields:
+            fields["env"] = tuple(fields["env"].items())
+        return fields
+
+    def _ready(self, label: str, table: Table, *, is_needed: bool) -> Fields:
+        """Read `ready`, whose probe is exactly one of http, tcp and log, with the probed port."""
+        given = self.read(f"{label} ready.", table, _Ready)
+        fields = {"within": given.pop("within")} if "within" in given else {}
+        ways = table.keys() & {"http", "tcp", "log"}
+        if len(ways) > 1 or (is_needed and not ways):
+            self.report(f"{label} ready", ", ".join(sorted(ways)) or "nothing", _ONE_PROBE)
+        elif "http" in given:
+            fields["ready"] = HttpProbe(given["http"], given.get("body"), given.get("expect", ""))
+            try:
+                fields["port"] = _own_port(given["http"])
+            except ValueError:
+                expected = "a URL, http://{node_ip}:port/path"
+                self.report(f"{label} ready.http", given["http"], expected)
+        elif given.keys() & {"body", "expect"}:
+            self.report(f"{label} ready", "body or expect without http", "ready.http beside it")
+        elif "tcp" in given:
+            fields |= {"ready": TcpProbe(given["tcp"]), "port": given["tcp"]}
+        elif "log" in given:
+            fields["ready"] = LogPattern(given["log"])
+            try:
+                re.compile(given["log"])
+            except (re.error, RecursionError) as error:
+                self.report(f"{label} ready.log", str(error), "a regular expression")
+        return fields
+
+    def check_dependencies(self, rows: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
+        """Check that all dependencies exist and have no cycle; `rows` have key and value."""
+        for key, after in rows.values():
+            for name in {*after} - {*rows, *NAMES_IN_AFTER.values()}:
+                known = ", ".join(sorted({*rows, *NAMES_IN_AFTER}))
+                self.report(key, f"the unknown name {name!r}", f"names out of {known}")
+        try:
+            TopologicalSorter({name: after for name, (_, after) in rows.items()}).prepare()
+        except CycleError as error:
+            cycle = error.args[1][::-1]
+            got = f"a cycle ({' waits for '.join(cycle)})"
+            self.report(rows[cycle[0]][0], got, "dependencies without a cycle")
+
+
+def _own_port(url: str) -> int | None:
+    """Return the port that a URL names on its own node; raise ValueError if it is no URL."""
+    parts = urlsplit(Placeholders("127.0.0.1", "head", "0", "/").fill(url))
+    host = parts.hostname or "{"
+    # a remaining brace is an unknown placeholder
+    if parts.scheme not in {"http", "https"} or "{" in host or parts.port == 0 or " " in url:
+        raise ValueError(url)
+    if not is_loopback(host):
+        return None
+    return parts.port or (443 if parts.scheme == "https" else 80)

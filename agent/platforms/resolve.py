@@ -1,0 +1,222 @@
+"""The role of this node and the address of its head, from the platform and the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.ports import DEFAULTS
+from agent.base.value import Value
+from agent.platforms import kuberay, rank_variables, slurm
+from agent.platforms.rank_variables import DSTACK, LWS, PlatformInfo, own_pod
+from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.model import TOKEN_MODE
+from agent.settings.rules import POD_ACTIONS, changed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from agent.base.ports import Ports
+    from agent.node.facts import Facts
+    from agent.platforms.rank_variables import GivenRay
+    from agent.settings.model import Settings
+
+    Detector = Callable[[Mapping[str, str], Settings], PlatformInfo | None]
+
+PLATFORMS: tuple[tuple[str, Detector], ...] = (
+    # Platforms that run on other platforms come first: the variables of both are set.
+    ("dstack", DSTACK.detect),  # also on RunPod's pods, which have no ranks
+    ("skypilot", rank_variables.SKYPILOT.detect),  # also on RunPod, Kubernetes and Slurm
+    # srun passes on the caller's environment, such as that of a cloud's login node.
+    ("slurm", slurm.detect_slurm),
+    (
+        "runpod-cluster",
+        rank_variables.RUNPOD_CLUSTER.detect,
+    ),  # before "runpod": its nodes are pods, too
+    # Kubernetes: KubeRay first, since it decides where Ray already runs.
+    ("kuberay", kuberay.detect_kuberay),
+    ("lws", LWS.detect),
+    ("kubeflow-trainer", rank_variables.KUBEFLOW_TRAINER.detect),
+    (
+        "pytorchjob",
+        rank_variables.detect_pytorchjob,
+    ),  # after Trainer, which also sets PET_NODE_RANK
+    ("aws-batch", rank_variables.detect_aws_batch),
+    ("sagemaker", rank_variables.detect_sagemaker),
+    # General variables, which the platforms above may also set for their jobs. On platforms
+    # without ranks the user must have set them, so they come before those.
+    ("torchrun", rank_variables.detect_torchrun),
+    ("runpod", rank_variables.detect_runpod),
+    ("vast", rank_variables.detect_vast),
+    ("plain", rank_variables.detect_plain),  # matches everything else
+)
+"""To add a platform with a rank variable, add a `RankVariables` constant to platforms.py and a
+line here.
+"""
+
+
+def detect_platform(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
+    """Return the node as the first matching platform describes it."""
+    return next(filter(None, (detect(environ, settings) for _, detect in PLATFORMS)))
+
+
+def port_base(environ: Mapping[str, str], settings: Settings) -> Ports:
+    """Return the default ports of this platform; the usual ones if its variables are invalid."""
+    try:
+        return detect_platform(environ, settings).ports
+    except SettingsError:
+        return DEFAULTS
+
+
+class Topology(Value):
+    """This node's role and the address of its head; the user's settings override the platform."""
+
+    platform: PlatformInfo
+    is_head: bool
+    node_name: str
+    expected_workers: int
+    head_host: str | None  # its name or address; None where this is the head and nothing names it
+    evidence: tuple[str, ...]
+    must_own_head_host: bool = False  # is the head only if the head's name resolves to it
+    owns_machine: bool = False  # in a container of the agent: any running Ray is left over from it
+
+    @property
+    def given_ray(self) -> GivenRay | None:
+        """Return the Ray that the platform starts and stops; None if the agent does."""
+        return self.platform.given_ray
+
+    @property
+    def role(self) -> str:
+        """Return `head` or `worker`."""
+        return "head" if self.is_head else "worker"
+
+    @property
+    def own_rank(self) -> int | None:
+        """Return this node's rank; without ranks of the platform the head has 0."""
+        return 0 if self.platform.rank is None and self.is_head else self.platform.rank
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether this node needs no agent: a worker whose Ray the platform starts."""
+        return self.given_ray is not None and not self.is_head
+
+    def refuses_pod_actions(self, settings: Settings) -> bool:
+        """Return whether the platform refuses to stop or delete this pod, as AGENT_ON_DONE asks."""
+        is_member = self.platform.name == rank_variables.RUNPOD_CLUSTER.platform.name
+        return is_member and settings.on_done in POD_ACTIONS
+
+    def sentence(self) -> str:
+        """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
+        rank, nodes = self.platform.rank, self.platform.nodes
+        place = "" if rank is None else f", rank {rank} of {nodes}"
+        return f"{self.role}{place}: {', '.join(self.evidence)}"
+
+
+def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
+    """Combine settings and platform; settings win, contradictions raise SettingsError."""
+    platform, own = detect_platform(environ, settings), own_pod(environ)
+    given_role = settings.ray_worker
+    is_head, evidence = platform.is_head, platform.evidence
+    head_host, expected = settings.head or platform.head_host, settings.expected_workers
+    claims = _claims(settings, platform, facts, own)
+    if given_role is not None:
+        is_head, evidence = not given_role, (claims["RAY_WORKER"][1], *evidence)
+    elif settings.head is not None and not platform.role_variable:
+        is_head = facts.is_own(settings.head)
+        verb = "is" if is_head else "is not"
+        evidence = (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
+    if settings.head is not None:
+        evidence = (*evidence, f"head from AGENT_HEAD={settings.head}")
+    if expected is None and platform.nodes is not None:
+        expected = platform.nodes - 1
+    elif expected is None:
+        expected = 0 if head_host is None else 1
+    problems = []
+    if len({role for role, _ in claims.values()}) > 1:
+        roles = (f"{why} ({'head' if role else 'worker'})" for role, why in claims.values())
+        got = f"a contradiction: {' but '.join(roles)}"
+        wanted = "one role: unset what is wrong, or set RAY_WORKER and AGENT_HEAD on all nodes"
+        problems.append(Problem(" + ".join(claims), got, wanted))
+    given = platform.given_ray
+    if not (is_head or head_host or given):
+        got = f"neither, on a worker ({', '.join(evidence)})"
+        wanted = "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker finds its head"
+        problems.append(Problem("HEAD_POD_ID + AGENT_HEAD", got, wanted))
+    if settings.on_done in POD_ACTIONS and own is None:
+        got = f"'{settings.on_done}' without RUNPOD_POD_ID"
+        wanted = "exit or hold: only a pod of RunPod can be stopped"
+        problems.append(Problem("AGENT_ON_DONE", got, wanted))
+    if given is not None and is_head:
+        problems += settings_without_effect(settings, given)
+    if given is None and launcher(settings) != TORCHRUN:
+        problems += _auth_mode_problems(environ, settings)
+    if problems:
+        raise SettingsError(tuple(problems))
+    return Topology(
+        platform=platform,
+        is_head=is_head,
+        node_name=platform.node_name or facts.hostname,
+        expected_workers=expected,
+        head_host=head_host,
+        evidence=evidence,
+        must_own_head_host=is_head and platform.must_own_head_host and given_role is None,
+        owns_machine=platform.owns_machine or facts.is_first_process,
+    )
+
+
+def _claims(
+    settings: Settings, platform: PlatformInfo, facts: Facts, own: str | None
+) -> dict[str, tuple[bool, str]]:
+    """Return whether this node is the head by each variable that determines it, with the evidence.
+
+    RAY_WORKER and AGENT_HEAD together override the platform. A mismatch means two heads, or none.
+    """
+    worker, head, pod = settings.ray_worker, settings.head, settings.head_pod_id
+    claims: dict[str, tuple[bool, str]] = {}
+    if worker is not None:
+        claims["RAY_WORKER"] = not worker, f"RAY_WORKER={int(worker)}"
+    # A worker may be on the machine of its head, which is another process there.
+    is_beside_head = worker is True and head is not None and facts.is_own(head)
+    if head is not None and not is_beside_head and (facts.is_own(head) or facts.addresses_of(head)):
+        is_own = facts.is_own(head)
+        addresses = ", ".join(facts.addresses()) or "none found"
+        what = f"{'is' if is_own else 'is not'} an address of this node ({addresses})"
+        claims["AGENT_HEAD"] = is_own, f"AGENT_HEAD={head} {what}"
+    by_rank = platform.role_variable not in {"", "HEAD_POD_ID"}
+    if by_rank and worker is not None and head is not None:
+        return claims
+    if by_rank and pod is not None:
+        here = "no RUNPOD_POD_ID" if own is None else f"RUNPOD_POD_ID={own}"
+        claims["HEAD_POD_ID"] = own == pod, f"HEAD_POD_ID={pod} with {here}"
+    if platform.role_variable:
+        claims[platform.role_variable] = platform.is_head, ", ".join(platform.evidence)
+    return claims
+
+
+def _auth_mode_problems(environ: Mapping[str, str], settings: Settings) -> Iterator[Problem]:
+    """Yield a problem where Ray's own variable contradicts the token; others are Ray's affair."""
+    mode, has_token = environ.get(TOKEN_MODE, "").strip(), settings.ray_auth_token is not None
+    if mode.lower() == "token" and not has_token:
+        wanted = "the token in RAY_AUTH_TOKEN, the same on every node, or it unset"
+        yield Problem(TOKEN_MODE, f"{mode} without RAY_AUTH_TOKEN", wanted)
+    elif mode.lower() == "disabled" and has_token:
+        wanted = "one of the two unset: the token turns on Ray's token authentication"
+        yield Problem(TOKEN_MODE, f"{mode} beside RAY_AUTH_TOKEN", wanted)
+
+
+def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
+    """Yield a problem for settings that have no effect on a Ray the agent does not start."""
+    names = [*changed(settings, _FOR_OWN_RAY)]
+    if launcher(settings) != "ray":
+        names.append("AGENT_LAUNCHER")
+    if names:
+        got = f"a value, though {given.owner} starts Ray, with no agent on its nodes"
+        pods = "rayStartParams, environment and init containers"
+        yield Problem(" + ".join(names), got, f"unset; {given.owner}'s pods have {pods} for it")
+
+
+_FOR_OWN_RAY = (
+    *("AGENT_NUM_CPUS", "AGENT_NUM_GPUS", "AGENT_RESOURCES", "AGENT_RAY_ARGS"),
+    *("AGENT_DASHBOARD_HOST", "DEBUG_RAY", "AGENT_PREPARE_EACH", "AGENT_NOTICE_SIGNAL"),
+    "AGENT_PREFLIGHT",
+)

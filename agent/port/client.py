@@ -1,0 +1,372 @@
+"""Requests between agents: a worker's reports to the head, and measurements of links."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohttp
+import anyio
+from msgspec.structs import replace
+from yarl import URL
+
+from agent.base import times
+from agent.base.text import escaped, in_url
+from agent.decisions.worker.worker_state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
+from agent.node.read import is_bindable, source_towards
+from agent.port.proof import TRIES, Prover, ReplyProof
+from agent.port.protocol import (
+    REPORT_PATH,
+    SAMPLE_PATH,
+    SAMPLE_RUN,
+    Hello,
+    Reply,
+    Report,
+    protocol_mismatch,
+)
+from agent.processes.probing import port_answers, reason
+from agent.processes.resolving import NoDnsAnswer, resolve, set_keepalive
+from agent.processes.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.connector import Connection
+    from typing_extensions import Self
+
+_MAX_ANSWER_BYTES = 1 << 20
+
+
+class _Sessions:
+    """HTTP sessions, one for each of this node's addresses from which requests are sent."""
+
+    def __init__(self) -> None:
+        total = times.REPLY_HELD + times.REPORT_MARGIN
+        self._timeout = aiohttp.ClientTimeout(total=total, connect=3)
+        self._by_source: dict[str, aiohttp.ClientSession] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def get(self, source: str) -> aiohttp.ClientSession:
+        """Return the session that sends from an address, or for '' from the route's."""
+        if source not in self._by_source:
+            local = (source, 0) if source else None
+            connector = KeepaliveConnector(local_addr=local)
+            session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+            self._by_source[source] = await self._stack.enter_async_context(session)
+        return self._by_source[source]
+
+
+class KeepaliveConnector(aiohttp.TCPConnector):
+    """Sets keepalive options: before 3.12, which images have, aiohttp takes no socket factory."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Connection:  # noqa: ANN401 - passed on
+        """Open a connection, or reuse one."""
+        connection = await super().connect(*args, **kwargs)
+        if connection.transport is not None:
+            set_keepalive(connection.transport.get_extra_info("socket"), times.PEER_DEAD)
+        return connection
+
+
+_FAILURES = (TimeoutError, asyncio.TimeoutError, aiohttp.ClientError, OSError)
+"""What a request raises; the first two are one from Python 3.11 on."""
+
+
+def _failure_text(error: BaseException, where: str) -> str:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return f"no answer from {where}"
+    return f"{reason(getattr(error, 'os_error', None) or error)} by {where}"
+
+
+class _NoReply(NamedTuple):
+    """Why there was no reply."""
+
+    evidence: str
+    from_an_agent: bool = False  # An agent answered, though with no reply: this is not plain Ray
+
+
+class HeadLink:
+    """One worker's reports to the head; resolves its name again after each silence."""
+
+    def __init__(  # noqa: PLR0913 - the head's address, and callbacks
+        self,
+        host: str,
+        agent_port: int,
+        gcs_port: int,
+        token: str | None,
+        hello: Callable[[], Hello],
+        report: Callable[[str], Report],
+        emit: Callable[[WorkerEvent], None],
+        on_reply: Callable[[Reply], None],
+        *,
+        last_ip: str = "",
+        joins_plain_ray: bool = True,
+    ) -> None:
+        """Use `last_ip` while DNS gives no answer; join plain Ray only if `joins_plain_ray`."""
+        self._host, self._agent_port, self._gcs_port = host, agent_port, gcs_port
+        self._joins_plain_ray = joins_plain_ray
+        self._token, self._prover = token, Prover(token)
+        self._hello, self._report, self._emit, self._on_reply = hello, report, emit, on_reply
+        self._sends_hello = True
+        self._ip: str | None = None
+        self._address_index = 0
+        self._dns_error = ""  # Why the last lookup of the head's name failed; '' if it succeeded
+        self._epoch = 0  # The highest epoch received in the run of `_run_id`
+        self._run_id = ""
+        self._followed_ip = last_ip  # The address of the head followed last
+        self._last_report: Report | None = None
+        self._sequence = 0
+        self._news = -1
+        self._changed = anyio.Event()
+        self._silent_since: float | None = None
+        self._is_unknown = False  # True while the head only holds the verdict of another run
+        self.goodbye_delivered = False  # True once the head has received this agent's goodbye
+
+    def report_now(self) -> None:
+        """Send a report now: the one that the head holds is cut short."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send reports and handle replies until canceled."""
+        step = times.CONNECT_PAUSE
+        async with _Sessions() as sessions, anyio.create_task_group() as tasks:
+            while True:
+                former, epoch = self._followed_ip, self._epoch
+                if await self._report_once(sessions) and not self._is_unknown:
+                    step = times.CONNECT_PAUSE
+                    if former not in ("", self._followed_ip) and self._epoch > epoch:
+                        tasks.start_soon(self._report_to_former_head, sessions, former)
+                    continue
+                with anyio.move_on_after(step):  # a change on this node is reported at once
+                    await self._changed.wait()
+                step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
+
+    async def _report_to_former_head(self, sessions: _Sessions, ip: str) -> None:
+        """Report the later epoch to the head followed before; the hello names the epoch's run."""
+        assert self._last_report is not None  # noqa: S101 - a head was followed
+        report = replace(self._last_report, epoch=self._epoch, hello=self._hello())
+        await self._request(sessions, Prover(self._token), ip, report)
+
+    async def _report_once(self, sessions: _Sessions) -> bool:
+        self._changed = (
+            anyio.Event()
+        )  # first: a failed lookup must leave no change that ends each pause
+        self._ip = self._ip or await self._resolve_head()
+        if self._ip is None:
+            self._emit_silence(self._dns_error)
+            return False
+        self._last_report = report = self._next_report(self._ip)
+        hold = times.REPLY_HELD if self._news >= 0 else 0.0
+        failure: _NoReply | None = None  # also where `report_now` cuts the wait short
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:  # canceled by `report_now` itself, a reply could be lost
+                await self._changed.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            failure = await self._send(sessions, self._ip, report, hold)
+            group.cancel_scope.cancel()
+        if failure is None:
+            self._silent_since = None
+            return True
+        # does GCS answer? A plain `ray start --head` has no agent, and a killed one is replaced
+        if not failure.from_an_agent and not await port_answers(self._ip, self._gcs_port):
+            if self._joins_plain_ray:
+                self._silent_since = None
+                self._emit(HeadSpoke(self._ip, None, ray_ready=True))
+                return False
+            failure = _NoReply(
+                f"Ray runs at {self._ip}, but no agent that proves to hold RAY_AUTH_TOKEN, which "
+                f"Ray would send there in clear ({failure.evidence}); run the agent on the head, "
+                "use Ray's TLS, or set AGENT_ALLOW_INSECURE=1"
+            )
+        stays = self._ip == self._followed_ip and self._silent_since is None  # perhaps packet loss
+        self._emit_silence("; ".join(filter(None, (failure.evidence, self._dns_error))))
+        if not stays:  # its address may have changed, or another of its addresses works
+            self._ip = None
+            self._address_index += 1
+        return False
+
+    async def _resolve_head(self) -> str | None:
+        """Return the head's address; the last one where DNS does not answer."""
+        found = await resolve(self._host)
+        self._dns_error = found if isinstance(found, str) else ""
+        if not isinstance(found, str):
+            return found[self._address_index % len(found)]
+        return self._followed_ip or None if isinstance(found, NoDnsAnswer) else None
+
+    def _next_report(self, ip: str) -> Report:
+        """Return a numbered report: the head ignores one that a later one overtook."""
+        self._sequence += 1
+        return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
+
+    async def _send(
+        self, sessions: _Sessions, ip: str, report: Report, hold: float
+    ) -> _NoReply | None:
+        """Send a report and handle the reply; return why there was none."""
+        hello = self._hello() if self._sends_hello else None
+        report = replace(report, news=self._news, hold=hold, hello=hello, epoch=self._epoch)
+        answer = await self._request(sessions, self._prover, ip, report)
+        if isinstance(answer, _NoReply):
+            return answer
+        status, text = answer
+        where, data = self._address(ip), None
+        with suppress(ValueError, RecursionError):
+            data = json.loads(text)
+        if status != 200:
+            why = data.get("error") if isinstance(data, dict) else None
+            evidence = f"{where} answered {status} {escaped(str(why or text)[:200].strip())}"
+            return _NoReply(evidence.strip(), from_an_agent=why is not None)
+        refusal = protocol_mismatch(data, "the head")
+        if refusal:
+            self._emit(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
+            return None
+        try:
+            reply = Reply.from_dict(data)
+        except ValueError as error:
+            why = f"{where} does not answer like a head's agent ({error})"
+            return _NoReply(why, from_an_agent=isinstance(data, dict))
+        if reply.run_id == self._run_id and reply.epoch < self._epoch:
+            # The hello makes a head that lost its disk, and whose clock is behind, raise its epoch.
+            self._sends_hello = True
+            later = "a later one of the same run has replied before"
+            return _NoReply(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
+        self._handle_reply(ip, reply)
+        return None
+
+    async def _request(
+        self, sessions: _Sessions, prover: Prover, ip: str, report: Report
+    ) -> tuple[int, str] | _NoReply:
+        """Post a report; return status and text of the answer, if it is proven."""
+        where = self._address(ip)
+        # without a token the head takes the sender's address for this node's
+        source = report.ip if self._token is None and is_bindable(report.ip) else ""
+        session = await sessions.get(source)
+        content = json.dumps(report.to_dict()).encode()
+        try:
+            for _ in range(TRIES):
+                signed = prover.sign("POST", REPORT_PATH, content)
+                headers = {"Content-Type": "application/json", **signed.headers}
+                url = f"http://{where}{REPORT_PATH}"
+                posting = session.post(
+                    url, data=signed.body, headers=headers, allow_redirects=False
+                )
+                async with posting as answer:
+                    body = b""
+                    async for part in answer.content.iter_any():
+                        body += part
+                        if len(body) > _MAX_ANSWER_BYTES:
+                            break
+                    verdict = prover.check(signed, answer.status, answer.headers, body)
+                if verdict is not ReplyProof.AGAIN:
+                    break
+        except _FAILURES as error:
+            return _NoReply(_failure_text(error, where))
+        if verdict is ReplyProof.REFUSED:
+            why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
+            return _NoReply(why, from_an_agent=True)
+        if verdict is not ReplyProof.PROVEN:
+            why = f"{where} does not prove that it holds this node's RAY_AUTH_TOKEN"
+            return _NoReply(why, from_an_agent=True)
+        return answer.status, body.decode(errors="replace")
+
+    def _address(self, ip: str) -> str:
+        return f"{in_url(ip)}:{self._agent_port}"
+
+    def _handle_reply(self, ip: str, reply: Reply) -> None:
+        self._sends_hello = reply.wants_hello or reply.held
+        # until it is registered, a worker asks again and is not held
+        self._news = -1 if reply.wants_hello else reply.news
+        self._is_unknown = reply.held
+        if not reply.held and not reply.wants_hello:  # else it may be another run's
+            self._on_reply(reply)
+            self._epoch, self._run_id, self._followed_ip = reply.epoch, reply.run_id, ip
+        self._emit(
+            HeadSpoke(
+                *(
+                    reply.head_ip,
+                    reply.epoch,
+                    reply.ray_ready,
+                    reply.phase,
+                    reply.verdict,
+                    reply.refusal,
+                ),
+                run_id="" if reply.wants_hello else reply.run_id,
+                attempt=reply.attempt,
+                held=reply.held,
+                rank=reply.rank,
+            )
+        )
+        for order in () if reply.held else reply.orders:
+            self._emit(Ordered(order))
+
+    async def send_goodbye(self, limit: float) -> None:
+        """Send the head a goodbye; the head may not run yet, or no longer."""
+        async with _Sessions() as sessions:
+
+            async def delivered() -> bool | NotYet:
+                ip = self._ip or await self._resolve_head()
+                if ip is None:
+                    return NotYet(self._dns_error)
+                report = self._next_report(ip)
+                failure = await self._send(sessions, ip, report, 0.0)
+                return True if failure is None else NotYet(failure.evidence)
+
+            with anyio.move_on_after(limit):
+                self.goodbye_delivered = await until(delivered, None, step=times.CONNECT_PAUSE)
+
+    def _emit_silence(self, evidence: str) -> None:
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        self._news = -1
+        seconds = round(now - self._silent_since)
+        self._emit(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))
+
+
+async def download_sample(
+    ip: str, port: int, token: str | None, run_id: str, limit: float
+) -> tuple[int, float] | str:
+    """Download from a node; return bytes and seconds, or a sentence why it failed."""
+    timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
+    at, prover = f"{in_url(ip)}:{port}", Prover(token)
+    url = URL(f"http://{at}{SAMPLE_PATH}").with_query({SAMPLE_RUN: run_id})
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for _ in range(TRIES):
+                signed = prover.sign("GET", url.raw_path_qs)
+                # a redirect of an unproven server is not followed
+                getting = session.get(url, headers=signed.headers, allow_redirects=False)
+                async with getting as answer:
+                    # only the start of a stream is proven, and another status ends it anyway
+                    verdict = prover.check(signed, answer.status, answer.headers, None)
+                    if verdict is ReplyProof.PROVEN and answer.status == 200:
+                        return await _measure(answer.content)
+                if verdict is not ReplyProof.AGAIN:
+                    break
+            if answer.status != 200:
+                return f"{at} answered {answer.status}"
+            return f"{at} does not prove that it holds this node's RAY_AUTH_TOKEN"
+    except _FAILURES as error:
+        return _failure_text(error, at)
+
+
+async def _measure(content: aiohttp.StreamReader) -> tuple[int, float]:
+    """Measure from the second chunk on: the first one includes the sender's start."""
+    size, began = 0, None
+    with anyio.CancelScope() as scope:
+        async for chunk in content.iter_any():
+            if began is not None:
+                size += len(chunk)
+                continue
+            began = time.monotonic()
+            scope.deadline = anyio.current_time() + times.SAMPLE_LENGTH
+    return size, time.monotonic() - (began or time.monotonic())

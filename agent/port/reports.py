@@ -1,0 +1,508 @@
+"""Handle workers' reports on the head: one reply for all, orders for each."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.value import Value
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_state import (
+    LaterHead,
+    WorkerIntroduced,
+    WorkerReplaced,
+    WorkerReported,
+)
+from agent.decisions.shared import Order, OrderKind
+from agent.processes.waiting import Inbox
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.job.torchrun_command import ShareOrder
+    from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
+
+K = TypeVar("K")
+BASE_LIMIT = 256
+MOST_DEPARTED = 4  # Refused and departed agents that are kept of one address
+_BURST = 50  # Reports that an address without a token may send at once
+_MOST_PACED = 4096  # Addresses whose reports are counted, apart from those that send too many
+_MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
+
+
+def agent_limit(expected_workers: int) -> int:
+    """Return the most agents that a head keeps: more than ever take part in a run."""
+    return BASE_LIMIT + 2 * expected_workers
+
+
+class TooManyAgentsError(Exception):
+    """The limit of agents or of an address's reports is reached."""
+
+
+ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
+"""Events that reports cause for the head's decisions."""
+
+
+class _Agent(Struct):
+    """One worker's agent: its hello, its orders, its last report."""
+
+    hello: Hello
+    refusal: str
+    rank: int | None = None  # The rank assigned here, where its platform sets none
+    orders: list[Order] = field(default_factory=list)  # Orders that it has not acknowledged yet
+    asked_logs: set[str] = field(default_factory=set)  # Logs that were ordered and not sent yet
+    waiting: int = 0  # Its reports that are held now; while there is one, its agent is connected
+    last_report: float = 0.0
+    said_goodbye: bool = False
+    ip: str = ""
+    is_cut_off: bool = False  # Its connection broke, and no report has followed
+    sequence: int = 0  # The number of its last report; 0 where it does not number them
+    is_silent: bool = False  # It did not answer either, until its next report
+    wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
+    reported: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def effective_rank(self) -> int | None:
+        """Return the platform's rank, or else the one that was assigned here."""
+        return self.rank if self.hello.rank is None else self.hello.rank
+
+
+def _add(index: dict[K, list[str]], value: K | None, key: str) -> None:
+    if value is not None:
+        index.setdefault(value, []).append(key)
+
+
+def _remove(index: dict[K, list[str]], value: K | None, key: str) -> None:
+    keys = [] if value is None else index.get(value, [])
+    if key in keys:
+        keys.remove(key)
+    if value is not None and not keys:
+        index.pop(value, None)
+
+
+class _Pace:
+    """Delays the reports of addresses that send too many; each is recorded and may be logged."""
+
+    def __init__(self) -> None:
+        self._free_at: dict[str, float] = {}  # By address: when all of its reports are paid
+
+    async def wait(self, address: str) -> None:
+        """Wait until this report of an address may be handled; raise if too many wait."""
+        now = anyio.current_time()
+        if len(self._free_at) > _MOST_PACED:
+            self._free_at = {one: at for one, at in self._free_at.items() if at > now}
+        free_at = max(now, self._free_at.get(address, now)) + times.REPORT_PACE
+        delay = free_at - now - _BURST * times.REPORT_PACE
+        if delay > times.REPORT_DELAY:
+            raise TooManyAgentsError
+        self._free_at[address] = free_at
+        if delay > 0:
+            await anyio.sleep(delay)
+
+
+class Expected(Value):
+    """What must be the same on a worker as on the head."""
+
+    ray: str | None
+    python: str
+    torch: str
+    services: str
+    job: str = ""  # The digest of a torchrun job's command; '' for other jobs
+
+    def refusal_of(self, hello: Hello) -> str:
+        """Return why a worker cannot take part, or ''; None or '' is an unknown version."""
+        for what in ("Ray", "Python", "torch"):
+            ours, theirs = getattr(self, what.lower()), getattr(hello, what.lower())
+            if ours and theirs and ours != theirs:
+                return (
+                    f"version mismatch: {what} {theirs} here, {ours} on the head; "
+                    "use one image on all nodes"
+                )
+        if hello.services != self.services:
+            return "its AGENT_SERVICES differ from the head's; use one value and file on all nodes"
+        if hello.job != self.job:
+            return (
+                f"the job of {hello.name} differs from the head's; give every node the same "
+                "AGENT_LAUNCHER, and torchrun the same command"
+            )
+        return ""
+
+
+class Reports:
+    """Handles reports; the reply to one may be held until the head's state changes."""
+
+    def __init__(  # noqa: PLR0913 - callbacks, most with a default
+        self,
+        reply: Reply,
+        expected: Expected,
+        emit: Callable[[ReportEvent], None],
+        clock: Callable[[], float],
+        on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
+        rank_names: Iterable[str] = (),
+        keep_ranks: Callable[[tuple[str, ...]], None] = lambda _names: None,
+        on_recalled_run: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
+        *,
+        most: int = BASE_LIMIT,
+        is_needed: Callable[[str], bool] = lambda _key: False,
+        has_token: bool = False,
+    ) -> None:
+        self._reply, self._expected, self._emit, self._clock = reply, expected, emit, clock
+        self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
+        self._rank_names: list[str] = [*rank_names]  # From rank 1 on; namesakes have one entry each
+        self._keep_ranks = keep_ranks
+        self._most, self._is_needed, self._has_token = most, is_needed, has_token
+        self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
+        self.run_decided.set()
+        self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
+        self._id = secrets.token_hex(8)
+        self._agents: dict[str, _Agent] = {}
+        self._pace = _Pace()
+        self._by_address: dict[str, list[str]] = {}
+        self._by_rank: dict[int, list[str]] = {}
+        self._namesakes: dict[tuple[str, int | None], list[str]] = {}
+        self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
+        self._report = anyio.Event()
+        self._order_count = 0
+        self._is_closed = False
+        self.logs: dict[tuple[str, str], str] = {}  # Ends of workers' logs, by agent and name
+        self.worker_stats: dict[str, WorkerStats] = {}  # Statistics that workers sent, by agent
+        self.byes: dict[str, Bye] = {}  # Goodbyes of those that left, by agent
+
+    def publish(self, **changed: object) -> None:
+        """Change the reply; held reports are answered at once."""
+        new = replace(self._reply, **changed)  # names of its fields
+        if new != self._reply:
+            self._reply = replace(new, news=self._reply.news + 1)
+            for agent in self._agents.values():
+                agent.wake.set()
+
+    def order(  # noqa: PLR0913 - an order's fields
+        self,
+        key: str,
+        kind: OrderKind,
+        name: str = "",
+        generation: int = 1,
+        share: ShareOrder | None = None,
+        at: str = "",
+    ) -> None:
+        """Send an order to one worker; ignored for an agent that was forgotten."""
+        agent = self._agents.get(key)
+        if agent is None:
+            return
+        self._order_count += 1  # one count for all agents, since a forgotten one may register again
+        agent.orders.append(Order(self._id, self._order_count, kind, name, generation, share, at))
+        if kind is OrderKind.SEND_LOG:
+            agent.asked_logs.add(name)
+        agent.wake.set()
+
+    async def handle(self, report: Report) -> Reply:
+        """Handle one report; reply when the head's state changes, or after the report's hold."""
+        if report.ip and not self._has_token:
+            await self._pace.wait(report.ip)
+        agent = self._agents.get(report.id)
+        if report.hello is not None and agent is None and not self._is_closed:
+            hello = report.hello.with_clock_offset(time.time())  # before any delay
+            await self._wait_for_run_decision(hello, report.epoch)
+            if self._is_outranked(report, hello):
+                return replace(self._reply, verdict=None)
+            unclear = await self._reply_of_conflict(report, hello)
+            if unclear is not None:
+                return unclear
+            agent = self._agents.get(report.id) or self._register(report, hello)
+        if agent is None and self._is_closed:  # the verdict is another run's
+            return replace(self._reply, phase="held", verdict=None, ray_ready=False, held=True)
+        if agent is None:
+            return replace(self._reply, verdict=None, wants_hello=True)
+        if self._is_outranked(report, report.hello or agent.hello):
+            return replace(self._reply, verdict=None)
+        if agent.said_goodbye:  # it was its last report: a copy adds nothing
+            return replace(self._reply, refusal=agent.refusal, rank=agent.rank)
+        if report.ip != agent.ip and not agent.refusal:
+            unclear = await self._reply_of_conflict(report, agent.hello)
+            if unclear is not None:
+                return unclear
+        if not 0 < report.sequence <= agent.sequence:  # else it was overtaken by a later one
+            self._record_report(agent, report)
+            obeyed = report.obeyed if report.obeyed_by == self._id else 0
+            agent.orders = [order for order in agent.orders if order.number > obeyed]
+            may_hold = report.hold > 0 and not agent.orders and not agent.refusal
+            if may_hold and report.news == self._reply.news:
+                await self._hold(agent, report)
+        orders = () if agent.refusal else tuple(agent.orders)
+        return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
+
+    def _is_outranked(self, report: Report, hello: Hello) -> bool:
+        """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
+        epoch, run_id = self._reply.epoch, self._reply.run_id
+        if report.epoch <= epoch or hello.run_id not in {"", run_id}:
+            return False
+        latest = max(epoch, int(time.time() * 1000)) + _MAX_CLOCK_AHEAD_MS
+        names_run = report.hello is not None and report.hello.run_id == run_id
+        # without a token anyone can send a report; a hello names the run that the epoch belongs to
+        if self._has_token and names_run and report.epoch <= latest:
+            self._emit(LaterHead(report.epoch, f"{hello.name} follows it"))
+        return True
+
+    def refuse(self, why: str) -> Reply:
+        """Return the reply to an agent whose reports cannot be read."""
+        return replace(self._reply, verdict=None, refusal=why)
+
+    async def _reply_of_conflict(self, report: Report, hello: Hello) -> Reply | None:
+        """Return the reply to a report with the address or rank of an agent that still reports.
+
+        An address keeps its agent: otherwise anyone at that address could report a worker as gone.
+        A rank does so without a token, which would show that the later agent belongs to the run.
+        None if there is no such agent, or it is gone.
+        """
+        if self._expected.refusal_of(hello):
+            return None  # it takes neither
+        for key, place in self._holders(report, hello):
+            holder = self._agents.get(key)
+            if holder is None or holder.said_goodbye:
+                continue
+            is_here = holder.ip == report.ip
+            ended = holder.is_cut_off and is_here  # its successor on the same node
+            limit = times.RECONNECT if ended else times.HOLDER_REPORTS
+            is_gone = self._is_gone(holder) and not holder.waiting
+            if not is_gone and await self._reports_still(key, limit):
+                other = f"another agent has {place}: {holder.hello.name} ({holder.ip})"
+                return self.refuse(f"{other} still reports; end one of the two")
+            if not (ended or self._is_gone(holder)):  # this agent asks again
+                return replace(self._reply, verdict=None, wants_hello=True)
+            if is_here and key in self._agents:
+                self._forget(key)
+                self._replaced.append(key)
+        return None
+
+    def _holders(self, report: Report, hello: Hello) -> list[tuple[str, str]]:
+        """Return other agents with the address or rank of a report, each with what it has."""
+        places = [(self._by_address.get(report.ip, []), f"the address {report.ip}")]
+        if hello.rank is not None and not self._has_token:
+            places.append((self._by_rank.get(hello.rank, []), f"rank {hello.rank}"))
+        return [
+            (key, place)
+            for keys, place in places
+            for key in keys
+            if key != report.id and not self._agents[key].refusal
+        ]
+
+    async def _reports_still(self, key: str, limit: float) -> bool:
+        """Return whether an agent reports within `limit` seconds; a held report is answered now."""
+        agent = self._agents.get(key)
+        if agent is None:
+            return False
+        agent.wake.set()
+        with anyio.move_on_after(limit):
+            await agent.reported.wait()
+            return True
+        return False
+
+    async def _hold(self, agent: _Agent, report: Report) -> None:
+        agent.waiting += 1
+        if agent.wake.is_set():
+            agent.wake = anyio.Event()
+        try:
+            with anyio.move_on_after(report.hold):
+                await agent.wake.wait()
+        except anyio.get_cancelled_exc_class():  # its connection broke
+            agent.is_cut_off = True
+            self.disconnected.put(report.id)
+            raise
+        finally:
+            agent.waiting -= 1
+
+    async def reports_again(self, key: str, limit: float) -> bool:
+        """Return whether an agent reports within `limit` seconds, or was forgotten."""
+        agent = self._agents.get(key)
+        if agent is None or agent.waiting:
+            return True
+        with anyio.move_on_after(limit):
+            await agent.reported.wait()
+            return True
+        return False
+
+    def overdue(self) -> list[str]:
+        """Return the agents whose report is overdue and that are not marked silent."""
+        latest = self._clock() - times.AGENT_SILENT
+        agents = self._agents.items()
+        return [key for key, one in agents if one.last_report < latest and self.awaited(key)]
+
+    def awaited(self, key: str) -> _Agent | None:
+        """Return an agent that must report and is not marked silent, else None."""
+        agent = self._agents.get(key)
+        if agent is None or agent.said_goodbye or agent.refusal or agent.waiting or agent.is_silent:
+            return None
+        return agent
+
+    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
+        """Wait until the head has decided on the agent's run: another run's name makes it leave.
+
+        An agent that asks again waits too: the run may be recorded and not yet in the reply.
+        """
+        if not hello.run_id:
+            return
+        if self._on_recalled_run(hello, epoch) and self.run_decided.is_set():
+            self.run_decided = anyio.Event()
+        with anyio.move_on_after(times.RUN_DECIDED):
+            await self.run_decided.wait()
+
+    def _register(self, report: Report, hello: Hello) -> _Agent:
+        """Register an agent, and forget an earlier one of the same node."""
+        key, refusal = report.id, self._expected.refusal_of(hello)
+        if not refusal:
+            # without a token anyone may have its name
+            self._replace_others(key, hello, lambda one: self._has_token or self._is_gone(one))
+        self._make_space(report.ip)
+        namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
+        needs_rank = not refusal and hello.rank is None
+        rank = self._assign_rank(hello.name) if needs_rank else None
+        agent = self._agents[key] = _Agent(hello, refusal, rank, ip=report.ip)
+        _add(self._by_address, report.ip or None, key)
+        _add(self._by_rank, agent.effective_rank, key)
+        namesakes.append(key)
+        if hello.facts is not None:
+            self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
+        return agent
+
+    def _assign_rank(self, name: str) -> int:
+        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
+        in_use = {one.rank for one in self._agents.values()}
+        former = [rank for rank, other in enumerate(self._rank_names, 1) if other == name]
+        new = len(self._rank_names) + 1
+        others = [new] if new <= self._most else [*range(1, new)]
+        rank: int = next(one for one in former + others if one not in in_use)
+        if rank not in former:
+            self._rank_names[rank - 1 : rank] = [name]
+            self._keep_ranks(tuple(self._rank_names))
+        return rank
+
+    def _make_space(self, ip: str) -> None:
+        """At a limit, forget the oldest departed agent that is not needed; raise without one.
+
+        The limit of one address comes first: others would lose their agents by its many.
+        """
+        may_go = [*filter(self._may_be_forgotten, self._by_address.get(ip, []))]
+        if len(may_go) < MOST_DEPARTED:
+            if len(self._agents) < self._most:
+                return
+            may_go = [*filter(self._may_be_forgotten, self._agents)]
+        if not may_go:
+            raise TooManyAgentsError
+        oldest = min(may_go, key=lambda key: self._agents[key].last_report)
+        self._forget(oldest)
+        self._emit(WorkerReplaced(oldest))
+
+    def _may_be_forgotten(self, key: str) -> bool:
+        agent = self._agents[key]
+        has_departed = agent.said_goodbye or agent.refusal or self._is_overdue(agent)
+        return bool(has_departed) and not (agent.waiting or self._is_needed(key))
+
+    def _forget(self, key: str) -> None:
+        agent = self._agents.pop(key)
+        _remove(self._by_address, agent.ip, key)
+        _remove(self._by_rank, agent.effective_rank, key)
+        node = (agent.hello.name, agent.hello.rank)
+        self._namesakes[node].remove(key)
+        if not self._namesakes[node]:
+            del self._namesakes[node]
+        self.logs = {at: text for at, text in self.logs.items() if at[0] != key}
+        self.worker_stats.pop(key, None)
+        self.byes.pop(key, None)
+
+    def _is_overdue(self, agent: _Agent) -> bool:
+        return self._clock() - agent.last_report >= times.AGENT_SILENT
+
+    def _is_gone(self, agent: _Agent) -> bool:
+        return agent.said_goodbye or agent.is_silent or self._is_overdue(agent)
+
+    def _replace_others(
+        self, key: str, hello: Hello, is_replaced: Callable[[_Agent], bool]
+    ) -> None:
+        """Forget earlier agents of a node, but no connected one: two may share a host name."""
+        namesakes = self._namesakes.get((hello.name, hello.rank), [])
+        for other in [one for one in namesakes if one != key]:
+            agent = self._agents[other]
+            if not agent.waiting and is_replaced(agent):
+                self._forget(other)
+                self._replaced.append(other)
+
+    def _record_report(self, agent: _Agent, report: Report) -> None:
+        if report.bye is not None:
+            self._on_bye(agent.hello.name, report.bye)
+            self.byes[report.id] = report.bye
+            agent.orders.clear()  # the agent is gone
+        agent.said_goodbye = report.bye is not None
+        sent = report.logs or {}
+        for name in sent if agent.said_goodbye else agent.asked_logs & sent.keys():
+            agent.asked_logs.discard(name)
+            self.logs[report.id, name] = sent[name]
+        if report.aside is not None:
+            self.worker_stats[report.id] = report.aside
+        if report.ip != agent.ip:
+            _remove(self._by_address, agent.ip, report.id)
+            _add(self._by_address, report.ip or None, report.id)
+        agent.last_report, agent.ip = self._clock(), report.ip
+        agent.is_silent = agent.is_cut_off = False
+        agent.sequence = report.sequence
+        agent.reported.set()
+        agent.reported = anyio.Event()
+        if not agent.refusal:
+            self._replace_others(report.id, agent.hello, self._is_overdue)
+        worker = Worker(
+            key=report.id,
+            name=agent.hello.name,
+            ip=report.ip,
+            rank=agent.hello.rank,
+            phase=report.phase,
+            detail=report.detail,
+            last_report_at=agent.last_report,
+            joined=report.joined,
+            preparing=report.preparing,
+            refused=agent.refusal,
+            has_left=report.bye is not None,
+            error=report.error,
+            items=report.items,
+            answers=report.answers,
+            given_rank=agent.rank,
+            service_only=report.alone,
+            share=report.part,
+            gpus=agent.hello.gpus,
+            running_attempt=report.runs,
+            memory=report.memory,
+            notice=report.notice,
+        )
+        self._emit(WorkerReported(worker))
+        while self._replaced:  # after the later one's report: its node may never have left
+            self._emit(WorkerReplaced(self._replaced.pop()))
+        self._report.set()
+
+    async def wait_for_goodbyes(self, limit: float, missing: int) -> None:
+        """Wait until every worker has received the verdict and sent its goodbye.
+
+        `missing` workers have not reported yet: without this wait, a head that ends in its first
+        second would leave them waiting for a head. An agent that registers afterwards belongs to
+        another run.
+        """
+        expected = len(self._agents) + missing
+        with anyio.move_on_after(limit):
+            while self._present_names() or len(self._agents) < expected:
+                self._report = anyio.Event()
+                await self._report.wait()
+        self._is_closed = True
+        for name in self._present_names():
+            say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
+        unreported = expected - len(self._agents)
+        if unreported > 0:
+            say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
+
+    def _present_names(self) -> list[str]:
+        """Return the names of agents that neither left nor were refused."""
+        agents = self._agents.values()
+        return [one.hello.name for one in agents if not one.said_goodbye and not one.refusal]

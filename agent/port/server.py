@@ -1,0 +1,431 @@
+"""The HTTP server of the agent's port: probes, status, page, metrics, workers' reports.
+
+Imported late: aiohttp costs 0.2 s that Ray's start must not wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs
+
+import anyio
+from aiohttp import web
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.text import LAST_OUTPUT, map_texts
+from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
+from agent.port.proof import SESSION_HEADER
+from agent.port.protocol import (
+    MAX_REPORT_BYTES,
+    MAX_SAMPLE_BYTES,
+    REPORT_PATH,
+    SAMPLE_PATH,
+    SAMPLE_RUN,
+    Report,
+    protocol_mismatch,
+)
+from agent.port.reports import TooManyAgentsError
+from agent.port.status import at_rest, metrics
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.log import say
+from agent.serving.bodies import Bodies
+from agent.serving.connections import PortRunner, PortSite, suspend_deadline, trust
+from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from agent.port.reports import Reports
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
+
+MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
+_LOOP_SHARE = 50.0  # Reading the status takes at most one fiftieth of the loop's time
+ASSETS = {"/page.js": "text/javascript", "/page.css": "text/css", "/page.svg": "image/svg+xml"}
+"""The page's static files and their types; they are public and contain no data of a run."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+    "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content-Security-Policy: own files, requests to this server, and its form only."""
+SECURITY_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_SAMPLE_CHUNK = 1 << 16
+_FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
+_MOST_FIELDS = 8  # Of the page's form
+_MOST_BODIES = 64 << 20  # Bytes of all bodies that are read at a time
+_BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("body", bytearray)
+"""The key of a request's body; aiohttp below 3.14 has texts as keys."""
+
+
+class StatusStream:
+    """Reads the status once for all readers; each is sent the newest, never a queue."""
+
+    def __init__(self, read_status: Callable[[], Mapping[str, object]]) -> None:
+        self._read_status = read_status
+        self._readers = 0
+        self._next_read = 0.0
+        self._text = ""  # The status as JSON
+        self._at_rest: object = None
+        self._number = 0  # Number of changes so far
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Send statuses to one reader until it leaves, is too slow, or the port closes."""
+        if self._readers >= MAX_READERS:
+            why = f"{MAX_READERS} others read already: ask /status now and then"
+            return error_reply(503, why, {"Retry-After": "30"})
+        self._readers += 1
+        sent, step = 0, times.STATUS_READ
+
+        async def is_new() -> bool | NotYet:
+            self._refresh()
+            return NotYet() if sent == self._number else True
+
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            with suppress(TimeoutError, ConnectionError):
+                while True:
+                    with suppress(TimedOutError):
+                        await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
+                    sent = self._number
+                    with anyio.fail_after(times.READER_STALLED):
+                        await answer.write(f"data: {self._text}\n\n".encode())
+            if request.transport is not None:  # unsent data would delay the server's stop
+                request.transport.abort()
+            return answer
+        finally:
+            self._readers -= 1
+
+    def _refresh(self) -> None:
+        """Read the status, unless the last read is too recent."""
+        began = time.monotonic()
+        if began < self._next_read:
+            return
+        status = self._read_status()
+        self._text, content = json.dumps(status), at_rest(status)
+        self._number += content != self._at_rest
+        self._at_rest = content
+        self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
+
+
+@cache
+def asset(path: str) -> bytes:
+    """Return one of the page's files."""
+    return (Path(__file__).parent / "assets" / path.removeprefix("/")).read_bytes()
+
+
+def status_page(*, streams: bool) -> bytes:
+    """Return the page; it reads `/events` if `streams`, else it polls `/status`."""
+    text = asset("page.html")
+    return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
+
+
+def login_page(note: str = "") -> bytes:
+    """Return the form that asks for the token."""
+    shown = f'<p class="alarm" role="alert">{note}</p>' if note else ""
+    return asset("login.html").replace(b"<!--note-->", shown.encode())
+
+
+class LogPart(NamedTuple):
+    """A part of a log, with secrets removed."""
+
+    text: str
+    next: int | None  # Offset of the next part; None where only the last lines are available
+    is_over: bool = False  # The run has its verdict: an agent that stops answering has left
+
+
+class Control(NamedTuple):
+    """Operations of a head's port."""
+
+    stop: Callable[[], None]
+    stop_limit: float  # Seconds that a stop may take
+    key: str | None  # Control key: the credential of callers on this node where there is no token
+    findings: Callable[[], dict[str, object]]  # Of all nodes; they contain paths and addresses
+    log: Callable[[str, str, int | None], Awaitable[LogPart | str]]
+    """Read a node's log from an offset; a string is why there is none."""
+    private_status: Callable[[], dict[str, object]] = dict
+    """Status fields for authenticated callers only: warnings, log text."""
+
+
+class AgentServer:
+    """The HTTP server of one node's agent; `names` are its host names besides its own hostname."""
+
+    def __init__(  # noqa: PLR0913 - all by name, most with a default
+        self,
+        *,
+        token: str | None,
+        ready: Callable[[], bool],
+        status: Callable[[], dict[str, object]],
+        reports: Reports | None = None,
+        names: Iterable[str | None] = (),
+        run_id: Callable[[], str] = str,
+        control: Control | None = None,
+    ) -> None:
+        self._has_secret = token is not None
+        self._access = PortAccess(token, None if control is None else control.key, run_id)
+        self._ready, self._status, self._run_id = ready, status, run_id
+        self._reports, self._control = reports, control
+        self._stream = StatusStream(self._full_status)
+        self._sampling = asyncio.Lock()
+        self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
+        self._names = host_names([socket.gethostname(), *names])
+
+    async def open(self, sockets: list[socket.socket]) -> web.BaseRunner:
+        """Serve on bound sockets; the caller cleans up the runner."""
+        log_only_bugs()
+        app = web.Application(middlewares=[suspend_deadline, self._filter_request])
+        app.on_response_prepare.append(self._set_headers)
+        app.add_routes(self.routes())
+        runner = PortRunner(
+            app,
+            lambda sentence: say(f"the agent's port {sentence}", "warning"),
+            shutdown_timeout=0.2,
+            handler_cancellation=True,
+        )
+        await runner.setup()
+        await listen(runner, sockets)
+        return runner
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return all routes."""
+        return [
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._guarded(self._get_status)),
+            web.get("/metrics", self._guarded(self._metrics)),
+            web.get("/", self._page),
+            *(web.get(path, self._file) for path in ASSETS),
+            web.post("/login", self._login),
+            web.post(REPORT_PATH, self._guarded(self._report)),
+            web.post("/stop", self._controlled(self._stop)),
+            web.get("/events", self._controlled(lambda request, _: self._stream.serve(request))),
+            web.get(SAMPLE_PATH, self._guarded(self._serve_sample)),
+            web.get("/findings", self._controlled(self._get_findings)),
+            web.get("/logs/{node}/{name}", self._controlled(self._get_log)),
+        ]
+
+    @web.middleware
+    async def _filter_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse cross-site requests; answer errors as JSON."""
+        refused = refusal_of(
+            request.method, request.path, request.headers, self._names, guarded=self._has_secret
+        )
+        if refused is not None:
+            return error_reply(*refused)
+        try:
+            return await handler(request)
+        except web.HTTPException as refusal:
+            return reply_to_error(refusal)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guard(request: web.Request) -> web.StreamResponse:
+            if self._access.has_guessed_enough(request):
+                later = {"Retry-After": f"{times.LOGIN_WINDOW:.0f}"}
+                return error_reply(429, "too many wrong tokens: try again in a minute", later)
+            if not self._access.has_token(request):
+                return self._unauthorized("token needed")
+            if self._has_secret:
+                trust(request)
+            if request.method == "POST":
+                if request.content_type != _JSON:
+                    # a cross-site page can send other types without a preflight request
+                    return error_reply(415, f"Content-Type: expected {_JSON}")
+                async with self._bodies.read(request) as body:
+                    request[_BODY] = body.data
+                if not is_signed_body(request, request[_BODY]):
+                    return self._unauthorized("the body is not the one that was signed")
+            return await handler(request)
+
+        return guard
+
+    def _unauthorized(self, why: str) -> web.StreamResponse:
+        return error_reply(401, why, {SESSION_HEADER: self._access.verifier.session})
+
+    async def _set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Set headers against caching, framing and content sniffing, and the proof of a reply."""
+        response.headers.update(SECURITY_HEADERS)
+        body = None
+        if isinstance(response, web.Response):
+            assert response.body is None or isinstance(response.body, bytes)  # noqa: S101 - all handlers' are
+            body = response.body or b""
+        response.headers.update(self._access.reply_headers(request, response.status, body))
+
+    async def _livez(self, _request: web.Request) -> web.StreamResponse:
+        return web.json_response({"ok": True})
+
+    async def _readyz(self, _request: web.Request) -> web.StreamResponse:
+        ok = self._ready()
+        return web.json_response({"ok": ok}, status=200 if ok else 503)
+
+    async def _get_status(self, request: web.Request) -> web.StreamResponse:
+        status = self._full_status() if self._has_secret else self._status()
+        if not self._has_secret and not self._access.is_local(request):  # it may be anyone
+            status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
+            if status.get("verdict"):
+                # each may quote a line of a log, the reason behind its first colon
+                reason = str(status["verdict"].get("reason", ""))
+                status["verdict"]["reason"] = reason.partition(": ")[0]
+                status["verdict"]["remedy"] = ""
+        return web.json_response(status)
+
+    def _full_status(self) -> dict[str, object]:
+        more = {} if self._control is None else self._control.private_status()
+        return {**self._status(), **more}
+
+    async def _metrics(self, _request: web.Request) -> web.StreamResponse:
+        body = metrics(self._status()).encode()
+        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=body, headers=kind)
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        if not self._access.has_token(request):
+            return _document(login_page(), 401)
+        streams = self._has_secret and self._control is not None
+        return _document(status_page(streams=streams))
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return _document(asset(request.path), kind=ASSETS[request.path])
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != _FORM:
+            return error_reply(415, f"Content-Type: expected {_FORM}")
+        token = ""
+        if self._access.may_guess(request):
+            async with self._bodies.read(request) as body:
+                token = _form_field(body.data, "token")
+        # asked again: many may have been sent while this body arrived
+        if not self._access.may_guess(request):
+            answer = _document(login_page("Too many wrong tokens: try again in a minute."), 429)
+            answer.headers["Retry-After"] = f"{times.LOGIN_WINDOW:.0f}"
+            return answer
+        if not self._access.login(request, token):
+            return _document(login_page("That is not the token of this cluster."), 401)
+        answer = web.Response(status=303, headers={"Location": "/"})
+        self._access.set_cookie(request, answer)
+        return answer
+
+    async def _stop(self, _request: web.Request, control: Control) -> web.StreamResponse:
+        control.stop()
+        return web.json_response({"ok": True, "within": control.stop_limit})
+
+    async def _serve_sample(self, request: web.Request) -> web.StreamResponse:
+        """Send the bytes of one measurement of the link, one at a time, to a node of this run."""
+        own = self._run_id()
+        if not own or request.query.get(SAMPLE_RUN) != own:
+            return error_reply(409, "this node belongs to another run")
+        try:
+            with anyio.fail_after(times.SAMPLE_QUEUE):
+                await self._sampling.acquire()
+        except TimeoutError:
+            return error_reply(503, "others measure already")
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+            answer.force_close()
+            data = os.urandom(_SAMPLE_CHUNK)  # random: a network may compress
+            with suppress(ConnectionError), anyio.move_on_after(times.SAMPLE_LENGTH * 2) as limit:
+                await answer.prepare(request)
+                for _ in range(MAX_SAMPLE_BYTES // _SAMPLE_CHUNK):
+                    await answer.write(data)
+            if limit.cancelled_caught and request.transport is not None:
+                request.transport.abort()  # it has measured enough, or does not read
+        finally:
+            self._sampling.release()
+        return answer
+
+    async def _get_findings(self, _request: web.Request, control: Control) -> web.StreamResponse:
+        return web.json_response(control.findings())
+
+    async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
+        after = request.query.get("after")
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+            return error_reply(400, "after: expected a whole number")
+        node, name = request.match_info["node"], request.match_info["name"]
+        found = await control.log(node, name, None if after is None else int(after))
+        if isinstance(found, str):
+            return error_reply(404, found)
+        return web.json_response({"text": found.text, "next": found.next, "over": found.is_over})
+
+    def _controlled(self, handler: ControlHandler) -> Handler:
+        """Return a handler of a head's operation, for authorized callers only."""
+
+        async def control(request: web.Request) -> web.StreamResponse:
+            if self._control is None:
+                return error_reply(409, "this node is no head: ask the head's")
+            if not self._has_secret and not self._access.has_key(request):
+                return self._unauthorized(
+                    "without RAY_AUTH_TOKEN only the agent's user can do this, on the head's node "
+                    "and with the same AGENT_LOG_DIR, which has the key",
+                )
+            return await handler(request, self._control)
+
+        return self._guarded(control)
+
+    async def _report(self, request: web.Request) -> web.StreamResponse:
+        if self._reports is None:
+            return error_reply(409, "this node is a worker")
+        try:
+            data = json.loads(request[_BODY])
+            request[_BODY] = bytearray()  # the reply may be held
+            refusal = protocol_mismatch(data, "this worker")
+            if refusal:
+                return web.json_response(self._reports.refuse(refusal).to_dict())
+            report = Report.from_dict(data)
+        except (ValueError, RecursionError) as error:
+            return error_reply(400, str(error))
+        if not self._has_secret:  # anyone may be the sender: its address is all that is certain
+            peer = request.remote or ""
+            if report.ip not in {"", peer}:
+                return web.json_response(
+                    self._reports.refuse(_refusal_of(report.ip, peer)).to_dict()
+                )
+            report = replace(report, ip=peer)
+        try:
+            reply = await self._reports.handle(report)
+        except TooManyAgentsError:
+            return error_reply(
+                503, "this head keeps as many agents as it can", {"Retry-After": "5"}
+            )
+        return web.json_response(reply.to_dict())
+
+
+def _refusal_of(ip: str, peer: str) -> str:
+    """Return the refusal of a report that arrives from another address than it names."""
+    return (
+        f"this node's address is {ip}, and its report came from {peer}: without a token only the "
+        "sender's address counts; set RAY_AUTH_TOKEN on all nodes, or AGENT_NODE_IP to an address "
+        "that the head sees"
+    )
+
+
+async def listen(runner: web.BaseRunner, sockets: list[socket.socket]) -> None:
+    """Serve on more sockets."""
+    for listening in sockets:
+        await PortSite(runner, listening).start()
+
+
+def _form_field(form: bytearray, name: str) -> str:
+    """Return a field of a form; '' where it has none, or too many."""
+    with suppress(ValueError):
+        fields = parse_qs(form.decode(errors="replace"), max_num_fields=_MOST_FIELDS)
+        return fields.get(name, [""])[0]
+    return ""
+
+
+def _document(body: bytes, status: int = 200, kind: str = "text/html") -> web.Response:
+    return web.Response(body=body, status=status, content_type=kind, charset="utf-8")

@@ -1,0 +1,304 @@
+"""The status for people, as lines, and for Prometheus, as metrics."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agent.base.text import Line, duration_text, escaped
+from agent.job.services import LATENCY_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from agent.base.text import Tone
+
+    Status = Mapping[str, Any]
+    Sample = tuple[Mapping[str, object], float] | tuple[Mapping[str, object], float, str]
+    """Labels, value, and the suffix of a histogram's series."""
+    Samples = Callable[[Status], Iterable[Sample]]
+    Metric = tuple[str, str, str, Samples]
+
+_CLOCK_FIELDS = {
+    *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
+    *("latency", "cost"),
+}
+"""Fields that change with the clock or with each probe."""
+
+_MAX_TEXT = 400  # Characters of one text
+_SILENT_AFTER = 15
+_WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
+_TONES: Mapping[str, Tone] = {
+    **dict.fromkeys(("lost", "silent", "failed"), "bad"),
+    **dict.fromkeys(("booting", "pending"), "busy"),
+    **dict.fromkeys(("joined", "ready", "running", "succeeded"), "good"),
+    "left": "dim",
+}
+"""By the state of a node, a service, a prepare step or the job."""
+
+
+def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
+    """Return a status with its clocks at 0 and without numbers in evidence."""
+    if name in _CLOCK_FIELDS and status is not None:
+        return 0
+    if name == "evidence":
+        return re.sub(r"\d", "", str(status))
+    if isinstance(status, dict):
+        return {key: at_rest(value, key) for key, value in status.items()}
+    return [at_rest(one) for one in status] if isinstance(status, list) else status
+
+
+def status_lines(status: Status) -> list[Line]:
+    """Return all that a person is shown of a status, the worst nodes first.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
+    """
+    nodes = (_line(tone, f"node {rank}", *more) for tone, (rank, *more) in node_rows(status))
+    return [*run_lines(status), *nodes]
+
+
+def run_lines(status: Status) -> list[Line]:
+    """Return the lines of a status apart from its nodes."""
+    parts = (_summary(status), _waits(status), _services(status), _prepare_steps(status))
+    return [line for part in parts for line in part]
+
+
+def lines_by_content(status: Status) -> dict[str, str]:
+    """Return the lines of a status, each by itself without clocks and progress."""
+    content = status_lines({**at_rest(status), "curve": None, "progress": None})
+    pairs = zip(content, status_lines(status), strict=True)
+    return {content.label: line.label for content, line in pairs}
+
+
+def _line(tone: Tone, *cells: object) -> Line:
+    return Line("  ".join(filter(None, map(one_line, cells))), tone=tone)
+
+
+def _summary(status: Status) -> Iterator[Line]:
+    since = f" for {duration_text(status['seconds_in_phase'])}"
+    run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
+    cost = "" if status.get("cost") is None else f", ${status['cost']:.2f}"
+    yield _line("title", f"{run}, {duration_text(status['seconds'])} since the start{cost}")
+    verdict = status.get("verdict")
+    if verdict:
+        tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
+        yield _line(
+            tone, f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
+        )
+        if verdict.get("remedy"):
+            yield _line(tone, verdict["remedy"])
+    job = status.get("job")
+    if job:
+        curve = status.get("curve") or {}
+        attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
+        text = f"job {job['name']}: {job['status']}{attempt}"
+        if curve.get("points"):
+            step, reward = curve["points"][-1]
+            of = f" of {curve['steps']}" if curve.get("steps") else ""
+            text = f"{text}, step {step}{of}, mean reward {reward:.3g}"
+        yield _line(_TONES.get(job["status"], ""), text)
+
+
+def _waits(status: Status) -> Iterator[Line]:
+    """Yield the waits with a deadline, without that for the end of the run."""
+    for wait in status["waits"]:
+        if not wait.get("following"):
+            left = f"{duration_text(wait['seconds_left'])} left"
+            what = f"waiting for {wait['what']}"
+            yield _line("busy", what, left, wait["evidence"] or "no report yet")
+
+
+def _services(status: Status) -> Iterator[Line]:
+    for one in status["services"]:
+        details = [f"restarts: {one['restarts']}"] if one["restarts"] else []
+        if one["outages"]:
+            is_open = ", not over" if one["outage_since"] is not None else ""
+            seconds = duration_text(one["outage_seconds"])
+            details.append(f"outages: {one['outages']}, {seconds}{is_open}")
+        cells = (one["state"], "; ".join(details), one["detail"])
+        name = f"service {one['name']}"
+        yield _line(_TONES.get(one["state"], ""), name, *cells)
+
+
+def _prepare_steps(status: Status) -> Iterator[Line]:
+    for one in status.get("prepare", []):
+        state = "done" if one["state"] == "ready" else one["state"]
+        progress = (status.get("progress") or {}).get("head", {}).get(one["name"], "")
+        cells = (f"prepare step {one['name']}", state, one["detail"] or progress)
+        yield _line(_TONES.get(one["state"], ""), *cells)
+
+
+def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:
+    """Return the tone and the cells of each node, the head first, then the worst."""
+    worst = {state: place for place, state in enumerate(_WORST_FIRST)}
+    since = duration_text(status["seconds_in_phase"])
+    head = ("head", status.get("name") or "", "", "", status["phase"], since, "")
+    nodes = sorted(status["nodes"], key=lambda node: worst.get(node["state"], 0))
+    rows = [head, *(_node(status, node) for node in nodes)] if nodes else []
+    return [(_TONES.get(row[3], ""), [*map(one_line, row)]) for row in rows]
+
+
+def _node(status: Status, node: Status) -> tuple[str, ...]:
+    silence = node["heard_seconds_ago"]
+    phases = node["phases"]
+    since = duration_text(status["seconds"] - phases[-1][1]) if phases else ""
+    is_present = node["state"] not in {"left", "lost"}
+    text = node["last_error"] or _preparing(status, node) or node["detail"]
+    if is_present and silence is not None and silence > _SILENT_AFTER:
+        text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
+    rank = "-" if node["rank"] is None else str(node["rank"])
+    return (rank, node["name"], node["ip"], node["state"], node["phase"], since, text)
+
+
+def _preparing(status: Status, node: Status) -> str:
+    """Return a node's failed or running prepare steps, with the last line of their logs."""
+    steps = node.get("steps", [])
+    failed = [step["name"] for step in steps if step["state"] == "lost"]
+    if failed:
+        return f"failed: {', '.join(failed)}"
+    progress = (status.get("progress") or {}).get(node["name"])
+    if progress:
+        return "; ".join(f"{name}: {line}" for name, line in progress.items())
+    running = [step["name"] for step in steps if step["state"] == "pending"]
+    return f"preparing: {', '.join(running)}" if running else ""
+
+
+def one_line(text: object) -> str:
+    """Return a text on one line, without control characters."""
+    return escaped(str(text)[:_MAX_TEXT].replace("\t", " "))
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+STATES = ("booting", "joined", "silent", "lost", "left")  # Each has a sample, from 0 on
+JOB_STATES = ("not submitted", "pending", "running", "succeeded", "failed", "stopped")
+_JOINED = "following the head"
+
+
+def metrics(status: Status) -> str:
+    """Render a status; a metric has no samples where the status lacks a key."""
+    lines: list[str] = []
+    is_head = status.get("role") == "head"
+    for name, kind, help_text, samples in (*_OF_NODES, *(_OF_HEADS if is_head else ())):
+        rows: dict[str, float] = {}
+        with suppress(KeyError):
+            for labels, value, *suffix in samples(status):
+                # two nodes may share a name; a series has one value
+                rows.setdefault(f"pod_agent_{name}{''.join(suffix)}{_labels(labels)}", value)
+        if rows:
+            lines += [f"# HELP pod_agent_{name} {help_text}", f"# TYPE pod_agent_{name} {kind}"]
+            lines += [f"{series} {value:.10g}" for series, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _at(*path: str | int) -> Samples:
+    """Return the sample at a path in the status; none without a value."""
+
+    def samples(status: Status) -> list[Sample]:
+        found: Any = status
+        for key in path:
+            if not found:
+                return []
+            found = found[key]
+        return [] if found is None else [({}, found)]
+
+    return samples
+
+
+def _of_services(*path: str) -> Samples:
+    """Return the sample at a path in each service; none for one without a value."""
+    values = _at(*path)
+    return lambda status: [
+        ({"service": one["name"]}, sample[1])
+        for one in status["services"]
+        for sample in values(one)
+    ]
+
+
+def _phase(status: Status) -> list[Sample]:
+    return [({"role": status["role"], "phase": status["phase"]}, 1)]
+
+
+def _services_up(status: Status) -> list[Sample]:
+    return [({"service": one["name"]}, one["state"] == "ready") for one in status["services"]]
+
+
+def _node_states(status: Status) -> list[Sample]:
+    states = [node["state"] for node in status["nodes"]]
+    return [({"state": state}, states.count(state)) for state in STATES]
+
+
+def _job_states(status: Status) -> list[Sample]:
+    job = status.get("job")
+    if job is None:
+        return []
+    states = dict.fromkeys([*JOB_STATES, job["status"]])
+    return [({"status": one}, one == job["status"]) for one in states]
+
+
+def _answer_times(status: Status) -> Iterator[Sample]:
+    for service in status["services"]:
+        latency, name = service.get("latency"), service["name"]
+        if not latency:
+            continue
+        cumulative = 0
+        for bound, count in zip((*LATENCY_BOUNDS, "+Inf"), latency["counts"], strict=True):
+            cumulative += count
+            yield {"service": name, "le": bound}, cumulative, "_bucket"
+        yield {"service": name}, latency["total"], "_sum"
+        yield {"service": name}, cumulative, "_count"
+
+
+def _phase_seconds(status: Status) -> list[Sample]:
+    spans = status["phases"]
+    ends = [*(start for _, start in spans[1:]), status["seconds"]]
+    spent: dict[str, float] = {}
+    for (phase, start), end in zip(spans, ends, strict=False):
+        spent[phase] = spent.get(phase, 0.0) + max(0.0, end - start)
+    return [({"phase": phase}, round(seconds, 1)) for phase, seconds in spent.items()]
+
+
+def _joins(status: Status) -> Iterator[Sample]:
+    for node in status["nodes"]:
+        joined = next((start for phase, start in node["phases"] if phase == _JOINED), None)
+        if joined is not None:
+            rank = "" if node["rank"] is None else node["rank"]
+            yield {"node": node["name"], "rank": rank}, joined
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    """Return the labels of a series; surrogates as numbers."""
+    pairs = []
+    for name, text in labels.items():
+        plain = str(text).encode(errors="backslashreplace").decode()
+        escaped = plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        pairs.append(f'{name}="{escaped}"')
+    return "{" + ",".join(pairs) + "}" if pairs else ""
+
+
+_OF_NODES: tuple[Metric, ...] = (
+    ("phase", "gauge", "The phase of this node's agent; 1 for the current one.", _phase),
+    ("uptime_seconds", "gauge", "Seconds since the agent's start.", _at("seconds")),
+    ("waits", "gauge", "Things waited for.", lambda status: [({}, len(status["waits"]))]),
+)
+"""Name, type, help and samples of the metrics of every node."""
+
+_last_answer = _of_services("latency", "last")
+_OF_HEADS: tuple[Metric, ...] = (
+    ("phase_seconds", "gauge", "Seconds that the head has spent in a phase.", _phase_seconds),
+    ("nodes", "gauge", "Workers by state.", _node_states),
+    ("node_join_seconds", "gauge", "Seconds from the head's start to a worker's join.", _joins),
+    ("service_up", "gauge", "Whether a service answers.", _services_up),
+    ("service_restarts_total", "counter", "Restarts of a service.", _of_services("restarts")),
+    ("service_outages", "gauge", "Outages of a ready service.", _of_services("outages")),
+    ("service_outage_seconds", "gauge", "Their total seconds.", _of_services("outage_seconds")),
+    ("service_last_answer_seconds", "gauge", "Latency of the last answer.", _last_answer),
+    ("service_answer_seconds", "histogram", "Latency of a probe's answer.", _answer_times),
+    ("job_status", "gauge", "The job's status; 1 for the current one.", _job_states),
+    ("attempt", "gauge", "The number of the attempt at the job.", _at("job", "attempt")),
+    ("job_step", "gauge", "The last step in the job's output.", _at("curve", "points", -1, 0)),
+    ("job_steps", "gauge", "The number of the job's steps.", _at("curve", "steps")),
+    ("job_reward", "gauge", "The mean reward of that step.", _at("curve", "points", -1, 1)),
+)
+"""The same of the metrics that only the head has."""

@@ -1,0 +1,420 @@
+"""Processes on this node: the job's, with CPU use and stacks; Ray's own; OOM kills."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from os import getsid
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import psutil
+
+from agent.base import times
+from agent.job.torchrun_command import RANK_VARIABLE
+from agent.node.gpus import busy_gpu
+from agent.node.limits import OomKills, ProcessLimitError, oom_kills
+from agent.processes.process import (
+    Child,
+    children_of,
+    cpu_seconds,
+    kill,
+    known,
+    list_descendants,
+    send_signal,
+    tree_of,
+)
+from agent.processes.waiting import NotYet, until
+from agent.record.log import say
+from agent.record.node_record import read_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from agent.node.gpus import Tool
+    from agent.processes.waiting import BestEffort
+    from agent.record.node_record import ProcessStat
+
+_DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
+_MARKS = (_DRIVER_MARK, _WORKERS_MARK)
+_WORKERS_TITLE = "ray::"
+_SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
+_NO_ACTORS = (
+    *("ray::IDLE", "ray::JobSupervisor", "ray::_ray_internal_job_actor"),
+    *("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::DashboardHead"),
+)
+"""Ray's own processes and idle workers (2.60)."""
+_PREFERRED_ROLES = ("driver", "rank 0 of this node")
+_IDLE_CORES, _IDLE_EACH = 0.05, 0.02  # Cores used by idle processes: a base, and per process
+_MAX_STACK = 6_000
+_NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
+NO_PTRACE = (
+    "Where py-spy may not look into processes, give the container SYS_PTRACE (`--cap-add "
+    "SYS_PTRACE`, on Kubernetes securityContext.capabilities.add)"
+)
+NO_PY_SPY = "py-spy is not installed here: `pip install py-spy` in the image shows where it hangs"
+
+
+async def output_of(
+    argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path], limit: float
+) -> tuple[str, str]:
+    """Run a tool; return its stdout, and why it failed or ''. Its stderr goes to a log."""
+    try:
+        child = await Child.start(argv[0].rpartition("/")[2], argv, env, log, piped=True)
+    except (OSError, ProcessLimitError) as error:
+        return "", str(error)
+    text, code = b"", None
+    with anyio.move_on_after(limit):
+        text = await child.stdout.read()
+        code = await child.wait()
+    with anyio.CancelScope(shield=True):
+        await child.stop(0.0)
+    if code is None:
+        return "", f"{child.name} did not end within {limit:g} s"
+    output = text.decode(errors="replace")
+    return output, "" if code == 0 else child.end_sentence(code)
+
+
+def find_driver(submission_id: str) -> psutil.Process | None:
+    """Return the session leader of a job's driver, if it is a descendant of this agent."""
+    return _drivers_by_job().get(submission_id)
+
+
+def find_first_rank(attempt: str) -> psutil.Process | None:
+    """Return the process of rank 0 of an attempt that torchrun starts, if it is on this node."""
+    for process in _oldest_first():
+        environ = known(process.environ, dict[str, str]())
+        if environ.get(RANK_VARIABLE) == attempt and environ.get("RANK") == "0":
+            return process  # its own children, which inherit its environment, are younger
+    return None
+
+
+def _oldest_first() -> list[psutil.Process]:
+    return sorted(list_descendants(), key=lambda one: (known(one.create_time, 0.0), one.pid))
+
+
+def handles_signal(process: psutil.Process | None, signum: int) -> bool:
+    """Return whether the job handles a signal, which would otherwise end it."""
+    return process is not None and known(
+        lambda: _catches(_signal_target(process, signum), signum), otherwise=False
+    )
+
+
+def _drivers_by_job() -> dict[str, psutil.Process]:
+    """Return the drivers of jobs by submission id: session leaders below Ray's workers."""
+    drivers: dict[str, psutil.Process] = {}
+    for process in list_descendants():
+        with suppress(psutil.Error, OSError, ValueError, LookupError, TypeError):
+            above = process.parent() if getsid(process.pid) == process.pid else None
+            if above is not None and above.name().startswith(_WORKERS_TITLE):
+                config = json.loads(process.environ()[_DRIVER_MARK])
+                drivers.setdefault(str(config["metadata"]["job_submission_id"]), process)
+    return drivers
+
+
+def kill_leftovers() -> list[str]:
+    """Kill remaining processes of jobs and Ray workers; return their names."""
+    with suppress(psutil.Error, OSError):
+        own, processes = psutil.Process(), list_descendants()
+        inherited, marked = own.environ(), []  # the agent may run in a job, too
+        for process in processes:
+            with suppress(psutil.Error, OSError):
+                environ = process.environ()
+                marks = [environ.get(one) != inherited.get(one) for one in _MARKS]
+                if any(marks) or process.name().startswith(_WORKERS_TITLE):
+                    marked.append(process)
+        session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
+        sessions = {session_of[process] for process in marked} - {session_of[own], None}
+        return kill(one for one in processes if one in marked or session_of[one] in sessions)
+    return []
+
+
+def terminate_driver(submission_id: str) -> str:
+    """Send SIGTERM to a job's driver and its descendants, as Ray does; return the driver's name."""
+    driver = find_driver(submission_id)
+    if driver is None:
+        return ""
+    named = known(lambda: f"pid {driver.pid}, {driver.name()}", "")
+    send_signal(tree_of(driver.pid), signal.SIGTERM)
+    return named
+
+
+def forward_signal(driver: psutil.Process | None, signum: int) -> str:
+    """Forward a signal to the job; return a log line that says so, or why not."""
+    if driver is None:
+        return not_passed_on(signum, "no job of this run is running here")
+    try:
+        process = _signal_target(driver, signum)
+        label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
+        process.send_signal(signum)
+    except (psutil.Error, OSError) as error:
+        return not_passed_on(signum, f"the job cannot be signaled: {error}")
+    name = signal.Signals(signum).name
+    suffix = "" if is_caught else ", which does not catch it"
+    return f"{name} passed on to the job ({label}){suffix}"
+
+
+def not_passed_on(signum: int, why: str) -> str:
+    """Return the log line of a signal that is not forwarded."""
+    return f"{signal.Signals(signum).name} is not passed on: {why}"
+
+
+def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
+    """Return the leader; if it is a shell without a handler, its only child that may have one."""
+    process = leader
+    # The process name of a script is its own.
+    while not _catches(process, signum) and Path(process.exe()).name in _SHELLS:
+        children = process.children()
+        handling = [child for child in children if _catches(child, signum)] or children
+        if len(handling) != 1:
+            break
+        process = handling[0]
+    return process
+
+
+def _catches(process: psutil.Process, signum: int) -> bool:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
+class JobProcess(NamedTuple):
+    """A process of the job and its role: driver, rank, or Ray's process title."""
+
+    role: str
+    process: psutil.Process
+
+
+def job_processes(submission_id: str | None) -> list[JobProcess]:
+    """Return the job's processes on this node: driver, actors, tasks, ranks."""
+    leader = None if submission_id is None else find_driver(submission_id)
+    roles: dict[int, str] = {}
+    found = []
+    for process in _oldest_first():  # parents first
+        role = roles.get(known(process.ppid, 0), "")
+        if leader is not None and process.pid == leader.pid:
+            role = "driver"
+        with suppress(psutil.Error, IndexError):  # regardless of its parent
+            title = "" if role else process.cmdline()[0]
+            if title.startswith(_WORKERS_TITLE):
+                role = "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
+            elif not role and RANK_VARIABLE in process.environ():
+                role = f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
+        if role:
+            roles[process.pid] = role
+            found.append(JobProcess(role, process))
+    return found
+
+
+def processes_to_dump(found: Iterable[JobProcess]) -> list[JobProcess]:
+    """Return the driver or this node's rank 0, and the busiest other process; Python only."""
+    pythons = [one for one in found if Path(known(one.process.exe, "")).name.startswith("python")]
+    drivers = [one for one in pythons if one.role in _PREFERRED_ROLES][:1]
+    others = [one for one in pythons if one not in drivers and one.role != "driver"]
+    busiest = sorted(others, key=lambda one: -cpu_seconds(one.process))[:1]
+    return [*drivers, *(JobProcess(f"busiest: {one.role}", one.process) for one in busiest)]
+
+
+class Utilization:
+    """How busy the job keeps this node since the last sample."""
+
+    def __init__(
+        self, tools: Iterable[Tool], env: Mapping[str, str], log: Callable[[str], Path]
+    ) -> None:
+        """Use the first of these tools that reports the GPUs' utilization."""
+        self._tools = tuple(tools)
+        self._env, self._log = env, log
+        self._last: tuple[float, float] | None = None
+
+    async def sample(self, submission_id: str | None) -> str:
+        """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
+        for tool in self._tools:
+            log = partial(self._log, f"{tool.argv[0]}.log")
+            text, _ = await output_of(tool.argv, self._env, log, times.GPUS_ANSWER)
+            with suppress(ValueError):  # not the expected output
+                if uses := tool.read(text):
+                    return busy_gpu(uses)
+        found = await anyio.to_thread.run_sync(job_processes, submission_id)
+        used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
+        last, self._last = self._last, (used, now)
+        if last is None:
+            return "looked at for the first time"
+        return busy_cores(used - last[0], now - last[1], len(found))
+
+
+def busy_cores(used: float, seconds: float, processes: int) -> str:
+    """Return the busy cores as text; '' where idle processes use as much."""
+    cores = used / max(seconds, 1e-3)
+    return "" if cores < _IDLE_CORES + _IDLE_EACH * processes else f"{cores:.2f} cores"
+
+
+async def stacks_of(
+    found: Iterable[JobProcess], py_spy: str | None, env: Mapping[str, str], log: Callable[[], Path]
+) -> str:
+    """Return the stacks of processes by py-spy, or why there are none."""
+    lines = []
+    for role, process in found:
+        lines.append(f"{role} (pid {process.pid}):")
+        if py_spy is None:
+            return NO_PY_SPY
+        argv = [py_spy, "dump", "--pid", str(process.pid)]
+        text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
+        lines.append(f"no stack: {fault}. {NO_PTRACE}" if fault else text[:_MAX_STACK].rstrip())
+    return "\n".join(lines) or "no Python process of the job runs here"
+
+
+def find_py_spy(python: str, path: str | None) -> str | None:
+    """Return py-spy next to a Python, else the one on PATH."""
+    beside = shutil.which("py-spy", path=str(Path(python).parent))
+    return beside or shutil.which("py-spy", path=path)
+
+
+# --- Ray's own processes -------------------------------------------------------------------------
+
+_REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
+_ENDED_STATES, _STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
+
+_DASHBOARD = "/dashboard/dashboard.py"
+_WITH_HELPERS = ("/raylet", "multiprocessing.forkserver", _DASHBOARD)
+_NAMES = {
+    _DASHBOARD: "dashboard",
+    "ray-dashboard-JobHead-": "dashboard's part for jobs",
+    "ray::DashboardAgent": "dashboard's agent",
+    "ray::RuntimeEnvAgent": "agent for runtime_env",
+}
+"""Names by a part of the command line; the second is a separate process in newer Rays only."""
+
+
+class RayParts:
+    """Watches the processes of one `ray start`, and stops it when one is lost."""
+
+    def __init__(self, child: Child, clock: Callable[[], float]) -> None:
+        self._child, self._clock = child, clock
+        self._known: dict[str, int] = {}
+        self._stopped_since: dict[str, float] = {}
+        self.evidence = ""  # Why it was stopped, or ''
+
+    async def watch(self) -> None:
+        """Watch until one is gone or stopped for too long; then stop this Ray."""
+
+        async def check() -> str | NotYet:
+            if self._child.is_stopping:
+                return NotYet()
+            return self.find_lost(ray_processes(self._child.pid)) or NotYet()
+
+        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
+        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
+            await self._child.wait()
+        await self._child.stop(0.0)
+
+    def find_lost(self, found: Mapping[int, ProcessStat]) -> str:
+        """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
+        now, limit = self._clock(), times.RAY_HANGS
+        self._known |= {stat.name: pid for pid, stat in found.items()}
+        for name, pid in self._known.items():
+            if pid not in found or found[pid].state in _ENDED_STATES:
+                return f"its {name} (pid {pid}) is gone"
+            if found[pid].state not in _STOPPED_STATES:
+                self._stopped_since.pop(name, None)
+                continue
+            what = f"its {name} (pid {pid}) is stopped"
+            if name not in self._stopped_since:
+                say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")
+            if now - self._stopped_since.setdefault(name, now) >= limit:
+                return f"{what} for {limit:g} s"
+        return ""
+
+    def end_sentence(self, code: int) -> str:
+        """Return a sentence with how this Ray ended."""
+        end = f"`ray start` ended, {self._child.end_sentence(code)}"
+        return f"{self.evidence}; {end}" if self.evidence else end
+
+
+def ray_processes(pid: int) -> dict[int, ProcessStat]:
+    """Return the required processes of Ray among a process's children."""
+    stats = {child: read_stat(child) for child in children_of(pid)}
+    return {child: stat for child, stat in stats.items() if stat and stat.name in _REQUIRED}
+
+
+async def watch_helpers(
+    child: Child, emit: Callable[[str, bool], None], best_effort: BestEffort
+) -> None:
+    """Emit changes of which helper of a `ray start` is stopped ('': none), and if a job runs."""
+    emitted = ("", False)
+
+    async def check() -> None:
+        nonlocal emitted
+        in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
+        stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
+        runs = stopped != "" and bool(await in_thread(_drivers_by_job))
+        if (stopped, runs) != emitted:
+            emitted = (stopped, runs)
+            emit(*emitted)
+
+    await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
+
+
+def stopped_helper(pid: int) -> str:
+    """Return which helper of a `ray start` is stopped; '' for none."""
+    for helper, name in _helpers_below(pid):
+        stat = read_stat(helper)
+        if stat is not None and stat.state in _STOPPED_STATES:
+            return f"its {name} (pid {helper}) is stopped"
+    return ""
+
+
+def _helpers_below(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield pids and names of the helpers, at any depth."""
+    for child in children_of(pid):
+        line = ""
+        with suppress(OSError):
+            line = Path(f"/proc/{child}/cmdline").read_text(errors="replace").replace("\0", " ")
+        name = next((name for mark, name in _NAMES.items() if mark in line), None)
+        if name is not None:
+            yield child, name
+        if any(mark in line for mark in _WITH_HELPERS):
+            yield from _helpers_below(child)
+
+
+class MemoryWatch:
+    """Counts OOM kills since the agent's start."""
+
+    def __init__(
+        self, count: Callable[[], OomKills] = oom_kills, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count, self._clock = count, clock
+        self.kills = count()
+        self._grew_at, self._last_sentence = -math.inf, ""
+
+    def poll(self) -> str:
+        """Return a sentence if there were OOM kills since the last poll, else ''."""
+        now = self._count()
+        more = now.number - self.kills.number
+        self.kills = now
+        if more <= 0:
+            return ""
+        self._grew_at, self._last_sentence = self._clock(), oom_sentence(now, more)
+        return self._last_sentence
+
+    def recent(self) -> str:
+        """Return that sentence for a minute, unless another container's process may be meant."""
+        self.poll()
+        is_recent = self._clock() - self._grew_at <= times.OOM_RECENT
+        return self._last_sentence if is_recent and self.kills.of_container else ""
+
+
+def oom_sentence(kills: OomKills, more: int) -> str:
+    """Return a sentence with what ran out of memory and what was killed."""
+    where = "this container" if kills.of_container else "this machine"
+    what = "a process" if more == 1 else f"{more} processes"
+    return f"{where} ran out of memory: the kernel's OOM killer ended {what} of it"

@@ -1,0 +1,266 @@
+"""Probes: ports, reward servers, readiness and liveness of services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import aiohttp
+import anyio
+from aiohttp.abc import AbstractResolver
+from msgspec import Meta, convert
+
+from agent.base import times
+from agent.base.text import error_text, in_url, is_ip
+from agent.base.value import Value
+from agent.job.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
+from agent.processes.process import cpu_seconds, tree_of
+from agent.processes.resolving import resolve
+from agent.processes.waiting import NotYet, until
+from agent.record.files import reading
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from aiohttp.abc import ResolveResult
+
+    from agent.job.services import LivenessCheck, Placeholders, Readiness
+
+_MAX_REPLY = 1 << 20
+
+_TRY_DELAYS = (0.0, 0.5, 1.0, 1.5)
+REWARD_REQUEST = {
+    "query": ["What is 1+1? The answer is \\boxed{2}"],
+    "prompts": ["What is 1+1?"],
+    "labels": ["2"],
+}
+_CHUNK = 1 << 20
+_REFUSED = "connection refused"
+_BUSY = ("no answer ", "it answered 503", "it answered 429")  # Perhaps it is only busy
+_BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
+
+
+async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
+    """Try a TCP connection; return '' if it succeeds, else why not."""
+    where = f"{in_url(host)}:{port}"
+    why = f"no answer from {where} within {limit:g} s"
+    deadline = anyio.current_time() + limit
+    found = await resolve(host, limit)
+    if isinstance(found, str):
+        return found
+    with anyio.CancelScope(deadline=deadline):
+        for address in found:
+            try:
+                stream = await anyio.connect_tcp(address, port)
+            except OSError as error:
+                why = f"{reason(error.__cause__ or error)} by {where}"
+                continue
+            with suppress(OSError, anyio.BrokenResourceError):
+                await stream.aclose()
+            return ""
+    return why
+
+
+async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
+    """Send a request up to four times in parallel; return the first answer.
+
+    After packet loss the kernel repeats a SYN after 1 s only, and a request after 3 s; a new
+    connection may succeed earlier. A refused connection is an answer, too; only silence takes
+    `limit`.
+    """
+    answers: list[str] = []
+    with anyio.move_on_after(limit):
+        async with anyio.create_task_group() as tasks:
+
+            async def attempt(after: float) -> None:
+                await anyio.sleep(after)
+                answers.append(await ask())
+                tasks.cancel_scope.cancel()
+
+            for after in _TRY_DELAYS:
+                tasks.start_soon(attempt, after)
+    return answers[0] if answers else f"no answer within {limit:g} s"
+
+
+def reason(error: BaseException) -> str:
+    """Return an OS error in lower case, such as 'connection refused'."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
+
+
+class _RewardReply(Value):
+    rewards: Annotated[list[float], Meta(min_length=1, max_length=1)]
+
+
+def check_reward_reply(body: bytes) -> str:
+    """Return '' for a scoring reply with one finite number, else what is wrong with it."""
+    excerpt = body[:120].decode(errors="replace").strip()
+    try:
+        (reward,) = convert(json.loads(body), _RewardReply).rewards
+    except (ValueError, RecursionError, OverflowError) as error:
+        return f'its reply is not JSON with "rewards", a list of one number ({error}): {excerpt}'
+    return "" if math.isfinite(reward) else f"its reward is not a finite number: {excerpt}"
+
+
+async def reward_answers(url: str, limit: float = 10.0, token: str | None = None) -> str:
+    """Request one score; return '' for a valid reply, else what is wrong."""
+    reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit, token)
+    return reply if isinstance(reply, str) else check_reward_reply(reply)
+
+
+async def reply_evidence(
+    url: str, body: str | None, expect: str, limit: float = 10.0, *, follows_redirects: bool = True
+) -> str:
+    """Send one request; return '' for the expected reply, else what is wrong."""
+    reply = await _send_request(url, body, limit, follows_redirects=follows_redirects)
+    if isinstance(reply, str):
+        return reply
+    text = reply.decode(errors="replace")
+    return "" if expect in text else f"its reply lacks {expect!r}: {text[:120].strip()}"
+
+
+async def _send_request(
+    url: str,
+    body: str | None,
+    limit: float,
+    token: str | None = None,
+    *,
+    follows_redirects: bool = True,
+) -> bytes | str:
+    """Send one request; return the body of a good reply, or why there is none."""
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    method = "GET" if body is None else "POST"
+    text = b""
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(resolver=ThreadResolver(limit)),
+                timeout=aiohttp.ClientTimeout(total=limit),
+                trust_env=not is_ip(urlsplit(url).hostname or ""),  # addresses need no proxy
+            ) as session,
+            session.request(
+                method, url, data=body, headers=headers, allow_redirects=follows_redirects
+            ) as reply,
+        ):
+            async for chunk in reply.content.iter_any():
+                text += chunk
+                if len(text) > _MAX_REPLY:
+                    return f"its reply is longer than {_MAX_REPLY} bytes"
+            if reply.ok:
+                return text
+            return f"it answered {reply.status}: {text[:120].decode(errors='replace').strip()}"
+    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
+        return f"no answer within {limit:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return reason(getattr(error, "os_error", None) or error)
+
+
+class ReadinessProbe:
+    """Probes whether one service is ready; `token` is sent to a reward server."""
+
+    def __init__(
+        self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
+    ) -> None:
+        self._ready, self._placeholders = ready, place
+        self._log, self._token = log, token
+        self._offset = log.stat().st_size if log.exists() else 0
+        self._rest = ""  # The start of a line of the log whose end was not written yet
+
+    async def ask(self, limit: float = 10.0) -> str:
+        """Return '' if it is ready, else why not."""
+        place = self._placeholders
+        match self._ready:
+            case ScoringProbe(url):
+                return await reward_answers(place.fill(url), limit, self._token)
+            case HttpProbe(url, body, expect):
+                return await reply_evidence(place.fill(url), body, expect, limit)
+            case TcpProbe(port):
+                return await port_answers(place.node_ip, port, min(limit, times.LOCAL_CONNECT))
+            case LogPattern(pattern):
+                return self._search_log(pattern)
+
+    def _search_log(self, pattern: str) -> str:
+        """Return '' once a new line of the log matches, else why not."""
+        try:
+            with reading(self._log) as file:
+                file.seek(self._offset)
+                new = file.read(_CHUNK)
+        except (OSError, ValueError) as error:
+            why = error_text(error) if isinstance(error, OSError) else error
+            return f"its output cannot be read: {why}"
+        self._offset += len(new)
+        text = self._rest + new.decode(errors="replace")
+        if re.search(pattern, text, re.MULTILINE):
+            return ""
+        self._rest = text.rpartition("\n")[2][-10_000:]
+        return f"no line of its output matches {pattern!r} so far"
+
+
+class ThreadResolver(AbstractResolver):
+    """aiohttp resolver that uses `resolve`, with its timeout."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return a host's addresses in aiohttp's form."""
+        del family  # both families are tried, in order
+        found = await resolve(host, self._limit)
+        if isinstance(found, str):
+            raise OSError(found)
+        return [
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
+            for address in found
+        ]
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def until_dead(
+    ask: Callable[[float], Awaitable[str]], alive: LivenessCheck, cpu: Callable[[], float]
+) -> str:
+    """Probe a service until it is dead; return why. One that uses CPU (`cpu`) may answer late."""
+    misses = 0
+
+    async def probe() -> str | NotYet:
+        nonlocal misses
+        before, began = cpu(), anyio.current_time()
+        evidence = await ask(alive.within)
+        has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
+        if not evidence:
+            misses = 0
+        if not evidence or (evidence.startswith(_BUSY) and has_worked):
+            return NotYet()
+        if _REFUSED in evidence:
+            return evidence
+        misses += 1
+        dead = f"{evidence}, {misses} times in a row"
+        return dead if misses >= alive.misses else NotYet()
+
+    return await until(probe, None, step=alive.every, longest=alive.every)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds used by a process and its descendants."""
+    return sum(map(cpu_seconds, tree_of(pid)), 0.0)

@@ -1,0 +1,200 @@
+"""The summary of a run that `explain` prints, and the phases that `/status` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.base.errors import UnavailableError
+from agent.base.text import duration_text, escaped, first_names
+from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
+from agent.decisions.shared import HERE
+from agent.decisions.worker.worker_state import WorkerPhase
+from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
+from agent.record.files import seconds_between
+from agent.record.run_folder import OUTCOME_FILE, newest_run, node_folders, read_outcome
+from agent.record.run_record import RUN_FILE, RunRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.base.ends import Outcome
+    from agent.decisions.head.head_state import HeadEvent, HeadState
+    from agent.record.files import NoRecord
+
+MOST_SPANS = 32  # phases kept of each node: the first one and the latest
+_MOST_LINES = 10
+_MOST_WAITS = 3
+
+
+# --- phases in /status ---------------------------------------------------------------------------
+
+
+Spans = list[tuple[str, float]]
+"""Phases and when each began; it ends where the next one begins."""
+
+
+class Timeline:
+    """The phases of the head and of each worker; the cost per event is constant."""
+
+    def __init__(self) -> None:
+        self.phases: Spans = []  # the head's own
+        self.nodes: dict[str, Spans] = {}  # by the key of a worker's agent
+
+    def add(self, event: HeadEvent, state: HeadState, now: float) -> None:
+        """Add what an event changed; `state` is the state after it."""
+        _enter(self.phases, state.phase.value, state.phase_since)
+        if isinstance(event, WorkerReported):
+            worker = event.worker
+            phase = "left" if worker.has_left else worker.phase
+            _enter(self.nodes.setdefault(worker.key, []), phase, now)
+        elif isinstance(event, WorkerSilent) and event.key in self.nodes:
+            _enter(self.nodes[event.key], "silent", now)
+        elif isinstance(event, WorkerReplaced):
+            self.nodes.pop(event.key, None)
+
+
+def _enter(spans: Spans, phase: str, now: float) -> None:
+    if spans and spans[-1][0] == phase:
+        return
+    spans.append((phase, round(now, 1)))
+    if len(spans) > MOST_SPANS:
+        del spans[1]
+
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+def explain(folder: Path) -> list[str]:
+    """Summarize a run in at most ten lines, by its head's events, or by those of a named node.
+
+    The folder is a run's, or one node's in it, or one above runs, of which the newest is taken.
+    """
+    run = newest_run(folder)
+    record = RunRecord.read((run or folder) / RUN_FILE)
+    nodes = [] if run is None else node_folders(run)
+    node = folder.resolve() if folder.resolve() in nodes else next(iter(nodes), folder)
+    events, starts = _on_one_clock(node)
+    if not starts:
+        raise UnavailableError(
+            f"{folder} holds no run",
+            why=f"neither it nor a folder below it has {EVENTS_FILE}",
+            remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",
+            culprit="RUN FOLDER",
+        )
+    role, run_id = (starts[-1].data[key] for key in ("role", "run_id"))
+    agents = len({one.data["started_at"] for one in starts})
+    again = f"; its agent was started {agents} times" if agents > 1 else ""
+    lasted = f"began {starts[0].data['started_at']}, lasted {_time(events[-1].at)}"
+    outcome = read_outcome(node)
+    first_phase = HeadPhase.BOOTING if role == "head" else WorkerPhase.FINDING
+    lines = [
+        f"run {run_id or 'without an id'}, recorded by the {role} {node.name}: {lasted}{again}",
+        *_phases(events, first_phase.value),
+        *_waits(events, is_over=outcome is not None),
+        *_joined(events),
+        *_services(events),
+        *_attempts(record),
+        *_end(outcome),
+    ]
+    short = lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], *lines[-2:]]
+    return [escaped(" ".join(line.split())) for line in short]
+
+
+def _on_one_clock(node: Path) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
+    """Return a node's events, timed from the start of its first agent, and the agents' starts."""
+    events: list[RecordedEvent] = []
+    starts: list[RecordedEvent] = []
+    offset = 0.0
+    for event in read_events(node):
+        if event.kind == "Began":
+            starts.append(event)
+            first, last = (str(one.data["started_at"]) for one in (starts[0], event))
+            offset = seconds_between(first, last)
+        events.append(event._replace(at=event.at + offset))
+    return events, starts
+
+
+def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
+    """Return the total time in each phase; `phase` is the first one."""
+    spent: dict[str, float] = {}
+    since = 0.0
+    for event in events:
+        spent[phase] = spent.get(phase, 0.0) + event.at - since
+        since = event.at
+        if event.kind == "PhaseEntered":
+            phase = event.data["phase"]
+    long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
+    phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
+    return [f"phases: {phases}"] if phases else []
+
+
+def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:
+    """Return the longest waits, each with its last evidence; unfinished ones first."""
+    since: dict[str, tuple[float, str]] = {}
+    waits: list[tuple[float, str, str, str]] = []
+    for at, kind, data in events:
+        if kind == "Waited":
+            begun, evidence = since.get(data["what"], (at, ""))
+            since[data["what"]] = (begun, data["evidence"] or evidence)
+        elif kind == "WaitsOver":
+            for what in data["what"]:
+                begun, evidence = since.pop(what, (at, ""))
+                waits.append((at - begun, what, evidence, ""))
+    end, unfinished = events[-1].at, ", in vain" if is_over else " so far"
+    waits += [(end - at, what, evidence, unfinished) for what, (at, evidence) in since.items()]
+    waits.sort(key=lambda wait: (not wait[3], -wait[0]))
+    return [
+        f"waited for {what} {_time(seconds)}{state}" + (f"; last: {evidence}" if evidence else "")
+        for seconds, what, evidence, state in waits[:_MOST_WAITS]
+        if seconds >= times.SPAN_SHORTEST or state
+    ]
+
+
+def _joined(events: list[RecordedEvent]) -> list[str]:
+    """Return the nodes that joined, the slowest first, and those that left, with the cause."""
+    joined: dict[str, str] = {}
+    left: dict[str, str] = {}
+    for at, kind, data in events:
+        if kind == "WorkerReported" and data["worker"].get("joined"):
+            name = data["worker"]["name"]
+            joined.setdefault(name, f"{name} after {_time(at)}")
+        elif kind == "ByeHeard":
+            left[data["node"]] = f"{data['node']} ({data['cause']})"
+    return [
+        f"{what}: {first_names(names)}"
+        for what, names in (("joined", [*joined.values()][::-1]), ("left", [*left.values()]))
+        if names
+    ]
+
+
+def _services(events: list[RecordedEvent]) -> list[str]:
+    """Return the services that failed, how often, and the last reason."""
+    failed: dict[str, list[str]] = {}
+    for _, kind, data in events:
+        if kind == "ServiceGone":
+            where = "" if data["node"] == HERE else f" on {data['node']}"
+            failed.setdefault(f"{data['name']}{where}", []).append(data["evidence"])
+    texts = [f"{name} failed {len(why)} x ({why[-1]})" for name, why in failed.items()]
+    return [f"services: {'; '.join(texts)}"] if texts else []
+
+
+def _attempts(record: RunRecord | NoRecord) -> list[str]:
+    if not isinstance(record, RunRecord) or not record.attempts:
+        return []
+    last = record.attempts[-1]
+    length = "not over" if last.end is None else _time(seconds_between(last.start, last.end))
+    code = "" if last.exit_code is None else f", exit code {last.exit_code}"
+    before = [f"attempt {one.number}: {one.reason or 'over'}" for one in record.attempts[:-1]]
+    return [f"job: {'; '.join([*before[-2:], f'attempt {last.number}: {length}{code}'])}"]
+
+
+def _end(outcome: Outcome | None) -> list[str]:
+    if outcome is None:
+        return [f"no {OUTCOME_FILE}: the agent still runs, or was killed"]
+    end = f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"
+    return [end, f"remedy: {outcome.remedy}"] if outcome.remedy else [end]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)

@@ -1,0 +1,373 @@
+"""The job on the head: make, submit and stop it, pass on its output, read its checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from msgspec.structs import replace
+
+from agent.base import ends, times
+from agent.base.ends import Outcome
+from agent.base.text import mib
+from agent.base.value import Value
+from agent.decisions.attempts import DriverSignaled
+from agent.decisions.head.head_state import CheckpointSeen, SaveOver
+from agent.decisions.head.probes import slowest_link
+from agent.decisions.shared import LogLine
+from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
+from agent.job import checkpoints
+from agent.job.checkpoints import resumes_from, step_of
+from agent.job.job import (
+    checkpoint_owner,
+    entrypoint,
+    fill,
+    is_sized_by_links,
+)
+from agent.node.read import cached_model, model_config
+from agent.plan.environment import without_proxy_to
+from agent.plan.plan import JOB_LOG
+from agent.processes import driver
+from agent.processes.output import OutputCopies, PreambleFilter
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record import run_folder
+from agent.record.background import in_thread
+from agent.record.files import safe_name
+from agent.record.log import say
+from agent.run.local_services import size_at_start
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from agent.bridge.link import RayLink
+    from agent.decisions.head.head_state import HeadState
+    from agent.frameworks.recipe import Command
+    from agent.job.job import Job, RecipeJob
+    from agent.job.services import Placeholders
+    from agent.plan.plan import Plan
+    from agent.record.job_lines import JobLines
+    from agent.record.run_folder import CheckpointFiles
+    from agent.run.local_services import TorchrunLink
+    from agent.run.node_run import NodeRun
+
+
+async def start_job_output(
+    run: NodeRun, job_id: str, command_line: str, watcher: JobLines
+) -> tuple[OutputCopies, Path | None]:
+    """Start to pass on a job's output; return it, and the file that the bridge must write."""
+    session, mirror = run.plan.launch.session, None
+    if session is None:  # the driver's output is on another machine
+        source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
+    else:
+        latest = Path(session, "session_latest").resolve()  # noqa: ASYNC240 - a link on a local disk
+        source = latest / "logs" / f"job-driver-{job_id}.log"
+        run.node.update(session=str(latest))
+    known, update, log = run.node.record, run.node.update, run.folder.file(JOB_LOG)
+    run.output_begins = max(0, await size_at_start(run, log) - known.copied)
+    output = OutputCopies(source, PreambleFilter(job_id, command_line))
+    output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
+    output.to_file(log, known.copied, lambda count: update(copied=count))
+    output.to_watcher(watcher)
+    output.start()
+    return output, mirror
+
+
+async def stop_job(
+    link: RayLink | TorchrunLink,
+    job_id: str,
+    flush: Callable[[], Awaitable[None]],
+    send: Callable[[DriverSignaled], None],
+    task: SubmissionTask,
+) -> None:
+    """Stop a job through Ray, or signal its driver where the dashboard hangs.
+
+    `flush` writes the reason first, for an agent that replaces this one. A submission in
+    preparation is canceled.
+    """
+    if await task.cancel():
+        return
+    await flush()
+    with anyio.move_on_after(times.STOP_ACCEPTED):
+        await link.stop_job(job_id)
+        return
+    pids = driver.terminate_driver(job_id)
+    if pids:  # else it runs on another machine, or has ended
+        send(DriverSignaled(job_id))
+        timeout = f"Ray did not take the stop of the job within {times.STOP_ACCEPTED:g} s"
+        say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
+
+
+async def send_newest_checkpoint(
+    run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
+) -> None:
+    """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
+    job, held = run.plan.job, None
+    if job is not None and job.checkpoints:
+        read = partial(run_folder.read_checkpoints, job.checkpoints)
+        held = await in_thread(read, times.CHECKPOINT_LISTING)
+    if job is None or held is None:
+        send(CheckpointSeen(attempt))
+        return
+    path = resumes_from(held, job.framework) if job.framework else ""
+    found = f"{job.checkpoints}/{path}" if path else ""
+    send(CheckpointSeen(attempt, step_of(held.newest), found))
+
+
+async def save_job(
+    run: NodeRun, job_id: str, signum: int, send: Callable[[SaveOver], None]
+) -> None:
+    """Send a job the signal on which it saves; send an event once it has a new checkpoint.
+
+    A job that does not handle the signal is not sent it: the signal would end the job.
+    """
+    plan = run.plan
+    find = driver.find_driver if plan.torchrun is None else driver.find_first_rank
+    process = await anyio.to_thread.run_sync(find, job_id)
+    if not driver.handles_signal(process, signum):
+        why = "no driver of it runs here" if process is None else "the job does not handle it"
+        send(SaveOver(job_id, driver.not_passed_on(signum, why)))
+        return
+
+    async def newest() -> CheckpointFiles | None:
+        """Return None if there is none, or its disk is slow."""
+        if plan.job is None or not plan.job.checkpoints:
+            return None
+        folder, framework = plan.job.checkpoints, plan.job.framework
+        read = partial(run_folder.read_newest_files, folder, framework)
+        return await in_thread(read, times.CHECKPOINT_LISTING)
+
+    before = last = await newest()
+    changed_at = run.now()
+    say(driver.forward_signal(process, signum))
+
+    async def look() -> str | NotYet:
+        nonlocal last, changed_at
+        former, last = last, await newest()
+        changed_at = changed_at if last == former else run.now()
+        if last is None or last == before:
+            return NotYet()
+        is_whole = last.is_marked_whole or run.now() >= changed_at + times.CHECKPOINT_QUIET
+        return last.path if is_whole else NotYet()
+
+    with suppress(TimedOutError):
+        saved = await until(look, plan.settings.stop_grace, longest=times.CHECKPOINT_POLL)
+        send(SaveOver(job_id, f"the job has saved {saved}"))
+
+
+class Submission(Value):
+    """A job as it is submitted to Ray."""
+
+    line: str  # the shell command that Ray runs
+    runtime_env: dict[str, object]
+    messages: tuple[LogLine, ...] = ()  # log lines for the user
+    basis: JobBasis = JobBasis()  # what a recipe was sized by
+    secrets: str = ""  # the content of the file from which that command reads its secrets
+    secrets_file: str = ""
+
+
+async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
+    """Return what the recipe is sized by: the model's shape, and the slowest link between nodes.
+
+    The model's `config.json` may have been fetched after the plan was made.
+    """
+    recipe = None if plan.job is None else plan.job.recipe
+    if recipe is None or not recipe.input.model:
+        return JobBasis()
+    basis, model = recipe.input.basis, recipe.input.model
+    revision, environ = recipe.input.revision or None, plan.environ
+    if not plan.facts.model_is_here:
+        folder = await in_thread(lambda: cached_model(model, environ, revision))
+        if folder is not None:
+            pinned = str(folder) if revision else ""
+            basis = replace(basis, commit=folder.name, folder=pinned)
+    if basis.model is None or basis.model.source != CONFIG:
+        config = await in_thread(lambda: model_config(model, environ, revision))
+        basis = replace(basis, model=shape_of(model, config) or basis.model)
+    return replace(basis, link=slowest_link(state)) if is_sized_by_links(plan.job) else basis
+
+
+class SubmissionMaker:
+    """Makes the submission of an attempt for the nodes that joined."""
+
+    def __init__(
+        self, plan: Plan, state: HeadState, run_id: str, basis: JobBasis, *, is_followed: bool
+    ) -> None:
+        self._plan, self._state, self._run_id, self._basis = plan, state, run_id, basis
+        self._writes_first = not is_followed  # else it has written to its checkpoint folder
+
+    async def make(
+        self,
+        placeholders: Placeholders,
+        reward_url: str,
+        env: Mapping[str, str],
+        clean: Callable[[str], str] = str,
+    ) -> Submission | Outcome:
+        """Return the submission, or the outcome that refuses it.
+
+        `env` is Ray's environment here, which the job inherits. `clean` masks secrets, which Ray
+        must not show: the job reads them from a file beside Ray's sessions.
+        """
+        state, job, ray = self._state, self._plan.job, self._plan.own_ray
+        assert job is not None  # noqa: S101 - decided only where there is one
+        argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
+        own_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
+        if job.recipe is not None:
+            sized = await self._size_recipe(job, job.recipe)
+            if isinstance(sized, Outcome):
+                return sized
+            command, messages = sized
+            argv, set_already = command.argv, {} if ray is None else env
+            own_env |= {name: text for name, text in command.env.items() if name not in set_already}
+        if own_env:
+            given = runtime_env.get("env_vars")
+            of_user = given if isinstance(given, dict) else {}
+            runtime_env = {**runtime_env, "env_vars": {**own_env, **of_user}}
+        place = replace(placeholders, head_ip=state.ray_head_ip or placeholders.head_ip)
+        gpus, attempt = [node.gpus for node in state.nodes()], state.attempt.number
+        words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
+        name = f"{safe_name(self._run_id)}-{attempt}.secrets"
+        file = "" if ray is None else f"{ray.session}/{name}"
+        line, secrets = entrypoint(words, attempt, file, clean)
+        if clean(line) != line:  # the driver may run on another machine than its file
+            text = (
+                "the job's command holds a secret, which the dashboard of the platform's Ray "
+                "shows: set it in the environment of that Ray's nodes instead"
+            )
+            messages.append(LogLine(text, "warning"))
+        if job.upload is not None:
+            size = f"{job.upload.files} file(s), {mib(job.upload.size)}"
+            messages.append(LogLine(f"uploading {runtime_env['working_dir']} to Ray: {size}"))
+        return Submission(line, runtime_env, tuple(messages), self._basis, secrets, file)
+
+    async def _size_recipe(
+        self, job: Job, recipe: RecipeJob
+    ) -> tuple[Command, list[LogLine]] | Outcome:
+        """Return a recipe's command for the nodes that joined, and log lines, or refuse."""
+        nodes, framework, given = self._state.nodes(), job.framework, recipe.input
+        is_here = self._basis.folder or self._plan.facts.model_is_here
+        if framework and given.revision and not is_here:
+            return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
+        held: checkpoints.FolderContents | None = None
+        if framework and self._writes_first:
+            read = partial(run_folder.read_checkpoints, job.checkpoints)
+            held = await in_thread(read, times.IDLE_DISK)
+            kept = {} if held is None else checkpoints.kept_settings(held, framework)
+            self._basis = replace(self._basis, kept=kept)
+        try:
+            command = recipe.command(nodes, self._run_id, self._basis)
+        except MisfitError as error:
+            kinds = Counter((node.gpus, node.cpus) for node in nodes).items()
+            listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
+            end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=listed, error=error)
+            return self._misfit(end)
+        messages = [LogLine(text, "warning") for text in command.warnings]
+        messages += [LogLine(note) for note in command.notes]
+        if self._basis.commit:
+            messages.append(LogLine(f"{given.model} is commit {self._basis.commit}"))
+        if framework and self._writes_first:
+            ours = checkpoint_owner(recipe, nodes, command.format)
+            found = await self._take_checkpoints(job.checkpoints, held, ours)
+            if isinstance(found, Outcome):
+                return found
+            messages += [*found, *self._on_several_disks(job.checkpoints)]
+        return command, messages
+
+    async def _take_checkpoints(
+        self,
+        folder: str,
+        held: checkpoints.FolderContents | None,
+        ours: checkpoints.CheckpointOwner,
+    ) -> Outcome | list[LogLine]:
+        """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
+        fault: str | None = None
+        if held is not None:
+            why = checkpoints.why_unusable(held, ours)
+            if why:
+                return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
+            why = checkpoints.why_not_resumable(held, ours)
+            if why:
+                return self._misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why))
+            fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
+        if held is None or fault != "":
+            error = fault or "it does not answer"
+            return ends.CHECKPOINTS_REFUSED.outcome(
+                folder=folder, why=f"no place for them: {error}"
+            )
+        overlooked = checkpoints.why_untracked(held, ours.framework)
+        if overlooked:
+            return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
+        step = resumes_from(held, ours.framework)
+        if not step:
+            return [LogLine(f"checkpoints go to {folder}")]
+        found = [LogLine(f"resumes from {folder}/{step}")]
+        if self._basis.kept:
+            listed = ", ".join(f"{name} {value}" for name, value in self._basis.kept.items())
+            found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
+        return found
+
+    def _on_several_disks(self, folder: str) -> list[LogLine]:
+        """Warn if the folder is on different disks: each rank writes its shard on its own node."""
+        own, others = self._plan.facts.checkpoints, self._state.fleet.facts.values()
+        if own is None or not others:
+            return []
+        mounts = {(one.source, one.kind) for other in others if (one := other.checkpoints)}
+        if own.is_shared and mounts <= {(own.source, own.kind)}:
+            return []
+        apart_only = "each node keeps its own part, and only the same nodes can go on from them"
+        what = f"checkpoints: {folder} is no disk that all nodes share ({own.kind} here)"
+        remedy = "Set AGENT_CHECKPOINTS to a shared one"
+        return [LogLine(f"{what}: {apart_only}. {remedy}", "warning")]
+
+    def _misfit(self, refusal: Outcome) -> Outcome:
+        """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
+
+        An earlier attempt had fitting nodes, so a later run may succeed once they are back.
+        """
+        if self._state.attempt.number == 1:
+            return refusal
+        return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
+
+
+T = TypeVar("T")
+
+
+class SubmissionTask:
+    """Runs a submission as a task that can be canceled until it is handed to Ray."""
+
+    def __init__(self) -> None:
+        self._current: tuple[anyio.CancelScope, anyio.Event] | None = None
+        """The scope that makes it, and the event set once it was handed over or canceled."""
+
+    def start(
+        self, tasks: anyio.abc.TaskGroup, submit: Callable[..., Awaitable[None]], *arguments: object
+    ) -> None:
+        """Start a task that makes a submission, by `make`, and hands it over."""
+        self._current = _, done = anyio.CancelScope(), anyio.Event()
+
+        async def run() -> None:
+            try:
+                await submit(*arguments)
+            finally:
+                done.set()
+
+        tasks.start_soon(run)
+
+    async def make(self, make: Callable[..., Awaitable[T]], *arguments: object) -> T | None:
+        """Return the result of `make`; None if the submission was canceled."""
+        assert self._current is not None  # noqa: S101 - called by what `start` has started
+        with self._current[0]:
+            return await make(*arguments)
+        return None
+
+    async def cancel(self) -> bool:
+        """Cancel it, or wait until it is handed over; return whether it was canceled."""
+        if self._current is None:
+            return False
+        scope, done = self._current
+        scope.cancel()
+        await done.wait()
+        return scope.cancelled_caught

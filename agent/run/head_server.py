@@ -1,0 +1,321 @@
+"""What the head serves: replies to workers, status, findings, and the logs of all nodes."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.text import listed
+from agent.checks.finding import Level, group_findings
+from agent.decisions import head
+from agent.decisions.head.boot_waits import service_title
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_state import HeadPhase, WorkerReported
+from agent.decisions.shared import HERE, OrderKind
+from agent.job.services import digest
+from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
+from agent.port.protocol import Reply
+from agent.port.reports import Expected
+from agent.port.server import LogPart
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.background import in_thread
+from agent.record.files import reading
+from agent.record.job_lines import JobLines
+from agent.record.run_folder import OutageRecord
+from agent.record.summary import Timeline
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.checks.finding import Finding
+    from agent.decisions.head.head_state import HeadEvent, HeadState, Key
+    from agent.decisions.shared import Item
+    from agent.diagnosis.find_cause import Log
+    from agent.plan.plan import Plan
+    from agent.port.protocol import WorkerStats
+    from agent.port.reports import Reports
+    from agent.run.node_run import NodeRun
+    from agent.run.run_keeper import RunKeeper
+
+
+async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
+    """Return the reply to workers before the first decision, once its epoch is on disk."""
+    await keeper.flush()
+    return Reply(
+        *(keeper.epoch, keeper.record.run_id),
+        phase=HeadPhase.BOOTING.value,
+        ray_ready=False,
+        head_ip=head_ip,
+        news=0,
+        attempt=attempt,
+        fingerprint=keeper.proof(attempt - 1),
+    )
+
+
+def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
+    """Return what workers must agree on: versions, services, and torchrun's command."""
+    job = "" if plan.torchrun is None else keeper.record.fingerprint
+    return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
+
+
+def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
+    """Return how many workers that never reported may still do so."""
+    given = plan.topology.given_ray is not None  # its workers run no agent
+    if given or not sockets:
+        return 0
+    return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
+
+
+_NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
+_PART = 256 << 10  # most bytes of a log in one reply
+
+
+class RunStatus:
+    """The status and the logs of one run; `get_state` returns the head's current state."""
+
+    def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
+        self._run, self._keeper, self._get_state = run, keeper, get_state
+        self.timeline = Timeline()
+        self._alive: Mapping[str, str] = {}
+        self.job_lines = JobLines(run.redactor.clean)
+        self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
+        self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
+
+    def apply_event(self, event: HeadEvent) -> None:
+        """Update timeline, run record and job lines with an event that was decided on."""
+        state = self._get_state()
+        if state.fleet.alive is not self._alive:
+            self._alive = state.fleet.alive
+            self._keeper.record_nodes(self._alive.values())
+        self.timeline.add(event, state, self._run.now())
+        if isinstance(event, WorkerReported):
+            stats = self.worker_stats.get(event.worker.key)
+            has_share = event.worker.key in state.shares.by_node
+            if stats is not None and has_share and stats.attempt == state.attempt.number:
+                # a report of an earlier attempt is skipped
+                self.job_lines.known.add_from_node(event.worker.name, stats.known)
+
+    def logs_of_nodes(self) -> tuple[Log, ...]:
+        """Return what other nodes' shares printed about a cause, the first that failed first."""
+        state = self._get_state()
+        failed = state.shares.first_failed
+        first = "" if failed is None else failed.node
+        return self.job_lines.known.logs_of_nodes(first)
+
+    def status(self) -> dict[str, object]:
+        """Return the status that needs no token."""
+        state, plan, keeper, now = self._get_state(), self._run.plan, self._keeper, self._run.now()
+        job, report, name = None, state.attempt.report, plan.settings.run_name
+        if plan.job is not None:
+            job_status = report.status.lower() if report else "not submitted"
+            job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
+            if plan.job.recipe is not None:  # the name that it gives the run in W&B
+                name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
+        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        known = {worker.ip for worker in workers}
+        ranked = sorted(workers, key=lambda one: (one.rank or 0, one.name))
+        plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
+        return {
+            "run_id": keeper.record.run_id,
+            "run_name": name and self._run.redactor.clean(name),
+            "epoch": keeper.epoch,
+            "role": "head",
+            "platform": plan.topology.platform.name,
+            "name": plan.topology.node_name,
+            "phase": state.phase.value,
+            "seconds": round(now, 1),
+            "seconds_in_phase": round(now - state.phase_since, 1),
+            "phases": [*self.timeline.phases],
+            "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
+            "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
+            "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
+            "services": [
+                self._service(state, key, item, now) for key, item in state.services.items()
+            ],
+            "prepare": [
+                {"name": name, "state": item.step.value, "detail": item.evidence}
+                for (_, name), item in state.steps.items()
+            ],
+            "outages": to_builtins(self.outages()),
+            "job": job,
+            "verdict": to_builtins(state.verdict),
+            "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
+            "curve": self.job_lines.curve(),
+            "cost": self.cost(),
+        }
+
+    def cost(self) -> float | None:
+        """Return what the run has cost so far, all nodes and heads together; None if unknown."""
+        goal = self._get_state().goal
+        if goal.price is None:
+            return None
+        hours = goal.used_hours + self._run.now() / 3600
+        return round(goal.price * hours * (goal.expected_workers + 1), 2)
+
+    def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
+        stats = self.worker_stats.get(worker.key)
+        steps = {} if stats is None else stats.steps
+        return {
+            "name": worker.name,
+            "ip": worker.ip,
+            "rank": worker.effective_rank,
+            "state": worker.state(counts=joined).value,
+            "phase": worker.phase,
+            "detail": worker.refused or worker.detail,
+            "last_error": worker.refused or worker.error,
+            "heard_seconds_ago": round(now - worker.last_report_at, 1) if worker.key else None,
+            "joined": joined,
+            "phases": [*self.timeline.nodes.get(worker.key, ())],
+            "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
+        }
+
+    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
+        node, name = key
+        worker = state.fleet.workers.get(node)
+        where = HERE if worker is None else worker.name
+        outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
+        since = next((one.since for one in outages if one.until is None), None)
+        seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
+        stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
+        latency = None if stats is None else stats.latencies.get(name)
+        return {
+            "name": service_title(state, key),
+            "state": item.step.value,
+            "detail": item.evidence,
+            "restarts": item.generation - 1,
+            "outages": len(outages),
+            "outage_seconds": round(seconds, 1),
+            "outage_since": None if since is None else round(since, 1),
+            "latency": None if latency is None else to_builtins(latency),
+        }
+
+    def private_details(self) -> dict[str, object]:
+        """Return log and finding texts, which only callers with a token may read."""
+        state, plan = self._get_state(), self._run.plan
+        found = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
+        warnings = [self._finding(one) for one in found if one.level is not Level.OK]
+        for one in warnings:
+            del one["level"]
+        progress = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
+            state.fleet.workers[key].name: dict(stats.progress)
+            for key, stats in self.worker_stats.items()
+            if stats.progress and key in state.fleet.workers
+        }
+        return {
+            "warnings": [*warnings, *self.job_lines.known.warnings()],
+            "job_tail": self.job_lines.tail(),
+            "progress": progress,
+        }
+
+    def findings(self) -> dict[str, object]:
+        """Return the findings of all nodes' checks: each node's own, and those between nodes."""
+        state, plan = self._get_state(), self._run.plan
+        fleet, workers = state.fleet, state.fleet.workers.values()
+        present = sorted(workers, key=lambda worker: (worker.effective_rank or 0, worker.name))
+        known = [one for one in present if not one.has_left and one.key in fleet.findings]
+        found = [(plan.topology.node_name, plan.findings)]
+        found += [(one.name, fleet.findings[one.key]) for one in known]
+        addresses = {worker.ip for worker in known}
+        between = (*state.differences, *state.probes.findings)
+        return {
+            "nodes": [name for name, _ in found],
+            "unknown": [name for ip, name in fleet.alive.items() if ip not in addresses],
+            "findings": [
+                {**self._finding(one), "nodes": nodes} for one, nodes in group_findings(found)
+            ],
+            "between": [self._finding(one) for one in between],
+        }
+
+    def _finding(self, one: Finding) -> dict[str, str]:
+        return {name: self._run.redactor.clean(text) for name, text in to_builtins(one).items()}
+
+    def outages(self) -> tuple[OutageRecord, ...]:
+        """Return the services' outages as records."""
+        names, utc = {HERE: self._run.plan.topology.node_name}, self._run.utc
+        return tuple(
+            OutageRecord(
+                *(one.service, names.get(one.node, one.node), utc(one.since)),
+                None if one.until is None else utc(one.until),
+            )
+            for one in self._get_state().outages
+        )
+
+    async def read_log(
+        self, reports: Reports, node: str, name: str, after: int | None
+    ) -> LogPart | str:
+        """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
+        plan = self._run.plan
+        own_name, wanted = plan.topology.node_name, log_files(name)
+        logs = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG, **plan.logs()}
+        logs |= {spec.name: spec.log for spec in plan.all_services}
+        known_name = next((one for one, file in logs.items() if file in wanted), name)
+        file = plan.logs().get(known_name)
+        workers = self._get_state().fleet.workers.values()
+        present = {one.name: one.key for one in workers if not one.has_left}
+        if node in {HERE, own_name} and file is not None:
+            return await self._read_local(self._run.folder.file(file), after)
+        if node in present and known_name in logs:
+            limit = times.LOG_LINES_AWAITED
+            text = await request_log(reports, present[node], known_name, limit)
+            if text is not None:
+                return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+        names = listed([file.removesuffix(".log") for file in logs.values()])
+        known = f"nodes are {listed([own_name, *present])}; logs {names}"
+        return f"{node} has no log {name!r}, or did not send it in time: {known}"
+
+    async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
+        """Read a local log; wait briefly for new lines or the run's end."""
+
+        async def more() -> LogPart | NotYet:
+            is_over = self._get_state().phase is HeadPhase.LEAVING
+            found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
+            if found is None or not (found[0] or after is None or is_over):
+                return NotYet()
+            text = self._run.redactor.clean(found[0].decode(errors="replace"))
+            return LogPart(text, found[1], is_over)
+
+        try:
+            return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
+        except TimedOutError:
+            return LogPart("", after or 0)
+
+
+async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:
+    """Request a log from a worker and wait for it; None if it does not arrive."""
+    reports.logs.pop((key, name), None)
+    reports.order(key, OrderKind.SEND_LOG, name)
+
+    async def sent() -> str | NotYet:
+        return reports.logs.get((key, name), NotYet())
+
+    try:
+        return await until(sent, limit)
+    except TimedOutError:
+        return None
+
+
+def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
+    """Read whole lines from an offset, or the last ones; return them and the next offset."""
+    try:
+        with reading(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            is_end = after is None or after > size  # the log was started over
+            start = max(0, size - _PART) if is_end else after or 0
+            file.seek(start)
+            data = file.read(_PART)
+    except (OSError, ValueError):
+        return b"", 0
+    if is_end and start:
+        cut = data.find(b"\n") + 1
+        data, start = data[cut:], start + cut
+    whole = data[: data.rfind(b"\n") + 1]  # a secret that is cut in two would not be masked
+    if not whole and len(data) == _PART:
+        whole = data
+    return whole, start + len(whole)

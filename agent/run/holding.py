@@ -1,0 +1,188 @@
+"""Hold a pod after the run's end, or stop it by RunPod's API."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import anyio
+from msgspec import MsgspecError
+from msgspec.json import decode
+
+from agent.base import times
+from agent.base.text import without_controls
+from agent.base.value import Value
+from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
+from agent.decisions.shared import StopAsked
+from agent.plan.show import DELETE_CLUSTER, held_sentence, how_to_end
+from agent.platforms.rank_variables import own_pod
+from agent.processes import signals
+from agent.processes.probing import port_answers
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.background import all_idle, run_within
+from agent.record.log import say
+from agent.settings.rules import POD_ACTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from agent.base.ends import Outcome
+    from agent.run.node_run import NodeRun
+    from agent.settings.model import Settings
+
+_LONGEST_DETAIL = 300
+
+
+class Held:
+    """A pod whose run is over, until it is stopped; RunPod's API v2 for it, always the own one."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
+        pod, key = own_pod(environ), settings.runpod_api_key
+        self._action = POD_ACTIONS.get(on_done, "")
+        self._url, self._headers = "", dict[str, str]()
+        if pod and key:
+            self._url = f"{settings.runpod_api}/v2/pods/{pod}"
+            self._headers["Authorization"] = f"Bearer {key.reveal()}"
+        self._command = how_to_end(settings.runpod_api, environ)
+        self._price = settings.price_per_hour
+
+    async def hold(
+        self,
+        outcome: Outcome,
+        stopped: Callable[[], Awaitable[object]],
+        others: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Stop the pod, or hold it, until `stopped` returns.
+
+        The agents at `others` are waited for before the pod is stopped: their pods stop first.
+        """
+        say(outcome.sentence())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._remind)
+            if not self._action:
+                what = "holding the pod, which would be started again"
+                say(f"{what}: stop it when you have what you need")
+            elif self._url:
+                tasks.start_soon(self._stop, others)
+            await stopped()
+            tasks.cancel_scope.cancel()
+
+    async def _remind(self) -> None:
+        """Log the price of the pod now and at intervals."""
+        began = anyio.current_time()
+        if self._action:  # it is stopped at once, unless that fails
+            await anyio.sleep(times.HOLD_REMINDER)
+        elif self._price is None and self._url:
+            await self._ask(acts=False)
+        while True:
+            say(held_sentence(anyio.current_time() - began, self._price, self._command))
+            await anyio.sleep(times.HOLD_REMINDER)
+
+    async def _stop(self, others: Sequence[tuple[str, int]]) -> None:
+        """Ask RunPod to stop or terminate the pod, for as long as the pod runs."""
+
+        async def is_log_written() -> bool | NotYet:
+            return True if all_idle() else NotYet()
+
+        say(f"asking RunPod to {self._action} this pod (AGENT_ON_DONE)")
+        await _wait_for_others(others)
+        stop = PodStop(self._action)
+        while True:
+            await anyio.sleep(stop.pause)
+            if stop.acts:  # it ends this container
+                with suppress(TimedOutError):
+                    await until(is_log_written, times.FLUSH)
+            had_obstacle = bool(stop.obstacle)
+            stop, line = after_answer(stop, await self._ask(acts=stop.acts))
+            if line is not None:
+                say(line.sentence, line.level)
+            if stop.obstacle and not had_obstacle:
+                say(held_sentence(0.0, self._price, self._command), "warning")
+
+    async def _ask(self, *, acts: bool) -> PodAnswer:
+        """Send a request, note the price in its answer; a failure is an answer without a code."""
+        scheme, _, host = self._url.partition("://")
+        # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
+        proxy = None if proxy_bypass(host.partition("/")[0]) else getproxies().get(scheme)
+        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        method, url, body = "GET", self._url, None
+        if acts:
+            method, url, body = "POST", f"{self._url}/action", {"action": self._action}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+                session.request(
+                    method, url, json=body, proxy=proxy, allow_redirects=False
+                ) as reply,
+            ):
+                answer = _read_answer(reply.status, await reply.read())
+        except TimeoutError:
+            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return PodAnswer(0, str(error) or type(error).__name__)
+        pod = answer.pod
+        if pod is not None and pod.cluster is not None:
+            self._command = DELETE_CLUSTER
+        if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
+            self._price = pod.cost or None
+        return answer
+
+
+class _Problem(Value):
+    detail: str = ""
+
+
+def _read_answer(code: int, body: bytes) -> PodAnswer:
+    """Read an answer; a pod that the description does not allow is none."""
+    try:
+        if code == 200:
+            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
+        detail = decode(body, type=_Problem).detail if body else ""
+    except (MsgspecError, RecursionError) as error:
+        detail = f"an answer that is no pod: {error}"
+    return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])
+
+
+async def hold_until_signal(held: Held, outcome: Outcome) -> None:
+    """Hold the pod, or stop it, where no event loop of a run handles signals."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        # Before the pod is reported as held: a signal may follow at once.
+        await tasks.start(signals.watch_signals, lambda _: stop.set(), lambda _: None)
+        await held.hold(outcome, stop.wait)
+        tasks.cancel_scope.cancel()
+
+
+async def hold_after_verdict(
+    run: NodeRun,
+    outcome: Outcome,
+    next_event: Callable[[], Awaitable[object]],
+    others: Sequence[tuple[str, int]] = (),
+) -> None:
+    """Hold or stop the pod after a verdict, until a stop is asked for."""
+
+    async def stopped() -> None:
+        while not isinstance(await next_event(), StopAsked):
+            continue
+
+    plan = run.plan
+    if plan.on_done == "exit" or not outcome.holds_pod:
+        return
+    run_within(times.STALLED_DISK, partial(run.write_outcome, outcome))
+    await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
+
+
+async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
+    """Wait until the agents of these nodes no longer answer."""
+
+    async def is_gone(ip: str, port: int) -> bool | NotYet:
+        return bool(await port_answers(ip, port)) or NotYet()
+
+    with anyio.move_on_after(times.WORKERS_STOP_FIRST) as scope:
+        for ip, port in others:
+            await until(partial(is_gone, ip, port), None, step=0.5)
+    if scope.cancelled_caught:
+        say("not all pods of the workers have stopped: this one is stopped now", "warning")

@@ -1,0 +1,309 @@
+"""Prepare this machine for Ray: limits, stale processes, old sessions, the head's port."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+from msgspec.structs import replace
+
+from agent.base import ends, times
+from agent.base.ends import Outcome
+from agent.base.errors import PreflightError, UnavailableError
+from agent.base.value import Value
+from agent.checks import PORTS, TEMP_DIR, run_checks
+from agent.checks.finding import Level
+from agent.checks.machine import WANTED_FILES
+from agent.job.services import Placeholders
+from agent.node.read import read_folder, source_towards, taken_ports
+from agent.port.sockets import bind
+from agent.processes.process import Child
+from agent.processes.resolving import resolve
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.log import say
+from agent.run.node_run import start_ray
+from agent.settings.rules import may_listen_on
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from agent.node.facts import Folder
+    from agent.plan.plan import Address, Plan
+    from agent.processes.waiting import BestEffort
+    from agent.run.node_run import NodeRun, SurvivingProcesses
+    from agent.run.run_keeper import RunKeeper
+
+
+_RAY_MARKS = (
+    *("/ray/core/src/ray/", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/_private/"),
+    *("ray.util.client.server", "ray::", "ray-dashboard-"),
+)
+"""Parts of the command lines of Ray's processes."""
+
+
+async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
+    """Prepare this machine; return the refusal if the run cannot start here.
+
+    A killed agent's surviving processes keep their ports; if its Ray is one of them, nothing is
+    prepared.
+    """
+    raise_open_files(plan.facts.nofile_hard)
+    if left is not None and left.has_ray:
+        return None
+    ray, everything = plan.own_ray, plan.topology.owns_machine
+    if ray is not None and (stale := stale_ray(ray.session, everything=everything)):
+        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+        for process in stale:
+            with suppress(psutil.Error):  # a port that it keeps is reported
+                process.kill()
+        psutil.wait_procs(stale, timeout=3.0)
+    running = frozenset[str]() if left is None else frozenset(left.running)
+    others = {int(x.port) for x in plan.listeners if x.port.isdigit() and x.who not in running}
+    ports = sorted(others - {plan.ports.agent})
+
+    async def are_free() -> bool | NotYet:
+        return NotYet() if taken_ports(ports) else True
+
+    if left is not None and taken_ports(ports):  # processes that exit keep their ports to the end
+        with suppress(TimedOutError):
+            await until(are_free, times.DESCENDANTS_EXIT)
+    facts = replace(plan.facts, taken_ports=taken_ports(ports))
+    failed = [f for f in plan.failed() if f.check not in {PORTS, TEMP_DIR}]
+    if not failed and plan.own_ray is not None:
+        facts = replace(facts, ray_temp=secure_folder(plan.own_ray.session, facts.uid))
+    for name in (PORTS, TEMP_DIR):
+        found = run_checks(facts, plan.settings, plan.topology, only=name)
+        failed += [finding for finding in found if finding.level is Level.FAIL]
+    if not failed:
+        return None
+    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
+    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
+    return ends.REFUSED.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
+
+
+def with_taken_ports(plan: Plan) -> Plan:
+    """Add to a plan the ports that are taken now, apart from those of a Ray that `run` removes."""
+    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
+    taken = taken_ports(ports)
+    if taken and plan.own_ray is not None:
+        stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
+        taken = taken_ports(taken, leaving=[process.pid for process in stale])
+    facts = replace(plan.facts, taken_ports=taken)
+    found = run_checks(facts, plan.settings, plan.topology, only=PORTS)
+    others = [finding for finding in plan.findings if finding.check != PORTS]
+    return replace(plan, facts=facts, findings=(*others, *found))
+
+
+def secure_folder(temp: str, uid: int) -> Folder | None:
+    """Create the private folder around Ray's temp dir; return what exists then.
+
+    It is created or restricted first and checked afterwards, when nobody else can change it.
+    """
+    folder = Path(temp).parent
+    with suppress(OSError):  # Ray reports a folder that cannot be created
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(handle)
+            if found.st_uid == uid and found.st_mode & 0o077:
+                os.fchmod(handle, 0o700)
+        finally:
+            os.close(handle)
+    return read_folder(str(folder))
+
+
+def raise_open_files(hard: int) -> None:
+    """Raise the limit of open files as far as allowed: Ray aborts on the usual 1024."""
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
+    """Find Ray processes of an earlier run: on a shared host only those with our temp dir.
+
+    Processes of other containers are skipped: a host sees them, and their temp dir may have the
+    same name.
+    """
+    found, here = [], _container(os.getpid())
+    ours = {os.getpid(), os.getppid()}
+    for pid, line in command_lines():
+        if pid in ours or not any(mark in line for mark in _RAY_MARKS):
+            continue
+        if (everything or f"{temp_dir}/" in line) and _container(pid) == here:
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+    return found
+
+
+def command_lines() -> Iterator[tuple[int, str]]:
+    """Yield every process's pid and command line; psutil.Process takes six times as long."""
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended, or it is another user's
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, os.fsdecode(line).replace("\0", " ")
+
+
+def _container(pid: int) -> str:
+    """Return the id of a process's pid namespace, which identifies its container."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:  # it has ended, or it is another user's
+        return ""
+
+
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
+KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
+_MOST_FILES = 10_000
+
+
+def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[Path]:
+    """Return this user's sessions that are not in use nor changed lately, newest first; no links.
+
+    A Ray of another container, whose processes are not visible, writes its logs.
+    """
+    changed = {}
+    for path in temp_dir.glob("session_*"):
+        with suppress(OSError):  # it was just removed, or cannot be read
+            about = path.lstat()
+            is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+            if is_own and _SESSION.fullmatch(path.name) and path.name not in in_use:
+                files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
+                changed[path] = max(file.stat().st_mtime for file in files)
+    ended = [path for path, at in changed.items() if at + times.SESSION_QUIET < now]
+    return sorted(ended, key=lambda path: -changed[path])
+
+
+async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
+    """Remove old sessions from Ray's temp dir in the background, of the last ones only objects."""
+
+    def prune() -> None:
+        in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
+        ended = ended_sessions(Path(temp_dir), in_use, time.time())
+        spilled = [one for path in ended for one in path.glob("ray_spilled_objects*")]
+        old = ended[KEPT_SESSIONS:]
+        for folder in (*spilled, *old):
+            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
+        if old:
+            say(f"removed {len(old)} earlier session(s) of Ray from {temp_dir}")
+
+    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
+    await best_effort("the removal of Ray's earlier sessions", remove)
+
+
+async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
+    """Return this node's address; wait until its names resolve to one of them."""
+    is_foreign = False
+    if address.must_be_own:
+        limit = min(limit, times.OWN_POD_NAME)
+
+    async def check() -> str | NotYet:
+        nonlocal is_foreign
+        is_foreign, evidence = False, list[str]()
+        for name in address.names:
+            found = await resolve(name)
+            if isinstance(found, str):
+                evidence.append(found)
+                continue
+            reached = source_towards(found[0]) if address.by_route else None
+            own = next((one for one in found if one in addresses), reached)
+            if own is not None:
+                return own
+            is_foreign = not address.by_route
+            problem = "no address of this node" if is_foreign else "to which there is no route"
+            evidence.append(f"{name} is {', '.join(found)}, {problem}")
+            if address.must_be_own:
+                raise TimedOutError(evidence[-1])
+        return NotYet("; ".join(evidence))
+
+    try:
+        waiting = "waiting for this node's own address: {}"
+        return await until(check, limit, step=0.1, on_evidence=lambda it: say(waiting.format(it)))
+    except TimedOutError as error:
+        if is_foreign:
+            what = f"this node is not the head it is taken for ({address.how})"
+            why = f"{error} (it has: {', '.join(addresses) or 'none'})"
+            remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
+            raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
+        what = f"this node's address could not be found as {address.how}"
+        if address.must_be_own:
+            remedy = "Correct HEAD_POD_ID; on a worker set RAY_WORKER=1, on one machine unset both"
+            raise PreflightError(
+                what, why=str(error), remedy=remedy, culprit="HEAD_POD_ID"
+            ) from None
+        remedy = "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP"
+        raise UnavailableError(what, why=str(error), remedy=remedy, culprit="DNS") from None
+
+
+class HeadStart(Value):
+    """The result of the head's first second."""
+
+    placeholders: Placeholders
+    env: Mapping[str, str]
+    local_socket: socket.socket  # the agent's port on loopback
+    sockets: list[socket.socket]  # the agent's port on this node's own address
+    refusal: Outcome | None  # the refusal of this node's checks; then nothing was started
+    ray: Child | None  # this node's Ray, where the agent starts it
+
+
+async def start_head(
+    run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope
+) -> HeadStart | None:
+    """Start Ray as early as possible; return None if a stop request canceled the scope before."""
+    plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
+    # The port first: a second agent on this node ends here, before it changes anything.
+    local_socket = bind("127.0.0.1", plan.ports.agent)
+    keeper.note_epoch = run.node.record_epoch
+    keeper.save(keeper.record)  # as an agent that replaces this one must find it
+    run.folder.become_latest()
+    with stop_scope:
+        known = plan.facts.addresses()
+        ip = plan.address.ip or await find_own_address(plan.address, known, settings.wait_head)
+    if not ip:
+        return None
+    placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
+    env = plan.environment(ip, ip)
+    keeps_ray = left is not None and left.has_ray
+    refusal = keeper.final_outcome(settings.job_retries, settings.max_hours)
+    if refusal is None:
+        refusal = await prepare_machine(plan, left)
+    elif left is not None:
+        left.end_ray()
+    sockets = open_port(plan, ip, refusal)
+    if not keeps_ray and not keeper.is_superseded:
+        keeper.new_epoch(plan.topology.node_name)
+        if keeper.record.attempts:  # the next agent must not take this Ray for the last attempt's
+            await keeper.flush()
+    starts_ray = refusal is None and plan.own_ray is not None
+    ray = await start_ray(run, placeholders, env) if starts_ray else None
+    return HeadStart(placeholders, env, local_socket, sockets, refusal, ray)
+
+
+def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
+    """Open the agent's port on the head's own address, where workers can report early.
+
+    A head that refuses to run opens it too, so that its workers get the refusal, unless the port
+    itself is refused.
+    """
+    if ip == "127.0.0.1" or (refusal is not None and not may_listen_on(ip, plan.settings)):
+        return []  # open already, or not allowed
+    try:
+        return [bind(ip, plan.ports.agent)]
+    except PreflightError:
+        if refusal is None:
+            raise
+        return []  # the refusal explains more

@@ -1,0 +1,481 @@
+"""One run on one node: clock, folder, records, events, child processes, and its end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from functools import cached_property, partial
+from signal import SIGINT
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import anyio
+import psutil
+from msgspec.structs import replace
+
+from agent import __version__
+from agent.base import ends, times
+from agent.base.text import listed
+from agent.decisions.head import head_state as h
+from agent.decisions.shared import ServiceWaits, Tick, Woke
+from agent.job.services import Latency
+from agent.job.torchrun_command import RANK_VARIABLE
+from agent.node.limits import oom_kills
+from agent.plan.plan import RAY
+from agent.port.protocol import WorkerStats
+from agent.processes import driver, parent, process
+from agent.processes.driver import MemoryWatch, RayParts, oom_sentence
+from agent.processes.process import Child, adopt
+from agent.processes.run_clock import RunClock
+from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
+from agent.record import events
+from agent.record.background import run_within
+from agent.record.events import (
+    Decided,
+    Dropped,
+    EventRecorder,
+    NodesCounted,
+    PhaseEntered,
+    ProcessStarted,
+    WaitLog,
+    wire_name,
+)
+from agent.record.files import iso_time
+from agent.record.job_lines import JobLines
+from agent.record.log import disk_alarm, log_to_file, say
+from agent.record.node_record import NODE_FILE, NodeRecord, NodeRecorder, running_processes
+from agent.record.run_folder import outcome_text, write_outcome
+from agent.settings.jobs import TORCHRUN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.base.ends import Outcome
+    from agent.decisions.head.fleet import Fleet, Worker
+    from agent.decisions.shared import Item, Wait
+    from agent.job.services import Placeholders
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
+    from agent.processes.waiting import Inbox
+    from agent.record.run_folder import OutageRecord, RunFolder
+    from agent.record.run_record import AttemptRecord
+    from agent.settings.redact import Redactor
+
+
+S = TypeVar("S")
+E = TypeVar("E")
+A = TypeVar("A")
+
+
+class NodeStats:
+    """Service latencies, step progress and share output of this node, in memory."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._latencies: dict[str, Latency] = {}
+        self.progress: dict[str, str] = {}  # the last output line of each running step
+        self._share: JobLines | None = None
+        self._attempt = 0
+
+    def record_latency(self, service: str, seconds: float) -> None:
+        """Record the time of a service's successful answer."""
+        self._latencies[service] = self._latencies.get(service, Latency()).with_answer(seconds)
+
+    def share_lines(self, attempt: int) -> JobLines:
+        """Return the scanner for the output of this node's share of an attempt."""
+        if self._share is None or attempt != self._attempt:
+            self._share, self._attempt = JobLines(self._clean), attempt
+        return self._share
+
+    @property
+    def last_share_output(self) -> float | None:
+        """Return when that share wrote output last, on the monotonic clock."""
+        return None if self._share is None else self._share.last_output
+
+    def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
+        """Return all statistics, with the state of each step."""
+        known = {name: item.step for name, item in steps.items()}
+        causes = () if self._share is None else self._share.known.causes
+        progress = {step: self._clean(line) for step, line in self.progress.items()}
+        return WorkerStats(dict(self._latencies), known, progress, causes, self._attempt)
+
+    def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
+        """Return the statistics for a report; None if there are none."""
+        stats = self.snapshot(steps)
+        return stats if stats.latencies or stats.steps or stats.known else None
+
+
+class SurvivingProcesses:
+    """A killed agent's node record, and those of its child processes that still run."""
+
+    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
+        """Keep the processes with these names, and kill the others.
+
+        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
+        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
+        keeps its services.
+        """
+        self.record, self.memory = record, memory
+        self.running = {one.name: one for one in running_processes(record) if one != record.agent}
+        """The processes that run and were not adopted yet."""
+        started = {one.name for one in record.started}
+        useful = set() if RAY in started and not self.has_ray else {*names}
+        for name in {*self.running} - useful:
+            process.kill_tree(self.running.pop(name).pid)
+        if TORCHRUN in started:  # ranks have their own sessions
+            process.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether this node's Ray still runs and was not adopted yet."""
+        return RAY in self.running
+
+    def end_ray(self) -> None:
+        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
+        one = self.running.pop(RAY, None)
+        if one is not None:
+            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
+            process.kill_tree(one.pid)
+        driver.kill_leftovers()
+
+    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
+        """Adopt a process, once."""
+        one = self.running.pop(name, None)
+        return None if one is None else adopt(name, one.pid, one.start, log)
+
+
+def _end_unrecorded() -> None:
+    """End what killed agents left of a run that this agent does not continue.
+
+    No record of it can be read: its job must not run beside the next one.
+    """
+    left = process.list_descendants() if parent.former_agents else []
+    if left:
+        what = "the agent was killed, and its run cannot be continued here: ending"
+        say(f"{what} {listed(process.kill(left))}", "warning")
+        psutil.wait_procs(left, timeout=times.DESCENDANTS_EXIT)
+
+
+def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
+    """Return what the killed agents that this one replaces left running, if there are any.
+
+    The last of them may have no record, where the disk was full: then the record of an earlier one
+    counts.
+    """
+    record, killed = folder.former, parent.former_agents
+    if record is None or record.ended or record.agent.pid not in killed:
+        _end_unrecorded()
+        return None
+    kills = oom_kills()
+    more = kills.number - record.oom_kills
+    evidence = oom_sentence(kills, more) if more > 0 else ""
+    why = f" ({evidence})" if evidence else ""
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
+    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
+
+
+class NodeRun:
+    """One run on one node."""
+
+    def __init__(  # noqa: PLR0913 - all fixed at the start
+        self,
+        plan: Plan,
+        redactor: Redactor,
+        folder: RunFolder,
+        started: float,
+        run_id: str = "",
+        left: SurvivingProcesses | None = None,
+    ) -> None:
+        self.plan, self.redactor, self.folder = plan, redactor, folder
+        self._clock = RunClock(started)
+        self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
+        self.on_end: Callable[[Outcome], None] = lambda _: None
+        """Records an outcome for the next container, beside outcome.json."""
+        self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
+        """Makes an end that restarts would only repeat a verdict."""
+        self.attempts: Callable[[], Sequence[AttemptRecord]] = tuple
+        """The attempts of the job so far, on a head; for outcome.json."""
+        self.outages: Callable[[], Sequence[OutageRecord]] = tuple
+        """The outages of services so far, on a head; for outcome.json."""
+        self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
+        self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
+        self.output_begins = 0  # offset in job.log of the current attempt's output
+        self._phase = ""
+        self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
+        self.surviving = left  # the processes of a killed agent that this one replaces
+        own = folder.own if left is None else folder.own.continuing(left.record)
+        self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
+        disk_alarm.folder = lambda: folder.path
+        self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
+        self.stats, self._waits = NodeStats(redactor.clean), WaitLog(self.record, say)
+        self.memory = MemoryWatch()
+        self.node.update(oom_kills=self.memory.kills.number)
+        log_to_file(partial(folder.file, "agent.log"))
+        self.node.start()
+
+    @cached_property
+    def _recorder(self) -> EventRecorder:
+        """Create the event recorder at the first event, so that it does not delay Ray's start."""
+        role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
+        began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
+        where = partial(self.folder.held, events.EVENTS_FILE)
+        return EventRecorder(where, self.redactor.clean, began, self.now)
+
+    @property
+    def finished_steps(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent finished here."""
+        return () if self.surviving is None else self.surviving.record.done
+
+    def now(self) -> float:
+        """Return the run's clock: seconds since the agent's start in which it ran."""
+        return self._clock.now()
+
+    @property
+    def started(self) -> float:
+        """Return when the run's clock was 0, on the machine's monotonic clock."""
+        return self._clock.started
+
+    async def keep_clock(self, send: Callable[[Woke], None]) -> None:
+        """Keep the run's clock; send an event after a time in which the agent did not run."""
+
+        async def beat() -> NotYet:
+            missed = self._clock.beat()
+            if missed:
+                what = f"the agent did not run for {missed:.0f} s (stopped, or its machine was)"
+                say(f"{what}: its deadlines are later by that", "warning")
+                send(Woke(missed))
+            return NotYet()
+
+        try:
+            await until(beat, None, step=times.CLOCK_BEAT, longest=times.CLOCK_BEAT)
+        finally:
+            self._clock.end()
+
+    def run_time(self, moment: float | None) -> float | None:
+        """Convert a time of the monotonic clock to the run's clock."""
+        return None if moment is None else moment - self.started
+
+    def utc(self, at: float) -> str:
+        """Format a time of the run's clock as records have it."""
+        return iso_time(time.time() - self.now() + at)
+
+    def record(self, event: object) -> None:
+        """Record an event."""
+        self._recorder.add(event)
+
+    def decide(
+        self,
+        decide: Callable[[S, E, float], tuple[S, tuple[A, ...]]],
+        from_outside: tuple[type, ...],
+        state: S,
+        event: E,
+    ) -> tuple[E | Tick, S, tuple[A, ...]]:
+        """Decide on an event; an event of another node on which that raises becomes a tick."""
+        try:
+            return event, *decide(state, event, self.now())
+        except Exception as error:
+            if not isinstance(event, from_outside):
+                raise
+            name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
+            if (name, why) not in self._dropped:
+                self._dropped.add((name, why))
+                self.record(Dropped(name, f"{why}: {error}"))
+                what = "a bug in the agent, the message of another node is dropped"
+                say(f"{what}: {name}: {why}: {error}", "error")
+            return Tick(), state, ()
+
+    def set_phase(self, phase: str) -> None:
+        """Record a new phase; a killed agent's record may end in any phase."""
+        if phase != self._phase:
+            self._phase = phase
+            self.record(PhaseEntered(phase))
+
+    def close(self) -> None:
+        """Write the remaining records, and close the folder."""
+        self._recorder.finish()
+        self.node.finish()
+        self.folder.close()
+
+    def join_run(self, run_id: str) -> None:
+        """Continue in the folder of the run that the head named."""
+        before, self.run_id = self.folder.path, run_id
+        self.folder.move_to_run(run_id)
+        if self.folder.path != before:
+            self.node.update(run_id=run_id)
+
+    async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
+        """Log stalled disks and out-of-memory kills."""
+
+        async def look() -> None:
+            disk_alarm.check()
+            evidence = self.memory.poll()
+            if evidence:
+                say(evidence, "warning")
+                on_memory()
+            self.node.update(oom_kills=self.memory.kills.number)
+
+        await self.best_effort.every(times.NODE_CHECK, "a look at disk and memory", look)
+
+    async def next_event(
+        self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None
+    ) -> E | Tick:
+        """Return the next event, or a tick at the deadline; log the pending waits until then."""
+        if not inbox.events:  # else a queued event may end a wait
+            self._waits.update(waits(), self.now())
+        return await inbox.take(self._waits.next_due(deadline, self.now())) or Tick()
+
+    async def start(  # noqa: PLR0913 - as `Child.start`
+        self,
+        name: str,
+        argv: list[str],
+        env: Mapping[str, str],
+        log: str,
+        *,
+        keep_group: bool = False,
+        on_output: Callable[[bytes], None] = lambda _data: None,
+    ) -> Child:
+        """Start a child whose output goes to a file of the run folder, or adopt a surviving one."""
+        file = partial(self.folder.file, log)
+        child = None if self.surviving is None else self.surviving.adopt(name, file)
+        if child is not None:
+            say(f"{name} (pid {child.pid}) still runs: adopted")
+            return child
+        child = await Child.start(name, argv, env, file, keep_group=keep_group, on_output=on_output)
+        self.record_child(child)
+        return child
+
+    def record_child(self, child: Child) -> None:
+        """Record a started child."""
+        self.record(ProcessStarted(child.name, child.pid))
+        self.node.add_process(child.name, child.pid)
+
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Log and record the outcome."""
+        self.record(Decided(outcome))
+        say(f"leaving: {outcome.reason}")
+
+    def record_kill(self) -> None:
+        """Record that a second Ctrl-C ended this agent at once."""
+        signum = "a second SIGINT"
+        outcome = ends.STOPPED_BY_SIGNAL.outcome(code=128 + SIGINT, signal=signum)
+        outcome = replace(outcome, phase=self._phase or ends.STARTING)
+        run_within(times.FLUSH, partial(self.write_outcome, outcome))
+        say(outcome.sentence(), "error")
+
+    def write_outcome(self, outcome: Outcome) -> bool:
+        """Write outcome.json; return True once that was tried."""
+        self.on_end(outcome)
+        attempts, outages = self.attempts(), self.outages()
+        text = outcome_text(outcome, attempts, outages, self.bundle or "", self.cost)
+        write_outcome(self.folder.path, text)
+        return True
+
+    async def stop_descendants(self, limit: float) -> None:
+        """Stop every remaining descendant process."""
+        for name in await process.stop_descendants(limit):
+            say(f"had to kill {name}", "warning")
+
+
+async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
+    """Start this node's Ray."""
+    if run.surviving is None or not run.surviving.has_ray:
+        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
+    process = run.plan.process(RAY)
+    return await run.start(process.name, process.command(placeholders), env, process.log)
+
+
+async def watch_until_end(
+    run: NodeRun, child: Child, *watches: Callable[[], Coroutine[Any, Any, None]]
+) -> str:
+    """Watch one `ray start`, and run the given watches, until it ends; return how it ended."""
+    parts = RayParts(child, run.now)
+    async with anyio.create_task_group() as tasks:
+        for watch in (parts.watch, *watches):
+            tasks.start_soon(watch)
+        code = await child.wait()
+        tasks.cancel_scope.cancel()
+    run.node.remove_process(child.pid)
+    return parts.end_sentence(code)
+
+
+async def stop_ray(child: Child, grace: float) -> None:
+    """Stop this node's Ray."""
+    await child.stop(grace, leader_ends_group=True)
+
+
+async def kill_leftovers(whose: str, limit: float | None) -> str:
+    """Kill what Ray's workers and drivers left; return what remains (nothing, without a limit)."""
+
+    async def kill() -> bool | NotYet:
+        killed = await anyio.to_thread.run_sync(driver.kill_leftovers)
+        for name in killed:
+            if name not in logged:
+                logged.append(name)
+                say(f"{whose} had left {name} running: killed", "warning")
+        return NotYet(listed(killed)) if killed else True
+
+    logged: list[str] = []
+    try:
+        await until(kill, limit, longest=0.5)
+    except TimedOutError as late:
+        return str(late)
+    return ""
+
+
+_POLLED = (h.JobReported, h.RayNodes)
+"""Events sent at every poll: recorded only when one differs from the last of its type."""
+_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
+"""Events of pending waits, of which several may alternate."""
+_MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
+
+
+class EventFilter:
+    """Selects the events to record: repeated ones are skipped."""
+
+    def __init__(self) -> None:
+        self._states: dict[type, h.HeadEvent] = {}
+        self._complaints: list[h.HeadEvent] = []  # since any other event
+
+    def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
+        """Return whether an event adds information to the workers' known state in `fleet`."""
+        if isinstance(event, Tick) or event in self._complaints:
+            return False
+        if isinstance(event, _WAIT_EVENTS):
+            self._complaints.append(event)
+            return True
+        if isinstance(event, h.WorkerReported):
+            known = fleet.workers.get(event.worker.key)
+            if known is not None and _reported_state(known) == _reported_state(event.worker):
+                return False
+        elif isinstance(event, _POLLED):
+            last, self._states[type(event)] = self._states.get(type(event)), event
+            if event == last:
+                return False
+        self._complaints.clear()
+        return True
+
+
+def recorded_form(event: h.HeadEvent) -> object:
+    """Return the form in which an event is recorded.
+
+    A very long node list becomes a count; facts lose their addresses, and findings are left out
+    (they are in that node's own log).
+    """
+    if isinstance(event, h.WorkerIntroduced):
+        return replace(event, facts=without_addresses(event.facts), findings=())
+    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
+        return event
+    alive = sum(node.alive for node in event.nodes)
+    return NodesCounted(alive, len(event.nodes) - alive)
+
+
+def without_addresses(facts: Facts) -> Facts:
+    """Return facts without network addresses, which are private."""
+    return replace(facts, interfaces={}, default_source=None)
+
+
+def _reported_state(one: Worker) -> tuple[object, ...]:
+    """Return the parts of a worker's state that are worth a new record."""
+    plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
+    return (*plain, one.items, one.answers, one.notice is None)

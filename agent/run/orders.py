@@ -1,0 +1,254 @@
+"""Answer the head's orders on this node: logs, probes, samples, the all-reduce."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
+from agent.decisions.shared import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
+from agent.frameworks.sizing import SLOW_LINK
+from agent.job.services import REWARD, ScoringProbe, reward_url
+from agent.plan import environment
+from agent.plan.make import GPUS, PREFLIGHT_RESULT
+from agent.plan.plan import AGENT_LOG
+from agent.plan.plan import ALL_REDUCE as PROCESS
+from agent.port.client import download_sample
+from agent.port.protocol import MAX_ANSWERS
+from agent.processes.probing import port_answers, reward_answers
+from agent.processes.process import tail_of
+from agent.processes.waiting import Failure, NotYet, TimedOutError, until
+from agent.record.background import in_thread
+from agent.record.bundle import last_lines
+from agent.record.log import say
+from agent.run.diagnose import ray_log_folder
+from agent.run.local_services import remove_file, text_of
+from agent.run.stall import BUSY, STACKS, Diagnostics, log_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from agent.base.ends import Outcome
+    from agent.job.services import Placeholders
+    from agent.job.torchrun_command import ShareOrder
+    from agent.run.node_run import NodeRun
+
+
+async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
+    """Run this node's ranks of the all-reduce; only the head's answer has the result."""
+    plan, is_head = run.plan, run.plan.topology.is_head
+    out = run.folder.file(PREFLIGHT_RESULT)
+    await in_thread(partial(remove_file, out))
+    here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
+    gpus, process = ",".join(map(str, share.gpus)), plan.process(PROCESS)
+    argv = [word.replace(GPUS, gpus) for word in process.command(here)]
+    full = plan.environment(place.node_ip, place.head_ip)
+    env = environment.without_cluster_auth(full, plan.settings)
+    child = await run.start(process.name, argv, env, process.log)
+    code: int | None = None
+    try:
+        with anyio.move_on_after(times.ALL_REDUCE + times.ALL_REDUCE_KILLED):
+            code = await child.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
+        run.node.remove_process(child.pid)
+    words = await in_thread(partial(text_of, out)) or ""
+    if words or (code == 0 and not is_head):
+        return Answer(ALL_REDUCE, "", words=words)
+    return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")
+
+
+_TRIES = 3
+_AT_ONCE = 64
+_SAMPLES = 3
+_STEADY = 1.25  # a slow link is equally slow each time; samples that differ more: a busy machine
+
+
+class Prober:
+    """Runs the probes that the head orders, at most some of them at once."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run, self._plan = run, run.plan
+        self._slots, self._one_sample = asyncio.Semaphore(_AT_ONCE), asyncio.Lock()
+
+    async def probe(
+        self, probe: str, at: str, place: Placeholders, share: ShareOrder | None = None
+    ) -> Answer:
+        """Run a probe; `at` is the other node's address, '' for the head."""
+        run: Callable[[], Awaitable[Answer]]
+        if probe == ALL_REDUCE and share is not None:
+            run = partial(run_all_reduce, self._run, share, place)
+        else:
+            ways = {SAMPLE: self._sample, SCORE: self._score}
+            run = partial(ways.get(probe, self._reach), at, place)
+        async with self._slots:
+            made = await self._run.best_effort(f"the probe {probe!r}", run)
+        made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
+        return replace(made, evidence=self._run.redactor.clean(made.evidence))
+
+    async def _score(self, at: str, place: Placeholders) -> Answer:
+        """Request a score from the reward server of this node's plan, as the job would."""
+        services = self._plan.all_services
+        url = reward_url(services, replace(place, node_ip=at or place.head_ip))
+        spec = next((one for one in services if one.name == REWARD), None)
+        began = time.monotonic()
+        if not url or spec is None:
+            return Answer(SCORE, at, "this node's settings name no reward server")
+        if isinstance(spec.ready, ScoringProbe):
+            token = self._plan.secret("AGENT_REWARD_TOKEN")
+            evidence = await reward_answers(url, times.NODE_PROBE - 1, token)
+        else:  # its request format is not known
+            split = urlsplit(url)
+            evidence = await port_answers(split.hostname or "", split.port or 80)
+        return Answer(SCORE, at, evidence, time.monotonic() - began)
+
+    async def _reach(self, at: str, _place: Placeholders) -> Answer:
+        """Connect to another node's raylet and object manager; return the shortest time."""
+        ports, best = self._plan.ports, times.RAYLET_REACHED
+
+        async def check() -> bool | NotYet:
+            nonlocal best
+            for port in (ports.object_manager, *[ports.node_manager] * _TRIES):
+                began = time.monotonic()
+                evidence = await port_answers(at, port, times.REACH_TRY)
+                if evidence:
+                    return NotYet(evidence)
+                best = min(best, time.monotonic() - began)
+            return True
+
+        try:
+            await until(check, times.RAYLET_REACHED)
+        except TimedOutError as error:
+            return Answer(REACH, at, str(error))
+        return Answer(REACH, at, "", best)
+
+    async def _sample(self, at: str, place: Placeholders) -> Answer:
+        """Download some MB from another node's agent; repeat while the link looks slow."""
+        ip, until, best = at or place.head_ip, anyio.current_time() + times.SAMPLE_TRIES, (0, 0.0)
+        before = 0.0
+        for number in range(_SAMPLES):
+            if number:
+                await anyio.sleep(times.SAMPLE_PAUSE)
+            async with self._one_sample:
+                left, port = until - anyio.current_time(), self._plan.ports.agent
+                if left <= 0:
+                    break
+                token = self._plan.secret()
+                sample = await download_sample(ip, port, token, self._run.run_id, left)
+            if isinstance(sample, str):
+                return Answer(SAMPLE, at, sample)
+            best, rate = max(best, sample, key=_rate), _rate(sample)
+            if rate >= SLOW_LINK or max(before, rate) < _STEADY * min(before, rate):
+                break
+            before = rate
+        size, seconds = best
+        return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
+
+
+def _rate(sample: tuple[int, float]) -> float:
+    size, seconds = sample
+    return size * 8 / seconds if seconds > 0 else 0.0
+
+
+_TAIL_LINES = 20
+_MOST_OF_ALL = 64 << 10  # bytes of logs in a goodbye: a hello beside it may take as much
+_OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
+
+
+class HeadRequests:
+    """Handles the head's requests; keeps each result until a report with it was answered."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._prober = Prober(run)
+        self._diagnostics = Diagnostics(run)
+        self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
+        self._logs: dict[str, str] = {}
+        self._answers: list[Answer] = []
+        self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
+
+    def for_report(self) -> tuple[dict[str, str] | None, tuple[Answer, ...]]:
+        """Return the logs and answers for the next report."""
+        self._sent = (dict(self._logs), self._answers[:MAX_ANSWERS])
+        return self._sent[0] or None, tuple(self._sent[1])
+
+    def clear_sent(self) -> None:
+        """Drop what the last report contained, since it was answered."""
+        logs, answers = self._sent
+        for name, text in logs.items():
+            if self._logs.get(name) == text:
+                del self._logs[name]
+        self._answers = [one for one in self._answers if one not in answers]
+
+    async def probe(
+        self,
+        probe: str,
+        at: str,
+        place: Placeholders,
+        report_now: Callable[[], None],
+        share: ShareOrder | None = None,
+    ) -> None:
+        """Run a probe that the head ordered.
+
+        An all-reduce cancels an earlier one, whose head is gone. That one gives no answer, which
+        would be taken for the new one's.
+        """
+        scope, ended = anyio.CancelScope(), anyio.Event()
+        if probe == ALL_REDUCE:
+            before, self._all_reduce_run = self._all_reduce_run, (scope, ended)
+            if before is not None:
+                before[0].cancel()
+                await before[1].wait()
+            self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
+        try:
+            with scope:
+                answer = await self._prober.probe(probe, at, place, share)
+                self._answers.append(answer)  # to the current list: others may have been added
+                report_now()
+        finally:
+            ended.set()
+
+    async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
+        """Prepare a log's tail or a diagnostic for the next report."""
+        self._logs.pop(name, None)  # an earlier result is outdated
+        run, known = self._run, self._run.plan.logs()
+        if name in (BUSY, STACKS):
+            text = await self._diagnostics.collect(name)
+            if name == STACKS:
+                log_stacks(run.plan.topology.node_name, text, "at the head")
+            self._logs[name] = text[:LONGEST_TAIL]
+        elif name in known:
+            path, clean = run.folder.file(known[name]), run.redactor.clean
+            tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean))
+            self._logs[name] = tail or ""
+        else:
+            say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
+        report_now()
+
+    async def read_log_tails(self, outcome: Outcome) -> str:
+        """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""
+        run, clean, tails = self._run, self._run.redactor.clean, dict[str, str]()
+
+        def read() -> str:
+            tail = clean(tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT))
+            files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
+            logs, left = ray_log_folder(run), _MOST_OF_ALL
+            files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
+            for name, path in files.items() if outcome.is_failure else ():
+                text = last_lines(path, LONGEST_TAIL, clean)
+                left -= len(text.encode())
+                if text and left > 0:
+                    tails[name] = text
+            return tail
+
+        tail = await in_thread(read) or ""
+        self._logs |= {**tails}
+        return tail

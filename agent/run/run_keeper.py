@@ -1,0 +1,362 @@
+"""Write run.json as the run proceeds: epoch, attempts, outcome."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from signal import SIGTERM
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec.structs import replace
+
+from agent.base import ends, times
+from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
+from agent.decisions.head import head_state as h
+from agent.decisions.head.retry import MAX_NODES_BY_NAME
+from agent.frameworks.recipe import NodeSize
+from agent.job.job import is_sized, is_sized_by_links
+from agent.plan import waits as planned
+from agent.record.background import ItemWriter
+from agent.record.files import FileLock, iso_time, safe_name
+from agent.record.log import disk_alarm
+from agent.record.log_dir import log_dir
+from agent.record.node_record import Moment
+from agent.record.run_record import (
+    RUN_FILE,
+    RUN_LOCK,
+    AttemptRecord,
+    RunRecord,
+    RunState,
+    SavedOutages,
+    proof_of,
+)
+from agent.settings.jobs import notice_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.base.ends import Outcome
+    from agent.decisions.shared import Outage
+    from agent.plan.plan import Plan
+    from agent.port.protocol import Hello
+    from agent.record.run_record import ChosenRun
+
+
+def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
+    """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
+    settings, given = plan.settings, plan.topology.given_ray
+    expected = plan.topology.expected_workers
+    partial_run = settings.partial == "proceed" and settings.min_workers is not None
+    limits = {wait.key: wait.seconds for wait in plan.waits}
+    longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
+    preparing = longest + limits.get(planned.BEFORE, 0.0)
+    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
+    waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
+    before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
+    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
+    return h.HeadGoal(
+        limits=limits,
+        job_stop_grace=plan.budget.job,
+        expected_workers=expected,
+        min_workers=(settings.min_workers or 0) if partial_run else expected,
+        has_job=plan.job is not None,
+        is_sized_to_nodes=plan.torchrun is not None
+        or (plan.job is not None and is_sized(plan.job)),
+        is_sized_by_links=keeper.record.basis is None and is_sized_by_links(plan.job),
+        run_id=keeper.record.run_id,
+        first_attempt=keeper.next_attempt,
+        lost_attempts=keeper.record.tried,
+        former_workers=keeper.former_nodes if given is None else (),
+        asks_for_jobs=given is not None
+        and plan.job is not None
+        and given.submission_id == keeper.record.run_id
+        and not keeper.record.attempts,
+        has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
+        former_outages=keeper.former_outages(now),
+        resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
+        submission_id=None if given is None else given.submission_id,
+        services=plan.all_services,
+        steps=plan.steps,
+        max_prepare_seconds=preparing,
+        step_holders={(step, disk): node for step, disk, node in keeper.record.step_holders},
+        finished_steps=frozenset(done),
+        retries=settings.job_retries,
+        ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
+        ray_is_given=given is not None,
+        rank=plan.topology.platform.rank or 0,
+        by_torchrun=plan.torchrun is not None,
+        node=plan.topology.node_name,
+        size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
+        facts=plan.facts,
+        preflight=settings.preflight is not None,
+        boot_limit=waits
+        + preparing
+        + before
+        + probes
+        + times.GCS_REPORTS_LOSS,  # for what repeats them without an end
+        max_hours=settings.max_hours or math.inf,
+        used_hours=keeper.used_hours,
+        price=settings.price_per_hour,
+        notice_signal=0 if given is not None or plan.job is None else notice_signal(settings),
+        brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
+    )
+
+
+class RunKeeper:
+    """The record of this run: resumed from an earlier head, or new.
+
+    `job_survives`: the job outlives its head, on a Ray that the platform runs; an open attempt is
+    then followed again under its id, so that no second job starts. `replaces_agent`: this agent
+    replaces a killed one, whose verdict stands. `own_epoch`: the epoch of that one by node.json, if
+    known: a later one in run.json is of another head, to which this one yields. `memory` is the
+    out-of-memory evidence if Ray has ended since: the job would run out of memory again.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a run may be found with
+        self,
+        root: Path,
+        fingerprint: str,
+        chosen: ChosenRun,
+        *,
+        job_survives: bool = False,
+        replaces_agent: bool = False,
+        own_epoch: int = 0,
+        memory: str = "",
+    ) -> None:
+        self._root = root
+        self.note_epoch: Callable[[int], None] = lambda _epoch: None
+        """Records an epoch in node.json; called before run.json has it."""
+        self._noted_epoch = own_epoch
+        self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
+        self._lock = chosen.lock  # locked until this process ends
+        self._former_head = chosen.former_head
+        before = chosen.before
+        self._verdict = before.ending if before is not None and replaces_agent else None
+        self._replaces_agent = replaces_agent
+        if before is not None and not replaces_agent:
+            before = replace(before, ending=None)
+        if before is not None and 0 < own_epoch < before.epoch:
+            run, evidence = before.run_id, "run.json has its epoch"
+            self._verdict = ends.SUPERSEDED.outcome(run=run, evidence=evidence)
+            before = replace(before, epoch=own_epoch)  # the later head's record stands
+        if before is not None and not job_survives and before.open_attempt is not None:
+            killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
+            saved = before.open_attempt.snapshot  # with the end decided while the job was stopped
+            end = (saved.known.end if saved else None) or killed
+            if replaces_agent and end is not None and not is_loss(end):
+                self._verdict = self._verdict or end
+            lost = end or ends.HEAD_LOST.outcome()
+            before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
+        self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
+        self.has_former_ray = replaces_agent and job_survives and not self.has_outdated_ray
+        """Whether this agent keeps the Ray that a killed one has started."""
+        self.epoch = self.record.epoch
+        """The epoch that workers may follow; a later Ray has a higher one.
+
+        Only `flush` changes it: the next agent must find on disk what workers follow, or its own
+        former epoch would supersede it.
+        """
+        self.used_hours = self.record.used / 3600  # those of the run's earlier agents
+        self._writer.start()
+
+    def save(self, record: RunRecord) -> None:
+        """Change the record, and write it soon."""
+        self.record = record
+        self._writer.put(record)
+
+    @property
+    def next_attempt(self) -> int:
+        """Return the number of the next attempt; attempts of earlier heads count."""
+        if self.record.open_attempt is not None:
+            return self.record.open_attempt.number
+        return max((attempt.number for attempt in self.record.attempts), default=0) + 1
+
+    def record_use(self, seconds: float) -> None:
+        """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
+        self.save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
+
+    def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
+        """Return the outcome of a run that is decided or out of attempts or hours; else None."""
+        if self._verdict is not None:
+            return self._verdict
+        if max_hours is not None and self.used_hours >= max_hours:
+            return ends.MAX_HOURS.outcome(hours=max_hours)
+        is_open = self.record.open_attempt is not None
+        return None if is_open else retries_exhausted(self.record.tried, retries)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Return whether a later head of this run replaced the killed agent's."""
+        return self._verdict is not None and self._verdict.is_superseded
+
+    @property
+    def _is_between_attempts(self) -> bool:
+        return bool(self.record.attempts) and self.record.open_attempt is None
+
+    @property
+    def has_outdated_ray(self) -> bool:
+        """Return whether a running Ray belongs to an attempt that is over."""
+        return self._is_between_attempts and self.record.state is not RunState.BOOTING
+
+    @property
+    def former_nodes(self) -> tuple[str, ...]:
+        """Return the nodes that may still run the last attempt: its workers and a lost head."""
+        if not self._is_between_attempts:
+            return ()
+        return (*self.record.attempts[-1].nodes, *filter(None, [self._former_head]))
+
+    def proof(self, submitted: int) -> str:
+        """Return the proof of so many attempts, which workers show to a later head."""
+        return proof_of(self.record.fingerprint, self.record.run_id, submitted, self.epoch)
+
+    def new_epoch(self, head: str) -> None:
+        """Set the epoch of the Ray that is about to start."""
+        epoch = max(self.record.epoch + 1, time.time_ns() // 1_000_000)  # the clock may go back
+        self.save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
+
+    def record_ranks(self, names: tuple[str, ...]) -> None:
+        """Record the ranks that the head assigned."""
+        self.save(replace(self.record, ranks=names))
+
+    def record_step_holders(self, holders: Mapping[h.StepOnDisk, str]) -> None:
+        """Record which workers, by name, run a step on a disk."""
+        rows = tuple((step, disk, node) for (step, disk), node in holders.items())
+        self.save(replace(self.record, step_holders=rows))
+
+    def recall(self, send: Callable[[h.RunRemembered], None], hello: Hello, epoch: int) -> bool:
+        """Send the run of a worker that outlived its head; return whether it is sent.
+
+        It is not without a proof that the run is of this job, nor where this disk has a record of
+        it. `epoch` is the last that the worker followed.
+        """
+        run_id, attempt, record = hello.run_id, hello.attempt, self.record
+        has_record = bool(record.attempts)
+        if run_id != record.run_id:
+            found = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
+            has_record = isinstance(found, RunRecord)
+        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
+        if has_record or hello.fingerprint != proof:
+            return False
+        send(h.RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
+        return True
+
+    def later_epoch(self, own: RunRecord | None = None) -> int:
+        """Return the epoch of a later head that wrote this run's record; 0 for none."""
+        own = own or self.record
+        found = RunRecord.read(self._root / own.run_id / RUN_FILE)
+        return found.epoch if isinstance(found, RunRecord) and found.epoch > own.epoch else 0
+
+    def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
+        """Resume a run that workers remember, with so many lost attempts and its head's epoch."""
+        now, former, end = iso_time(time.time()), self.record.run_id, ends.HEAD_LOST
+        lost = tuple(
+            AttemptRecord(number, f"{run_id}-{number}", now, now, end.reason, end.exit_code)
+            for number in range(1, attempts + 1)
+        )
+        folder = self._root / safe_name(run_id)
+        with suppress(OSError):  # the writer reports this error
+            log_dir.make_folder(folder)
+        own = max(self.record.epoch, epoch + 1)
+        self.save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
+        if former == self.record.run_id:
+            return
+        with suppress(OSError):  # same
+            log_dir.remove(self._root / former / RUN_FILE)
+            lock = FileLock(folder / RUN_LOCK)
+            lock.take()
+            self._lock = lock
+
+    def record_submission(
+        self, attempt: Attempt, nodes: tuple[str, ...] = (), required: int = 0
+    ) -> None:
+        """Record that an attempt begins on these nodes; it needs so many workers.
+
+        It may not be submitted yet: an agent that replaces this one asks Ray for it.
+        """
+        record = self.record.begin_attempt(
+            AttemptRecord(
+                *(attempt.number, attempt.id, iso_time(time.time())),
+                checkpoint=attempt.checkpoint,
+                nodes=nodes,
+                head=self.record.head,
+                lock=0 if self._lock is None else self._lock.inode,
+            )
+        )
+        begun = Attempt(
+            *(attempt.id, attempt.number),
+            submitted=0.0,
+            workers=attempt.workers,
+            checkpoint=attempt.checkpoint,
+        )
+        self.save(record.with_snapshot(AttemptSnapshot(begun, required), 0.0))
+
+    def withdraw_submission(self, job_id: str) -> None:
+        """Remove an attempt that was refused or canceled before it was handed to Ray."""
+        last = self.record.open_attempt
+        if last is not None and last.submission_id == job_id:
+            earlier = self.record.attempts[:-1]
+            self.save(replace(self.record, attempts=earlier, state=RunState.BOOTING))
+
+    def open_attempt(self, now: float) -> AttemptSnapshot | None:
+        """Return the attempt that an earlier agent left open."""
+        if self.record.open_attempt is None:
+            return None
+        found = self.record.open_attempt.resumed(now)
+        if self._replaces_agent or found.end is None or is_loss(found.end):
+            return found
+        return replace(found, end=None)  # a user who starts a run again wants it to continue
+
+    def record_outages(self, outages: tuple[Outage, ...], now: float) -> None:
+        """Record the outages of services, whose times are on the clock of this run."""
+        self.save(replace(self.record, outages=SavedOutages(Moment.before(now), outages)))
+
+    def former_outages(self, now: float) -> tuple[Outage, ...]:
+        """Return the outages of the run so far, on the clock of this agent."""
+        return () if self.record.outages is None else self.record.outages.on_clock(now)
+
+    def record_outcome(self, end: Outcome) -> None:
+        """Record the outcome to exit with: an agent that replaces this one uses it."""
+        self.save(replace(self.record, ending=end))
+
+    async def flush(self) -> None:
+        """Wait until all records are on disk, within a limit."""
+        epoch = self.record.epoch
+        await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
+        self.epoch = max(self.epoch, epoch)
+
+    def record_nodes(self, nodes: Iterable[str]) -> None:
+        """Record the nodes of a running attempt: Ray may use any that joins."""
+        last, now = self.record.open_attempt, (*nodes,)
+        if last is not None and not {*now} <= {*last.nodes}:
+            names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_NODES_BY_NAME]
+            self.save(self.record.with_changes(nodes=names))
+
+    def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
+        """Record how the last attempt ended; `announced` if nodes were taken away."""
+        now, code = iso_time(time.time()), end.exit_code
+        if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
+            code = 128 + SIGTERM
+        self.save(self.record.end_attempt(now, end.reason, code, announced=announced))
+
+    def record_end(self, end: Outcome) -> None:
+        """Record how this head ended; a run that can be resumed stays open."""
+        self.record_outcome(end)
+        self.record_attempt_end(end)
+        if self.record.is_over:
+            self.save(replace(self.record, state=RunState.ENDED))
+
+    def close(self) -> None:
+        """Write what is pending, as far as the disk allows."""
+        self._writer.finish()
+
+    def _write(self, record: RunRecord) -> OSError | None:
+        """Write the record, unless a later head of this run has written it."""
+        if self.later_epoch(record):
+            return None
+        if record.epoch != self._noted_epoch:
+            self.note_epoch(record.epoch)
+            self._noted_epoch = record.epoch
+        return record.write(self._root / record.run_id / RUN_FILE)

@@ -1,0 +1,203 @@
+"""Detect a job without sign of work: check all nodes, then report process stacks."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.text import duration_text, listed
+from agent.bridge.link import RayLink
+from agent.checks.finding import Finding, Level
+from agent.decisions.attempts import (
+    Quiet,
+    StalledSinceLoss,
+    diagnostics_interval,
+    informative_stack_lines,
+    quiet_period,
+)
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import HERE
+from agent.node.gpus import TOOLS
+from agent.processes import driver as job
+from agent.processes.driver import Utilization
+from agent.processes.waiting import Failure
+from agent.record.background import in_thread
+from agent.record.files import write_atomically
+from agent.record.log import say
+from agent.run.head_server import request_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decisions.head.head_state import HeadState
+    from agent.port.reports import Reports
+    from agent.run.head_server import RunStatus
+    from agent.run.local_services import TorchrunLink
+    from agent.run.node_run import NodeRun
+
+
+BUSY, STACKS = "how busy", "process stacks"
+"""Diagnostics that a worker sends like a log; no service has such a name."""
+IDLE = "idle"
+_MOST_LINES = 60  # most lines of one node's stacks in the log
+_FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+
+
+class Diagnostics:
+    """Examines the job's processes on this node."""
+
+    def __init__(self, run: NodeRun) -> None:
+        plan, self._run = run.plan, run
+        self._last_output: float | None = None
+        """When this node's share of the job wrote output last, as of the last call."""
+        # Without secrets.
+        self._env = {name: plan.environ[name] for name in _FOR_TOOLS if name in plan.environ}
+        tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
+        self._utilization = Utilization(tools, self._env, run.folder.file)
+
+    async def collect(self, what: str, submission_id: str | None = None) -> str:
+        """Return one of the diagnostics, or why it failed: a failure is no sign of an idle job."""
+        examine = self._examine_activity if what == BUSY else self._examine_stacks
+        text = await self._run.best_effort(
+            f"a look at the job here ({what})", examine, submission_id
+        )
+        return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
+
+    async def _examine_activity(self, submission_id: str | None) -> str:
+        """Return what works for the job on this node, or that nothing does."""
+        before, self._last_output = self._last_output, self._run.stats.last_share_output
+        if self._last_output != before:
+            return "its share of the job writes"
+        return await self._utilization.sample(submission_id) or IDLE
+
+    async def _examine_stacks(self, submission_id: str | None) -> str:
+        """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
+        plan = self._run.plan
+        found = await anyio.to_thread.run_sync(job.job_processes, submission_id)
+        py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
+        log = partial(self._run.folder.file, "py-spy.log")
+        text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env, log)
+        return self._run.redactor.clean(text)
+
+
+def log_stacks(node: str, text: str, where: str) -> None:
+    """Log a node's stacks; `where` names the place of omitted lines."""
+    lines = informative_stack_lines(text)
+    more = [f"({len(lines) - _MOST_LINES} more lines {where})"] if len(lines) > _MOST_LINES else []
+    for line in [*lines[:_MOST_LINES], *more]:
+        say(f"stacks of {node}: {line}")
+
+
+_MOST_IDLE_NODES = 8  # most nodes whose stacks are logged; the file has all
+_REMEDY = (
+    "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
+    "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is logged"
+)
+
+
+class StallWatch:
+    """Checks a quiet job at intervals, and logs its stacks after AGENT_STALL without work."""
+
+    def __init__(  # noqa: PLR0913 - all that it looks at
+        self,
+        run: NodeRun,
+        reports: Reports,
+        status: RunStatus,
+        link: RayLink | TorchrunLink,
+        get_state: Callable[[], HeadState],
+        send: Callable[[StalledSinceLoss], None],
+    ) -> None:
+        self._run, self._reports, self._status, self._link = run, reports, status, link
+        self._get_state, self._send = get_state, send
+        self._diagnostics = Diagnostics(run)
+        self._limit = run.plan.settings.stall
+        self._quiet: Quiet | None = None
+
+    async def run(self) -> None:
+        """Watch until canceled, if AGENT_STALL is set."""
+        if not self._limit or self._run.plan.job is None:
+            return
+        what = "a look for a job without a sign of work"
+        await self._run.best_effort.every(diagnostics_interval(self._limit), what, self._check)
+
+    async def _check(self) -> None:
+        """Update the state of the running attempt; check the nodes if it is quiet."""
+        state, now = self._get_state(), self._run.now()
+        runs = state.phase is HeadPhase.RUNNING
+        number, lost = state.attempt.number if runs else None, bool(state.attempt.lost_nodes)
+        quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
+        if quiet is not None:
+            quiet = self._with_output(quiet)
+        if quiet is not None and quiet.lasts(diagnostics_interval(self._limit), now):
+            quiet = await self._check_nodes(quiet, state)
+        self._quiet = quiet
+
+    async def _check_nodes(self, quiet: Quiet, state: HeadState) -> Quiet:
+        """Check all nodes, then Ray's tasks, for work; report a job that shows neither."""
+        answers = await self._ask_all(BUSY, times.STALL_BUSY, state)
+        if any(answer != IDLE for answer in answers.values()):
+            return quiet.with_work_at(self._run.now())
+        quiet = self._with_output(quiet)
+        if not quiet.lasts(self._limit, self._run.now()):
+            return quiet
+        if isinstance(self._link, RayLink):
+            finished = await self._link.last_finished(times.STALL_TASKS)
+            if finished is not None:
+                quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
+        now = self._get_state()
+        runs_on = now.phase is HeadPhase.RUNNING and now.attempt.number == quiet.attempt
+        is_quiet = runs_on and self._with_output(quiet) == quiet  # no output meanwhile
+        if not quiet.lasts(self._limit, self._run.now()) or not is_quiet:
+            return quiet
+        await self._report(quiet, state)
+        return replace(quiet, is_reported=True)
+
+    def _with_output(self, quiet: Quiet) -> Quiet:
+        return quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+
+    async def _report(self, quiet: Quiet, state: HeadState) -> None:
+        """Collect the stacks of all nodes, and log the finding."""
+        long = duration_text(round(self._run.now() - quiet.since))
+        what = f"the job shows no sign of work for {long}"
+        say(f"{what} (AGENT_STALL): looking where it is", "warning")
+        stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
+        path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
+        for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
+            log_stacks(name, text, f"in {path.name}")
+        whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
+        write = partial(write_atomically, path, whole, durable=False)
+        is_written = await in_thread(lambda: write() is None, times.STALLED_DISK)
+        where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
+        finding = Finding("stall", Level.WARN, f"{what}{where if is_written else ''}", _REMEDY)
+        self._status.stalls = (*self._status.stalls, finding)
+        say(finding.sentence(), "warning")
+        if quiet.has_lost_node:
+            self._send(StalledSinceLoss(quiet.attempt, long))
+
+    async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
+        """Request diagnostics from all present nodes concurrently; name those without answer."""
+        id_ = None if state.goal.by_torchrun else state.attempt.id
+        known = state.fleet.workers.values()
+        workers = [one for one in known if not (one.has_left or one.silent or one.refused)]
+        found = dict.fromkeys([HERE, *(one.key for one in workers)], "")
+
+        async def ask(key: str) -> None:
+            if key == HERE:
+                found[key] = await self._diagnostics.collect(what, id_)
+                return
+            text = await request_log(self._reports, key, what, limit)
+            found[key] = f"no answer within {limit:g} s" if text is None else text
+
+        async with anyio.create_task_group() as tasks:
+            for key in found:
+                tasks.start_soon(ask, key)
+        by_name = {self._run.plan.topology.node_name: found[HERE]}
+        for one in workers:
+            name = f"{one.name} ({one.ip})" if one.name in by_name else one.name
+            by_name[name] = found[one.key]
+        return by_name

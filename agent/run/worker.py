@@ -1,0 +1,385 @@
+"""The worker's event loop: find the head, join Ray, follow orders, leave with the verdict."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.errors import PreflightError
+from agent.decisions import worker
+from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
+from agent.decisions.worker import worker_state as w
+from agent.job.job import job_identity
+from agent.job.services import Placeholders, digest
+from agent.node.read import source_towards
+from agent.plan.make import service_only_ranks
+from agent.plan.plan import RAY, versions
+from agent.port import server
+from agent.port.client import HeadLink
+from agent.port.protocol import Bye, Hello, Reply, Report
+from agent.port.sockets import bind
+from agent.processes import driver, signals
+from agent.processes.probing import port_answers
+from agent.processes.waiting import Inbox, NotYet, until
+from agent.record.log import say
+from agent.record.run_record import fingerprint
+from agent.run import make_ready
+from agent.run.diagnose import explain_end, make_bundle
+from agent.run.holding import hold_after_verdict
+from agent.run.local_services import LocalShare, LocalWork
+from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
+from agent.run.orders import HeadRequests
+from agent.settings.jobs import NO_JOB, TORCHRUN
+from agent.settings.rules import may_listen_on
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from agent.base.ends import Outcome
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
+    from agent.processes.process import Child
+
+
+def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
+    """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
+    if run.surviving is None:
+        return worker.first_state(goal)
+    was, id_ = run.surviving.record, run.run_id
+    if not (run.surviving.has_ray and was.epoch and was.attempt and was.head_ip and id_):
+        return worker.first_state(goal, has_agent=was.epoch > 0)
+    recorded = w.WorkerState(
+        goal,
+        head_ip=was.head_ip,
+        epoch=was.epoch,
+        run_id=id_,
+        ray_attempt=was.attempt,
+        unreached_since=run.run_time(was.unreached or None),
+    )
+    return recorded.with_surviving_ray()
+
+
+def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
+    """Record since when the head is out of reach, for an agent that replaces this one.
+
+    The epoch is recorded from the first reply on: it shows that the head has an agent.
+    """
+    if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
+        run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
+    if before.unreached_since != after.unreached_since:
+        since = after.unreached_since
+        run.node.update(unreached=0.0 if since is None else run.started + since)
+
+
+def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
+    """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
+    ray, python, torch = versions(plan)
+    job = ""
+    if plan.torchrun is not None and plan.job is not None:  # each node starts its share of it
+        argv, recipe = job_identity(plan.job)
+        job = fingerprint(argv, TORCHRUN, recipe, clean)
+    return Hello(
+        name=plan.topology.node_name,
+        rank=plan.topology.platform.rank,
+        ray=ray,
+        python=python,
+        torch=torch,
+        services=digest(plan.all_services, plan.steps),
+        job=job,
+        gpus=plan.gpus,
+        run_id="" if last is None else last.run_id,
+        attempt=0 if last is None else last.submitted,
+        fingerprint="" if last is None else last.fingerprint,
+        facts=facts_to_send(plan.facts),
+        clock=time.time(),
+        findings=tuple(
+            replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
+        ),
+    )
+
+
+def facts_to_send(facts: Facts) -> Facts:
+    """Return facts without what only their own node uses, such as thousands of addresses."""
+    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
+
+
+class WorkerAgent:
+    """One run of a worker."""
+
+    def __init__(self, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
+        self._run, self._tasks = run, tasks
+        self._plan = plan = run.plan
+        self._id = secrets.token_hex(8)
+        self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
+        host = plan.topology.head_host
+        assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
+        # Ray would send the token in clear to a head without an agent.
+        has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
+        sends_token = plan.secret() is not None and plan.own_ray is not None and not has_tls
+        self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
+        self._link = HeadLink(
+            *(host, plan.ports.agent, plan.ports.gcs, plan.secret()),
+            lambda: make_hello(plan, self._reply, run.redactor.clean),
+            *(self._report, self._inbox.put, self._on_reply),
+            last_ip="" if run.surviving is None else run.surviving.record.head_ip,
+            joins_plain_ray=not sends_token or plan.settings.allow_insecure,
+        )
+        self._ray: Child | None = None
+        self._work = LocalWork(run, self._inbox.put, self._place)
+        self._local_share = LocalShare(run, tasks, self._inbox.put)
+        goal = w.WorkerGoal(
+            head=host,
+            limits={wait.key: wait.seconds for wait in plan.waits},
+            steps=plan.steps,
+            services=plan.possible_services,
+            without_job=plan.settings.job == NO_JOB,
+            rank=plan.topology.platform.rank,
+            service_only_ranks=service_only_ranks(plan.all_services),
+            by_torchrun=plan.torchrun is not None,
+        )
+        self._state = first_state(run, goal)
+        self._requests = HeadRequests(run)
+        self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
+        self._own_ip = ""
+        self._ray_ip = ""  # the address with which this node's Ray was started
+        self._addressed = anyio.Event()
+
+    async def run(self) -> Outcome:
+        """Run the worker until the run ends; return the outcome."""
+        plan, run, start, put = self._plan, self._run, self._tasks.start_soon, self._inbox.put
+        # The port first: a second agent on this node ends here, before it changes anything.
+        local_socket = bind("127.0.0.1", plan.ports.agent)
+        unfit = await make_ready.prepare_machine(plan, run.surviving)
+        why = "the job's driver runs on the head"
+        await self._tasks.start(
+            signals.watch_signals,
+            lambda signum: put(StopAsked(signum)),
+            lambda signum: say(driver.not_passed_on(signum, why)),
+            run.record_kill,
+        )
+        if self._state.ray is w.RayStep.UP:  # started by a killed agent
+            await self._start_ray(self._state.head_ip or "")
+        start(self._link.run)
+        start(run.keep_clock, put)
+        start(run.watch_machine, self._link.report_now)
+        if unfit is not None:
+            put(Refused(unfit))
+        else:
+            start(self._serve, local_socket)
+            if plan.own_ray is not None:
+                start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
+            for step in self._state.running_steps:
+                start(self._work.prepare, step)
+        leave = await self._decide()
+        leave = replace(leave, outcome=await explain_end(run, leave.outcome))
+        outcome = await self._shut_down(leave)
+        await hold_after_verdict(run, outcome, partial(self._inbox.take, None))
+        return outcome
+
+    async def _decide(self) -> w.EndWorker:
+        """Process events one by one until a decision ends the worker."""
+        reported: tuple[object, ...] = ()
+        while True:
+            waits = partial(worker.pending_waits, self._state)
+            event = await self._run.next_event(self._inbox, waits, worker.deadline(self._state))
+            if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
+                self._run.record(event)
+            before = self._state
+            about = (worker.decide, w.FROM_OUTSIDE, before)
+            event, self._state, actions = self._run.decide(*about, event)
+            state = self._state
+            self._run.set_phase(state.phase.value)
+            record_reachability(self._run, before, state)
+            for action in actions:
+                if isinstance(action, w.EndWorker):
+                    return action
+                await self._perform(action)
+            progress = (state.phase, state.joined, state.preparing, state.ray)
+            running = (worker.item_reports(state), state.share_over, state.running_attempt)
+            former, reported = reported, (*progress, *running, state.last_order, state.taken_at)
+            if reported != former:
+                self._link.report_now()
+
+    async def _perform(self, action: w.WorkerAction) -> None:
+        start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
+        match action:
+            case LogLine():
+                say(action.sentence, action.level)
+            case w.StartRay(head_ip):
+                await self._start_ray(head_ip)
+            case w.StopRay():
+                if self._ray is not None:
+                    start(stop_ray, self._ray, budget.ray)
+            case w.StopServices():
+                start(self._work.stop_services, budget.services)
+            case w.StartOwnService(name, generation):
+                start(self._work.serve, name, generation)
+            case w.StopSteps():
+                self._work.stop_steps()
+            case w.RunOwnStep(name):
+                start(self._work.prepare, name)
+            case w.StartShare(attempt, share):
+                output = self._local_share.new_output()
+                await self._local_share.start(attempt, share, self._place(), output)
+            case w.StopShare():
+                start(self._local_share.stop, budget.job)
+            case w.SendLog(name):
+                start(self._requests.fetch_log, name, report_now)
+            case w.RunProbe(probe, at, share):
+                start(self._requests.probe, probe, at, self._place(), report_now, share)
+
+    def _place(self) -> Placeholders:
+        head, rank = self._state.head_ip or "", self._state.rank
+        ip = self._own_ip or source_towards(head) or "127.0.0.1"
+        known_rank = "" if rank is None else str(rank)
+        return Placeholders(ip, head, known_rank, str(self._run.folder.path))
+
+    async def _start_ray(self, head_ip: str) -> None:
+        plan = self._plan
+        node_ip = plan.address.ip or source_towards(head_ip)
+        if node_ip is None:
+            self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
+            return
+        self._ray_ip = node_ip
+        process = plan.process(RAY)
+        argv = process.command(Placeholders(node_ip, head_ip))
+        env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
+        if self._run.surviving is not None and self._run.surviving.record.epoch != epoch:
+            self._run.surviving.end_ray()
+        self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
+        self._ray = await self._run.start(process.name, argv, env, process.log)
+        self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
+
+    async def _watch_ray(self, child: Child, node_ip: str) -> None:
+        async def check() -> bool | NotYet:
+            evidence = await port_answers(node_ip, self._plan.ports.node_manager)
+            return NotYet(evidence) if evidence else True
+
+        async def watch_until_up() -> None:
+            put = self._inbox.put
+            await until(check, None, longest=0.2, on_evidence=lambda e: put(w.WorkerRaySilent(e)))
+            put(w.RayUp())
+
+        end = await watch_until_end(self._run, child, watch_until_up)
+        await kill_leftovers("Ray", None)
+        self._inbox.put(w.RayExited(end))
+
+    async def _serve(self, local_socket: socket.socket) -> None:
+        """Serve this node's probes and status on loopback and on its address."""
+        topology = self._plan.topology
+        site = server.AgentServer(
+            token=self._plan.secret(),
+            ready=lambda: self._state.phase is not w.WorkerPhase.LEAVING,
+            status=self._status,
+            run_id=lambda: self._run.run_id,
+            names=(topology.node_name, *topology.platform.own_names),
+        )
+        runner = await site.open([local_socket])
+        early = self._plan.address.ip or self._plan.facts.default_source
+        try:
+            await self._listen_on(runner, early)
+            await self._addressed.wait()
+            if self._own_ip != early:
+                await self._listen_on(runner, self._own_ip)
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await runner.cleanup()
+
+    async def _listen_on(self, runner: web.BaseRunner, ip: str | None) -> None:
+        """Open the agent's port on an address, if it may be opened there."""
+        if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
+            return
+        if ip in self._plan.facts.addresses_of(self._plan.topology.head_host or ""):
+            return  # the port there is that of the head, another process on this machine
+        try:
+            await server.listen(runner, [bind(ip, self._plan.ports.agent)])
+        except PreflightError:  # the run does not need them
+            say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
+
+    def _report(self, node_ip: str) -> Report:
+        plan, state = self._plan, self._state
+        if node_ip and not self._own_ip:
+            self._own_ip = plan.address.ip or node_ip
+            self._addressed.set()
+        verdict, detail, bye = state.verdict, "", None
+        if verdict is not None:
+            detail = verdict.reason
+            bye = None if self._log_tail is None else Bye(verdict.reason, self._log_tail)
+        elif state.phase is not w.WorkerPhase.FOLLOWING:
+            waits = worker.pending_waits(state)
+            detail = "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
+        logs, answers = self._requests.for_report()
+        return Report(
+            id=self._id,
+            ip=self._ray_ip or plan.address.ip or node_ip,
+            phase=state.phase.value,
+            detail=detail,
+            joined=state.joined,
+            alone=state.service_only,
+            preparing=state.preparing,
+            error=state.ray_evidence,
+            memory=self._run.memory.recent(),
+            items=worker.item_reports(state),
+            part=state.share_over,
+            aside=self._run.stats.for_report(state.steps),
+            runs=state.running_attempt,
+            logs=logs,
+            answers=answers,
+            obeyed=0 if state.last_order is None else state.last_order.number,
+            obeyed_by="" if state.last_order is None else state.last_order.by,
+            bye=bye,
+            notice=state.notice(self._run.now()),
+        )
+
+    def _on_reply(self, reply: Reply) -> None:
+        self._requests.clear_sent()
+        self._reply = reply
+        self._run.join_run(reply.run_id)
+
+    def _status(self) -> dict[str, object]:
+        plan, state = self._plan, self._state
+        return {
+            "role": "worker",
+            "platform": plan.topology.platform.name,
+            "name": plan.topology.node_name,
+            "rank": state.rank,
+            "phase": state.phase.value,
+            "seconds": round(self._run.now(), 1),
+            "waits": [wait.to_dict(self._run.now()) for wait in worker.pending_waits(state)],
+            "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
+            "head_phase": state.head_phase,
+            "services": [
+                {"name": name, "state": item.step.value, "detail": item.evidence}
+                for name, item in state.services.items()
+            ],
+            "last_error": state.ray_evidence,
+            "verdict": to_builtins(state.verdict),
+        }
+
+    async def _shut_down(self, leave: w.EndWorker) -> Outcome:
+        self._run.record_outcome(leave.outcome)
+        self._log_tail = await self._requests.read_log_tails(leave.outcome)
+        budget = self._plan.budget
+        async with anyio.create_task_group() as tasks:
+            limit = times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE
+            tasks.start_soon(self._link.send_goodbye, limit)
+            tasks.start_soon(self._work.stop_services, budget.services)
+            if self._ray is not None:
+                tasks.start_soon(stop_ray, self._ray, budget.ray)
+            tasks.start_soon(self._local_share.stop, budget.ray)
+        await self._run.stop_descendants(budget.leftovers)
+        has_verdict = self._reply is not None and self._reply.verdict is not None
+        if self._link.goodbye_delivered or has_verdict:
+            return leave.outcome  # the head makes the bundle
+        return await make_bundle(self._run, leave.outcome)

@@ -1,0 +1,120 @@
+"""The CPU time of the head's agent per report, in each phase, with thousands of workers."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.decisions import head
+from agent.decisions.attempts import JobReport
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.shared import ItemReport, ServiceReady, Step, StopAsked
+from agent.job.services import ON_EVERY, ServiceSpec, TcpProbe
+from agent.plan import waits as planned
+from agent.record.events import WaitLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZES = (1_000, 5_000)
+LIMIT = 0.2
+"""Milliseconds per report: the decision, the waits, the deadline, and their log lines."""
+REPORTS = 400
+SERVICE = ServiceSpec(
+    "retriever", "serve", ("serve",), TcpProbe(8000), 1e9, "within", where=ON_EVERY
+)
+LIMITS = {
+    planned.HEAD: 600.0,
+    planned.WORKERS: 600.0,
+    planned.SUBMIT: 120.0,
+    planned.JOB: 1e9,
+    planned.NODE: 60.0,
+}
+
+
+def main() -> int:
+    """Print a line for each phase and size; return 1 if one is over the limit."""
+    slow = False
+    for size in SIZES:
+        for phase, state in (*states(size), *states(size, by_torchrun=True)):
+            took = cost(state, size)
+            slow |= took > LIMIT
+            word = "MISSED" if took > LIMIT else "holds"
+            print(f"{word:8}{phase:22}{size:6} workers: {took:.3f} ms a report (at most {LIMIT})")
+    return int(slow)
+
+
+def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported:
+    """Return one worker's report; its service answers once it has joined."""
+    phase = "following the head" if joined else "joining Ray"
+    return h.WorkerReported(
+        Worker(
+            key=f"agent{number}",
+            name=f"pod{number}",
+            ip=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+            rank=number,
+            phase=phase,
+            last_report_at=heard,
+            joined=joined,
+            items=(service(joined=joined),),
+        )
+    )
+
+
+def service(*, joined: bool, word: str = "") -> ItemReport:
+    """Return a worker's report about its service."""
+    return ItemReport(SERVICE.name, Step.READY if joined else Step.PENDING, word)
+
+
+def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.HeadState]]:
+    """Return a head in each phase, first with half of its workers joined, then with all."""
+    goal = h.HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
+    goal = replace(goal, by_torchrun=by_torchrun)
+    how = ", torchrun" if by_torchrun else ""
+    state = head.first_state(goal)
+    nodes = [RayNode("head", "10.255.0.1", is_head=True)]
+    for number in range(1, size + 1):
+        report = worker(number, joined=number <= size // 2)
+        state, _ = head.decide(state, report, 1.0)
+        nodes.append(RayNode(f"node{number}", report.worker.ip))
+    for number in range(1, size + 1):  # the head orders a service on the worker's first report
+        state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
+    state, _ = head.decide(state, ServiceReady(SERVICE.name), 1.6)
+    if not by_torchrun:
+        state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
+    yield f"booting{how}", state
+    for number in range(size // 2, size + 1):
+        state, _ = head.decide(state, worker(number, joined=True), 3.0)
+    yield f"submitting{how}", state
+    job = state.attempt.id
+    state, _ = head.decide(state, h.Submitted(job), 4.0)
+    if not by_torchrun:
+        state, _ = head.decide(state, h.JobReported(job, JobReport("RUNNING")), 5.0)
+    yield f"running{how}", state
+    yield f"stopping{how}", head.decide(state, StopAsked(15), 6.0)[0]
+
+
+def cost(state: h.HeadState, size: int) -> float:
+    """Return the median of milliseconds for a report, each from another worker.
+
+    Each report has a change, for example a service that is not ready.
+    """
+    teller = WaitLog(lambda _row: None, lambda _sentence: None)
+    took = []
+    for turn in range(REPORTS):
+        number = 1 + turn * 7 % size
+        now = 10.0 + turn * 0.001
+        known = state.fleet.workers[f"agent{number}"]
+        items = (service(joined=known.joined, word=f"word {turn}"),)
+        said = replace(known, last_report_at=now, detail=f"word {turn}", items=items)
+        event = h.WorkerReported(said)
+        began = time.perf_counter()
+        state, _ = head.decide(state, event, now)
+        teller.update(head.pending_waits(state), now)
+        teller.next_due(head.deadline(state), now)
+        took.append((time.perf_counter() - began) * 1000)
+    return median(took)

@@ -1,0 +1,90 @@
+"""The commands to check: each recipe's, for each set of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.frameworks import recipe_of
+from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
+from agent.settings.jobs import RECIPES
+from tools.frameworks.clusters import CLUSTERS, Nodes
+from tools.frameworks.faults import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.frameworks.recipe import Recipe, Version
+    from agent.settings.jobs import RecipeInfo
+
+KNOWN_LATER = {
+    "{reward_url}": "http://10.0.0.1:5000/get_reward",
+    "{head_ip}": "10.0.0.1",
+    "{rank}": "0",
+    "{log_dir}": "/logs",
+}
+"""Values for the placeholders that only a run can fill."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe's result for one set of nodes: a command, or the reason for none."""
+
+    recipe: str
+    nodes: str
+    how: str
+    case: Case | None
+    misfit: str = ""
+
+
+def recipes_of(framework: str) -> tuple[RecipeInfo, ...]:
+    """List a framework's recipes."""
+    return tuple(job for job in RECIPES if job.framework == framework)
+
+
+def made(framework: str, version: Version) -> Iterator[Made]:
+    """Make every command for a version of a framework."""
+    for job in recipes_of(framework):
+        recipe = recipe_of(job)
+        for nodes in CLUSTERS:
+            for how, asked in asking(job, version, nodes):
+                yield make(recipe, asked, nodes, how)
+
+
+def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
+    """Yield the smallest and the largest set of inputs."""
+    for how, full in (("bare", False), ("full", True)):
+        yield (
+            how,
+            RecipeInput(
+                recipe=job.name,
+                nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
+                version=version,
+                model="Qwen/Qwen2.5-7B-Instruct",
+                train_data="/data/train.parquet",
+                eval_data="/data/test.parquet" if full or "AGENT_EVAL_DATA" in job.needs else "",
+                checkpoints="/data/checkpoints",
+                tensor_parallel=nodes.tensor_parallel,
+                scores=job.reward == "needed" or (full and job.reward == "possible"),
+                wandb=full,
+            ),
+        )
+
+
+def make(recipe: Recipe, asked: RecipeInput, nodes: Nodes, how: str) -> Made:
+    """Make one command."""
+    try:
+        argv = [known(word) for word in recipe.make(asked).argv]
+    except MisfitError as error:
+        return Made(asked.recipe, nodes.name, how, None, str(error))
+    at = 2 if argv[1] == "-m" else 1  # a module, or a script by its path
+    name = f"{asked.recipe}, {nodes.name}, {how}"
+    case = Case(name, tuple(argv[at + 1 :]), nodes.sizes, argv[at])
+    return Made(asked.recipe, nodes.name, how, case)
+
+
+def known(word: str) -> str:
+    """Fill in the placeholders."""
+    for placeholder, value in KNOWN_LATER.items():
+        word = word.replace(placeholder, value)
+    return word

@@ -1,0 +1,193 @@
+"""The suite's parts: each can be run alone, and takes minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from agent.frameworks.recipe import MisfitError
+from tools.frameworks.commands import Made, made
+from tools.frameworks.facts import openrlhf_m, search_r1
+from tools.frameworks.faults import Case, Fault
+from tools.frameworks.packages import REPO, CannotFetchError, environment, package
+from tools.frameworks.results import Result, Verdict
+from tools.frameworks.started_openrlhf import start_openrlhf
+from tools.frameworks.started_verl import start_verl
+from tools.frameworks.torchrun_on_pods import torchrun_on_pods
+from tools.frameworks.training import NotTrainedError, train_with
+from tools.frameworks.trl_on_pods import on_pods, taken_away
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.frameworks.recipe import Version
+
+JUDGE_LIMIT = 3000.0
+LONGEST = 600
+PUBLISHED = {
+    "verl": ("0.5.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.1"),
+    "openrlhf": ("0.8.11", "0.9.10", "0.10.1", "0.10.4", "0.11.2"),
+    "trl": (
+        *("1.0.0", "1.1.0", "1.2.0", "1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0"),
+        *("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"),
+    ),
+}
+"""The checked releases: the newest patch of each minor, and those with changed flags."""
+PODS = {"train-trl": on_pods, "notice-trl": taken_away, "torchrun-pods": torchrun_on_pods}
+STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
+FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: a framework's version, or a real run."""
+
+    name: str
+    framework: str
+    version: str = ""
+    how: Literal["package", "facts", "pods", "started"] = "package"
+
+
+PARTS = (
+    *(
+        Part(f"{framework}-{version}", framework, version)
+        for framework, versions in PUBLISHED.items()
+        for version in versions
+    ),
+    *(Part(name, name, how="facts") for name in FACTS),
+    Part("train-trl", "trl", how="pods"),
+    Part("notice-trl", "trl", how="pods"),
+    Part("torchrun-pods", "trl", how="pods"),
+    Part("start-verl", "verl", "0.9.1", how="started"),
+    Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
+)
+
+
+OF_SOME = {
+    "cli.py": (),
+    "trl_on_pods.py": ("train-trl", "notice-trl"),
+    "agents.py": ("train-trl", "notice-trl"),
+    "torchrun_on_pods.py": ("torchrun-pods",),
+    "pretended.py": ("start-verl", "start-openrlhf"),
+    "started_verl.py": ("start-verl",),
+    "inside/verl_scores.py": ("start-verl",),
+    "started_openrlhf.py": ("start-openrlhf",),
+    "inside/openrlhf_rollout.py": ("start-openrlhf",),
+    "stand_ins/": ("start-openrlhf",),
+}
+"""Path prefixes of files that only some parts use: a change to them leaves others valid."""
+
+
+class BrokenError(Exception):
+    """The checker itself failed."""
+
+
+def run(part: Part) -> Result:
+    """Run one part; an error of the checker becomes its result."""
+    began, sum_before = time.monotonic(), digest(part)
+    verdicts: tuple[Verdict, ...] = ()
+    broken = told = ""
+    try:
+        if part.how == "pods":
+            told = PODS[part.name]()
+        elif part.how == "started":
+            told = STARTED[part.framework]()
+        else:
+            verdicts = tuple(judged(part))
+        if part.framework == "trl" and verdicts:
+            told, trained = training(part.version)
+            verdicts += (trained,)
+    except (CannotFetchError, NotTrainedError, BrokenError, ImportError) as error:
+        broken = f"not judged: {error}"
+    return Result(part.name, sum_before, time.monotonic() - began, verdicts, told, broken)
+
+
+def training(version: str) -> tuple[str, Verdict]:
+    """Train with one TRL; skip a release that the recipe does not support on CPUs."""
+    where = ("trl-grpo", "two processes here", "trained")
+    try:
+        told, faults = train_with(version)
+    except MisfitError as misfit:
+        return "", Verdict(*where, misfit=str(misfit))
+    return told, Verdict(*where, tuple(faults))
+
+
+def judged(part: Part) -> list[Verdict]:
+    """Check every command of one part."""
+    commands = list(made(part.framework, version_of(part)))
+    cases = [command.case for command in commands if command.case is not None]
+    if part.how == "facts":
+        judge = FACTS[part.framework]
+        faults = {case.name: judge(case) for case in cases}
+    else:
+        faults = asked(part, cases)
+    return [verdict(command, faults) for command in commands]
+
+
+def version_of(part: Part) -> Version:
+    """Return the version for which the recipe is asked."""
+    return tuple(int(number) for number in part.version.split(".")) if part.version else ()
+
+
+def verdict(command: Made, faults: Mapping[str, Sequence[Fault]]) -> Verdict:
+    """Combine a command and its findings."""
+    found = tuple(faults[command.case.name]) if command.case else ()
+    return Verdict(command.recipe, command.nodes, command.how, found, command.misfit)
+
+
+def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
+    """Check the cases beside the framework's package, in the suite's environment."""
+    python = environment("train" if part.framework == "trl" else "judge")
+    told = {
+        "package": str(package(part.framework, part.version)),
+        "cases": [
+            {"name": c.name, "argv": c.argv, "nodes": c.nodes, "module": c.module} for c in cases
+        ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "faults.json"
+        argv = [str(python), "-m", f"tools.frameworks.inside.{part.framework}", str(out)]
+        env = {"PATH": os.defpath, "PYTHONPATH": str(REPO / "scripts"), "HOME": folder}
+        try:
+            done = subprocess.run(
+                argv, input=json.dumps(told), capture_output=True, text=True,
+                timeout=JUDGE_LIMIT, check=False, env=env, cwd=folder,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BrokenError(f"no end within {JUDGE_LIMIT:g} s") from None
+        if done.returncode != 0 or not out.exists():
+            raise BrokenError(done.stderr.strip()[-LONGEST:] or f"exit code {done.returncode}")
+        found = json.loads(out.read_text(encoding="utf-8"))
+    return {name: [Fault(**fault) for fault in faults] for name, faults in found.items()}
+
+
+def digest(part: Part) -> str:
+    """Hash the inputs of a result: the commands, the checkers, and the bundled program."""
+    total = hashlib.sha256()
+    with contextlib.suppress(ImportError):
+        for one in made(part.framework, version_of(part)):
+            told = one.case.argv if one.case else one.misfit
+            total.update(
+                f"{one.recipe} {one.nodes} {one.how} {told}".replace(str(REPO), "").encode()
+            )
+    ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py", "rehearsal.py")}
+    bundled = [REPO / "agent/bundled" / name for name in ours.get(part.framework, ())]
+    for file in [*judges(part), *bundled]:
+        total.update(file.read_bytes() if file.exists() else b"")
+    return total.hexdigest()[:16]
+
+
+def judges(part: Part) -> list[Path]:
+    """List the suite's files that a part's result depends on: all except other parts' files."""
+    folder = REPO / "scripts/tools/frameworks"
+    others = [begins for begins, names in OF_SOME.items() if part.name not in names]
+    files = sorted(folder.rglob("*.py"))
+    return [f for f in files if not str(f.relative_to(folder)).startswith(tuple(others))]

@@ -1,0 +1,200 @@
+"""Histories of events, and their traces, for tests of the head's decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions import head
+from agent.decisions.attempts import JobReport
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.shared import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
+from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.base.ends import Outcome
+    from agent.decisions.attempts import LostAttempt
+    from agent.decisions.shared import Answer, ItemReport
+
+REWARD = "reward server"
+TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
+NODES = {n: RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
+HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
+
+History = list[tuple[float, h.HeadEvent]]
+
+REWARD_SPEC = ServiceSpec(
+    REWARD,
+    "builtin",
+    ("serve",),
+    ScoringProbe("http://{node_ip}:5000/x"),
+    300.0,
+    "AGENT_WAIT_REWARD",
+)
+RETRIEVER = "retriever"
+RETRIEVER_SPEC = ServiceSpec(
+    RETRIEVER, "serve", ("serve",), TcpProbe(8000), 300.0, "within", where=ON_EVERY
+)
+SPECS = {REWARD: REWARD_SPEC, RETRIEVER: RETRIEVER_SPEC}
+STEPS = (
+    PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE"),
+    PrepareStep("AGENT_PREPARE", "make", ON_HEAD, 7200.0, "AGENT_WAIT_PREPARE"),
+)
+LIMITS = {
+    planned.HEAD: 100.0,
+    planned.WORKERS: 200.0,
+    planned.SUBMIT: 120.0,
+    planned.JOB: 120.0,
+    planned.NODE: 60.0,
+}
+SUBMITTED = h.Submitted("run-1")
+PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
+
+
+def waits(
+    evidence: str, attempt: int = 1, *, final: bool = False, canceled: bool = False
+) -> h.SubmitWaits:
+    """Return the event that Ray does not accept an attempt."""
+    return h.SubmitWaits(f"run-{attempt}", evidence, final, canceled)
+
+
+def goal(  # noqa: PLR0913 - what a run may be asked for
+    workers: int = 0,
+    least: int | None = None,
+    *,
+    job: bool = True,
+    services: tuple[str, ...] = (),
+    prepare: bool = False,
+    given: bool = False,
+    retries: int = 0,
+    tried: tuple[LostAttempt, ...] = (),
+) -> h.HeadGoal:
+    """Return a goal with distinct timeouts."""
+    return h.HeadGoal(
+        limits=LIMITS,
+        job_stop_grace=16.0,
+        expected_workers=workers,
+        min_workers=workers if least is None else least,
+        has_job=job,
+        services=tuple(SPECS[name] for name in services),
+        steps=STEPS if prepare else (),
+        max_prepare_seconds=7200.0,
+        retries=retries,
+        lost_attempts=tried,
+        first_attempt=len(tried) + 1,
+        ray="KubeRay's Ray" if given else h.OUR_RAY,
+        ray_is_given=given,
+    )
+
+
+def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
+    """Return GCS's list of nodes: the head, live workers by number, and dead ones."""
+    gone = [RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
+    return h.RayNodes((*([HEAD] if up else []), *(NODES[n] for n in others), *gone))
+
+
+def reported(  # noqa: PLR0913 - what a worker may say
+    n: int,
+    phase: str = "following the head",
+    *,
+    joined: bool = True,
+    rank: int | None = None,
+    preparing: bool = False,
+    gone: bool = False,
+    detail: str = "",
+    refused: str = "",
+    heard: float = 0.0,
+    items: tuple[ItemReport, ...] = (),
+    answers: tuple[Answer, ...] = (),
+    memory: str = "",
+) -> h.WorkerReported:
+    """Return the event of a report from the worker with this number."""
+    name, ip = f"pod{n}", f"10.0.0.{n}"
+    return h.WorkerReported(
+        Worker(
+            *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
+            items=items,
+            answers=answers,
+            memory=memory,
+        )
+    )
+
+
+def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobReported:
+    """Return the event of a job status from Ray."""
+    return h.JobReported(f"run-{attempt}", JobReport(status, message, code))
+
+
+WITH_REWARD = goal(services=(REWARD,))
+SERVING = goal(1, job=False)
+READY = (5.0, ServiceReady(REWARD))
+RUNNING: History = [(3.0, nodes()), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
+PAIR: History = [
+    (3.0, nodes(2)),
+    (4.0, reported(2)),
+    (5.0, SUBMITTED),
+    (6.0, job("RUNNING")),
+]
+SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
+LOST = ServiceGone(REWARD, "exit code 1")
+"""Common beginnings of histories."""
+
+
+class Trace:
+    """The state of a head after a history of events, and all its actions."""
+
+    def __init__(self, of: h.HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
+        self.state = head.first_state(of)
+        self.now = 0.0
+        self.actions: list[h.HeadAction] = []
+        for at, event in history:
+            self.take(event, at)
+
+    def take(self, event: h.HeadEvent, at: float) -> None:
+        """Apply one event."""
+        self.now = at
+        self.state, actions = head.decide(self.state, event, at)
+        self.actions += actions
+        if isinstance(event, Tick):  # otherwise the head would tick without end
+            then = head.deadline(self.state)
+            assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
+        for action in actions:
+            if isinstance(action, h.Retry):  # this node's part succeeds
+                self.take(h.Cleared(action.ended.number), at)
+
+    def finish(self, steps: int = 50) -> bool:
+        """Tick at each deadline; return whether none is left."""
+        for _ in range(steps):
+            then = head.deadline(self.state)
+            if then is None:
+                return True
+            self.take(TICK, max(self.now, then))
+        return False
+
+    @property
+    def effects(self) -> list[h.HeadAction]:
+        """All actions except log lines, probes and snapshots."""
+        kept = LogLine | h.ProbeNode | h.SaveSnapshot
+        return [action for action in self.actions if not isinstance(action, kept)]
+
+    @property
+    def probes(self) -> list[tuple[str, str, str]]:
+        """The ordered probes: node, probe, address."""
+        return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.ProbeNode)]
+
+    @property
+    def log(self) -> str:
+        """All log lines."""
+        return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes; more than one is an error."""
+        return [action.outcome for action in self.actions if isinstance(action, h.EndRun)]
+
+    def kinds(self) -> Iterator[str]:
+        """Yield the names of the effects."""
+        yield from (type(deed).__name__ for deed in self.effects)

@@ -1,0 +1,258 @@
+"""The agents that each example starts: their arguments and environment.
+
+Formats are parsed by their own parsers, and shell code is run by a shell, with stand-ins for
+programs that would use the network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from support.clusters import CLUSTERS, address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPO = Path(__file__).parents[2]
+EXAMPLES = REPO / "examples"
+STAND_IN = REPO / "tests" / "support" / "stand_in.py"
+TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores of secrets give
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
+PROGRAMS = (
+    *("pod-agent", "srun", "scontrol", "docker", "podman", "apptainer", "ssh"),
+    *("git", "pip", "curl", "sha256sum"),
+)
+CODE = ("/opt/Search-R1", "/opt/OpenRLHF-M")
+"""Folders of images in which a job starts."""
+ONE_FILE = ("/opt/agent/pod-agent", "/opt/pod-agent", "/root/pod-agent", "/workspace/pod-agent")
+"""The folders for the one file in the examples, on each platform's nodes."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One node's agent as an example starts it."""
+
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    address: str
+    is_first_process: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a program, recorded by a stand-in."""
+
+    program: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    place: str
+
+
+def documents(path: str) -> list[Any]:
+    """Read an example in YAML."""
+    return list(yaml.safe_load_all((EXAMPLES / path).read_text(encoding="utf-8")))
+
+
+# --- what a shell runs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A shell with the stand-ins first on PATH."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    @classmethod
+    def make(cls, folder: Path, *missing: str) -> Shell:
+        """Install the stand-ins, except those that this machine is to lack."""
+        for name in ("bin", "notes", "home"):
+            (folder / name).mkdir(exist_ok=True)
+        for name in set(PROGRAMS) - set(missing):
+            program = folder / "bin" / name
+            words = shlex.join([sys.executable, "-I", str(STAND_IN), name])
+            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        secrets = folder / "home" / ".config" / "pod-agent"
+        secrets.mkdir(parents=True, exist_ok=True)
+        (secrets / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+        for link, target in (("pod-agent", "bin/pod-agent"), ("dist", "bin")):
+            if not (folder / "home" / link).exists():
+                (folder / "home" / link).symlink_to(folder / target)
+        environ = {
+            "PATH": f"{folder / 'bin'}:{os.defpath}:/usr/bin",
+            "HOME": str(folder / "home"),
+            "STAND_IN_NOTES": str(folder / "notes"),
+        }
+        return cls(folder, environ)
+
+    def here(self, script: str) -> str:
+        """Return a script with a node's paths replaced by local ones."""
+        for path in CODE:
+            script = script.replace(path, str(self.folder))
+        for path in ONE_FILE:
+            script = re.sub(rf"(?<![\w$]){path}\b", str(self.folder / "bin/pod-agent"), script)
+        return script
+
+    def run(self, words: list[str], environ: dict[str, str]) -> int:
+        """Run a command; return its exit code."""
+        given = {**self.environ, **environ}
+        found = subprocess.run(words, env=given, cwd=self.folder / "home", check=False, timeout=60)
+        return found.returncode
+
+    @contextmanager
+    def started(self, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command in the background, which must exit by itself; kill it otherwise."""
+        where = self.folder / "home"
+        with subprocess.Popen(words, env=self.environ, cwd=where, start_new_session=True) as found:
+            try:
+                yield found
+            finally:
+                if found.returncode is None:
+                    os.killpg(found.pid, signal.SIGKILL)
+
+    def wait_for_agents(self, count: int) -> None:
+        """Wait until this many agents have started."""
+        until = time.monotonic() + 60
+        while len(self.agents()) < count:
+            assert time.monotonic() < until, [call.program for call in self.calls()]
+            time.sleep(0.05)
+
+    def calls(self) -> list[Call]:
+        """Return every recorded call."""
+        notes = (self.folder / "notes").glob("*.json")
+        found = [json.loads(note.read_text(encoding="utf-8")) for note in notes]
+        calls = [Call(n["program"], tuple(n["argv"]), n["environ"], n["place"]) for n in found]
+        return sorted(calls, key=lambda call: call.place)
+
+    def agents(self) -> list[Call]:
+        """Return the agent's calls, ordered by node."""
+        return [call for call in self.calls() if call.program == "pod-agent"]
+
+
+# --- one reader per platform --------------------------------------------------------------------
+
+
+def runpod_pods(folder: Path, bodies: list[dict[str, Any]]) -> list[Launch]:
+    """Return the pods of requests for pods."""
+    own = [{"RUNPOD_POD_ID": f"pod{rank}"} for rank in range(len(bodies))]
+    envs = [{**mine, **from_secrets(body["env"])} for mine, body in zip(own, bodies, strict=True)]
+    return by_words(folder, shlex.split(bodies[0]["args"]), envs)
+
+
+def by_words(folder: Path, words: list[str], envs: list[dict[str, str]]) -> list[Launch]:
+    """Run a container's command once per node; return the agents that it started."""
+    shell = Shell.make(folder)
+    for rank, env in enumerate(envs):
+        node = {**env, "STAND_IN_PLACE": str(rank)}
+        assert shell.run([shell.here(word) for word in words], node) == 0
+    return launched(shell, is_first_process=True)
+
+
+def instant_cluster(folder: Path) -> list[Launch]:
+    """Return the pods of an Instant Cluster."""
+    body = json.loads((EXAMPLES / "runpod/instant-cluster.json").read_text(encoding="utf-8"))
+    nodes, env = body["compute"]["podCount"], from_secrets(body["env"])
+    envs = [{**env, **CLUSTERS["runpod-cluster"](rank, nodes)} for rank in range(nodes)]
+    return by_words(folder, shlex.split(body["args"]), envs)
+
+
+def dstack(folder: Path) -> list[Launch]:
+    """Return the nodes of a dstack task: a shell runs its joined commands."""
+    (task,) = documents("dstack/verl-grpo.dstack.yml")
+    env = from_secrets(task["env"])
+    return by_shell(folder, "dstack", task["nodes"], env, " && ".join(task["commands"]))
+
+
+def skypilot(folder: Path) -> list[Launch]:
+    """Return the nodes of a SkyPilot task: a shell runs `run` on each."""
+    (task,) = documents("skypilot/search-r1.yaml")
+    assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # given on the command line
+    env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
+    return by_shell(folder, "skypilot", task["num_nodes"], env, task["run"])
+
+
+def by_shell(
+    folder: Path, platform: str, nodes: int, env: dict[str, str], script: str
+) -> list[Launch]:
+    """Run a script once per node, and return the agents that it started."""
+    shell = Shell.make(folder)
+    for rank in range(nodes):
+        node = {**env, **CLUSTERS[platform](rank, nodes), "STAND_IN_PLACE": str(rank)}
+        assert shell.run(["bash", "-c", shell.here(script)], node) == 0
+    return launched(shell, is_first_process=False)
+
+
+def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
+    """Return the agents that a shell's stand-ins recorded."""
+    return [
+        Launch(call.argv, call.environ, address(rank), is_first_process)
+        for rank, call in enumerate(shell.agents())
+    ]
+
+
+def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
+    """Run a batch script on the first of the nodes that its directives request."""
+    nodes = int(directives(path)["nodes"])
+    given = [CLUSTERS["slurm"](rank, nodes) for rank in range(nodes)]
+    steps = [{name: text for name, text in node.items() if "STEP" in name} for node in given]
+    batch = {name: text for name, text in given[0].items() if name not in steps[0]}
+    environ = {
+        **batch,
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURMD_NODENAME": "gpu-000",
+        "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+        "STAND_IN_NODES": json.dumps(given),
+        "STAND_IN_CODE": str(code),
+        **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
+    }
+    return shell.run(["bash", str(EXAMPLES / path)], environ)
+
+
+def directives(path: str) -> dict[str, str]:
+    """Parse the options of a batch script, which end at its first command."""
+    found = {}
+    for line in (EXAMPLES / path).read_text(encoding="utf-8").splitlines():
+        if line.startswith("#SBATCH "):
+            for word in shlex.split(line.removeprefix("#SBATCH "), comments=True):
+                name, _, value = word.removeprefix("--").partition("=")
+                found[name] = value
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> list[Launch]:
+    """Return the pods that a Kubernetes controller makes from one template."""
+    (container,) = template["spec"]["containers"]
+    env = {item["name"]: value(item) for item in container["env"]}
+    given = {name: text for name, text in env.items() if text is not None}
+    envs = [{**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)} for rank in range(nodes)]
+    return by_words(folder, [*container["command"], *container["args"]], envs)
+
+
+def value(item: dict[str, Any]) -> str | None:
+    """Return a container's variable; an optional secret is missing."""
+    if "value" in item:
+        return str(item["value"])
+    secret = item["valueFrom"]["secretKeyRef"]
+    return None if secret.get("optional") else TOKEN
+
+
+def from_secrets(env: dict[str, str]) -> dict[str, str]:
+    """Fill in the values from a platform's secrets."""
+    form = re.compile(r"\$?\{\{ (RUNPOD_SECRET_|secrets\.)ray_auth_token \}\}")
+    return {name: form.sub(TOKEN, text) for name, text in env.items()}

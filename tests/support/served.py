@@ -1,0 +1,126 @@
+"""A head's port, served in a thread, for tests of its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import anyio
+
+from agent.port.server import AgentServer, Control, LogPart
+from agent.port.sockets import bind
+from agent.record import run_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    Log = Callable[[str, str, int | None], Awaitable[LogPart | str]]
+
+SECONDS = 20.0
+KEY = "0123456789abcdef" * 2
+FINDINGS: dict[str, object] = {
+    "nodes": ["pod0", "pod1"],
+    "unknown": ["10.0.0.9"],
+    "between": [{"check": "NCCL_DEBUG", "level": "warn", "what": "a on pod1", "remedy": "Alike"}],
+    "findings": [
+        {"check": "disk", "level": "fail", "what": "full", "remedy": "Empty", "nodes": ["pod1"]},
+        {"check": "ray", "level": "ok", "what": "2.60", "remedy": "", "nodes": ["pod0", "pod1"]},
+    ],
+}
+STATUS = {
+    "role": "head",
+    "phase": "running",
+    "waits": [],
+    "run_id": "run-1",
+    "nodes": [{"name": "pod1"}],
+}
+
+
+LOGS = {("head", "job"): ["step 1\n", "step 2\n"], ("pod1", "agent"): ["joined\n"]}
+
+
+async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
+    """Yield a log's parts one by one; of a worker's log, only the tail."""
+    parts = LOGS.get((node, name))
+    if parts is None:
+        return f"{node} has no log {name!r}"
+    if node != "head":
+        return LogPart(parts[0], None)
+    place = after or 0
+    return LogPart("".join(parts[place : place + 1]), place + 1)
+
+
+class Lives(Protocol):
+    """An object that runs in its own thread."""
+
+    up: threading.Event
+    over: threading.Event
+
+    def live(self) -> None:
+        """Run until it is stopped."""
+
+
+_Head = TypeVar("_Head", bound=Lives)
+
+
+class Head:
+    """A head's port, which closes on a stop request."""
+
+    def __init__(self, token: str | None, key: str | None, log: Log, port: int) -> None:
+        self.socket = bind("127.0.0.1", port)
+        self.port = int(self.socket.getsockname()[1])
+        self.stopped = threading.Event()
+        self.over = threading.Event()
+        self.up = threading.Event()
+        control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log)
+        self.site = AgentServer(
+            token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
+        )
+
+    def live(self) -> None:
+        """Serve until it is stopped, or the test ends."""
+        anyio.run(self._live)
+
+    async def _live(self) -> None:
+        runner = await self.site.open([self.socket])
+        self.up.set()
+        while not (self.stopped.is_set() or self.over.is_set()):
+            await anyio.to_thread.run_sync(self.stopped.wait, 0.1)
+        await runner.cleanup()
+
+
+def a_head(
+    token: str | None = None, key: str | None = KEY, log: Log = a_log, port: int = 0
+) -> AbstractContextManager[Head]:
+    """Serve a head's port in a thread."""
+    return served(Head(token, key, log, port))
+
+
+@contextlib.contextmanager
+def served(head: _Head) -> Iterator[_Head]:
+    """Run an object in a thread until the test ends."""
+    thread = threading.Thread(target=head.live)
+    thread.start()
+    try:
+        assert head.up.wait(SECONDS)
+        yield head
+    finally:
+        head.over.set()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def environ_of(port: int, root: Path) -> dict[str, str]:
+    """Return the environment of a verb on the head's node."""
+    return {"AGENT_PORT": str(port), "AGENT_LOG_DIR": str(root)}
+
+
+def leave_key(root: Path, key: str) -> None:
+    """Write a key where the newest run's head does."""
+    folder = root / "run-1" / "pod0"
+    folder.mkdir(parents=True)
+    (root / "latest").symlink_to("run-1")
+    (folder / run_folder.KEY_FILE).write_text(key)

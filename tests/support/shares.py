@@ -1,0 +1,47 @@
+"""Events of a head whose job uses torchrun, for tests of its decisions."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.decisions.head import head_state as h
+from agent.frameworks.recipe import NodeSize
+from agent.job.torchrun_command import ShareEnd, ShareOver
+from agent.plan import waits as planned
+from support.heads import goal, reported
+
+DONE = ShareEnd(0)
+STOPPED = ShareEnd(1, by_order=True)
+
+
+def by_torchrun(workers: int = 1, **asked: int) -> h.HeadGoal:
+    """Return the goal of a run without Ray."""
+    of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
+    limits = {key: limit for key, limit in of.limits.items() if key != planned.HEAD}
+    limits[planned.JOB] = 8.0
+    return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
+
+
+def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> ShareEnd:
+    """Return the result of a node whose ranks failed by themselves."""
+    return ShareEnd(code, local_rank, words, ago)
+
+
+def own(end: ShareEnd, attempt: int = 1) -> h.OwnShareOver:
+    """Return the event that the head's own torchrun has ended."""
+    return h.OwnShareOver(ShareOver(attempt, end))
+
+
+def share_of(  # noqa: PLR0913 - what a worker may say
+    n: int,
+    end: ShareEnd | None = None,
+    at: float = 0.0,
+    *,
+    attempt: int = 1,
+    gone: bool = False,
+    rank: int | None = None,
+) -> h.WorkerReported:
+    """Return the event of a worker's report, with its torchrun's result if it has ended."""
+    said = reported(n, heard=at, gone=gone, rank=rank).worker
+    part = None if end is None else ShareOver(attempt, end)
+    return h.WorkerReported(replace(said, share=part, gpus=4))

@@ -1,0 +1,294 @@
+"""Rules that hold in every world: checked at each decision, at each process, and at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from agent.base.ends import Kind
+from agent.decisions import head, worker
+from agent.decisions.attempts import is_loss
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import HERE, StopAsked, Tick
+from agent.decisions.worker import worker_state as w
+from support.simulated.rays import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.base.ends import Outcome
+    from support.simulated.agents import Agent, End
+    from support.simulated.head_agent import HeadAgent
+    from support.simulated.machines import Execution, Group
+    from support.simulated.worker_agent import WorkerAgent
+    from support.simulated.world import World
+
+_MOST_TICKS = 5
+_QUIET = 60.0
+"""A machine disturbed less than this many seconds ago may still behave oddly."""
+_MOST_LIVES_KEPT = 4
+"""The maximum number of known agents with one name."""
+TWO_HEADS = 45.0
+"""Seconds for which a former, cut-off head may still run its job beside a later head's.
+
+A head that shares its disk with the later head sees its record. Two heads with separate disks and
+enough workers cannot detect each other.
+"""
+
+
+class Rules:
+    """The rules of one world, and the data to check them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.broken: list[str] = []
+        self._attempts: list[Job | Group] = []
+        self._ticks: Counter[str] = Counter()
+        self._ticked_at: dict[str, float] = {}
+        self._succeeded: set[tuple[str, int]] = set()
+        """The heads, and their boots, that were informed of a success."""
+        self._stopped = False
+        self._known: set[str] = set()
+        """Workers that have received a reply from an agent."""
+        self._sent: dict[str, list[tuple[Any, ...]]] = {}
+        self._newest: dict[str, int] = {}
+        self._codes: set[int] = set()
+        """The outcomes that heads have decided."""
+
+    def breaks(self, rule: str, how: str) -> None:
+        """Record a broken rule, and end the world."""
+        self.broken.append(f"{rule}: {how}")
+        self._world.note("RULE", f"BROKEN {rule}: {how}")
+        self._world.over.set()
+
+    # --- what runs ------------------------------------------------------------------------------
+
+    @property
+    def job_works(self) -> bool:
+        """Return whether any process of a job runs."""
+        return any(one.lives and not one.is_stuck for one in self._attempts)
+
+    @property
+    def jobs(self) -> tuple[Job | Group, ...]:
+        """Return all attempts that began."""
+        return (*self._attempts,)
+
+    def begins(self, new: Job | Group) -> None:
+        """At most one attempt runs at a time, and no more attempts than allowed."""
+        if new not in self._attempts:
+            self._attempts.append(new)
+        for other in self._attempts:
+            if other is not new and other.lives:
+                self._meets(other, new)
+        the_head = self._world.head
+        knows = (the_head.label, the_head.boots) in self._succeeded
+        if knows and not self._world.has_two_heads:
+            self.breaks("success is final", f"attempt {new.id} begins after it")
+        setup = self._world.setup
+        most = setup.retries + setup.notices + 1
+        if len({one.number for one in self._attempts}) > most:
+            self.breaks("no more attempts than were allowed", f"{new.id} with {setup.retries=}")
+
+    def _meets(self, other: Job | Group, new: Job | Group) -> None:
+        if not self._world.has_two_heads:
+            self.breaks("one attempt at a time", f"{new.id} begins while {other.id} lives")
+            return
+        later = self._world.head
+        for former in self._world.former_heads:
+            is_its_own = isinstance(new, Job) and new.cluster.machine is former
+            if former.files is later.files:
+                how = f"{new.id} begins while {other.id} lives"
+                self.breaks("a former head makes room", how)
+            elif former.label in self._world.network.cut_off and not is_its_own:
+                self._world.later(TWO_HEADS, self._still_meets, other, new)
+
+    def _still_meets(self, other: Job | Group, new: Job | Group) -> None:
+        if other.lives and new.lives:
+            how = f"{other.id} lives beside {new.id} for {TWO_HEADS:g} s"
+            self.breaks("a former head makes room", how)
+
+    def step_begins(self, new: Execution) -> None:
+        """A step with a marker runs once per disk: neither again, nor twice in parallel."""
+        agent = new.machine.agent
+        new.is_unasked = agent is not None and self._takes_it_for_bare(agent)
+        if new.step.once is None or new.is_unasked:
+            return
+        machines = [one for one in self._world.machines if one.is_on and one.code is None]
+        others = [run for one in machines for run in one.steps if not run.is_unasked]
+        same = [run for run in others if (run.disk, run.step.once) == (new.disk, new.step.once)]
+        if same and not self._world.has_two_heads:
+            how = f"{new.step.name} on {new.machine.name} beside {same[0].machine.name}"
+            self.breaks("a step runs once on a disk", how)
+
+    def _takes_it_for_bare(self, agent: Agent) -> bool:
+        """Return whether a worker began while the head's agent was down, and cannot detect it."""
+        state = getattr(agent, "state", None)
+        known = getattr(agent, "id", "") in self._known
+        return isinstance(state, w.WorkerState) and state.is_plain_head and not known
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    def _ticked(self, agent: Agent, event: object, deadline: float | None) -> None:
+        """Check that no deadline is in the past after a Tick: the agent would loop."""
+        name, now = agent.machine.label, self._world.now
+        if not isinstance(event, Tick) or now > self._ticked_at.get(name, -1.0) + 1e-6:
+            self._ticks[name] = 0
+        if isinstance(event, Tick):
+            self._ticked_at[name] = now
+            self._ticks[name] += 1
+        if self._ticks[name] > _MOST_TICKS:
+            late = None if deadline is None else agent.node.now() - deadline
+            self.breaks("no deadline in the past survives a Tick", f"{name} spins, {late=}")
+            self._ticks[name] = -1_000_000
+
+    def head_decided(
+        self, agent: HeadAgent, before: h.HeadState, event: object, actions: Iterable[object]
+    ) -> None:
+        """Check one decision of a head."""
+        after, order = agent.state, [*HeadPhase]
+        deadline = head.deadline(after)
+        self._ticked(agent, event, deadline)
+        at_rest = after.phase is HeadPhase.LEAVING or (
+            after.goal.by_torchrun and after.phase is HeadPhase.RUNNING
+        )
+        if deadline is None and not at_rest:
+            self.breaks("every state has a deadline", f"the head in {after.phase}")
+        is_new = after.attempt.number != before.attempt.number or isinstance(
+            event,
+            h.RunRemembered,  # the killed agent's attempt, which may run
+        )
+        if not is_new and order.index(after.phase) < order.index(before.phase):
+            self.breaks("phases go forward", f"{before.phase} to {after.phase}")
+        self._stopped |= isinstance(event, StopAsked)
+        if isinstance(event, h.JobReported) and event.id == before.attempt.id:
+            verdict = before.verdict
+            counts = verdict is None or (is_loss(verdict) and not self._stopped)
+            live = before.phase is not HeadPhase.BOOTING and before.attempt.ended is None
+            if event.report.succeeded and counts and live:
+                self._succeeded.add((agent.machine.label, agent.machine.boots))
+        if isinstance(event, h.WorkerReported):
+            self._in_order(event.worker)
+        self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
+        if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
+            self.breaks("one submission at a time", f"{actions}")
+
+    def sent(self, key: str, content: tuple[Any, ...]) -> None:
+        """Record a worker's report, in order."""
+        said = self._sent.setdefault(key, [])
+        if not said or said[-1] != content:
+            said.append(content)
+
+    def _in_order(self, one: Worker) -> None:
+        """Check that no older report replaces a newer one."""
+        content = said_by(one)
+        said = self._sent.get(one.key, [])
+        found = [number for number, other in enumerate(said) if other == content]
+        if not found:
+            return
+        if max(found) < self._newest.get(one.key, -1):
+            self.breaks("reports count in their order", f"{one.key} is taken back to {content}")
+        self._newest[one.key] = max(self._newest.get(one.key, -1), min(found))
+
+    def worker_decided(
+        self, agent: WorkerAgent, before: w.WorkerState, event: object, actions: Iterable[object]
+    ) -> None:
+        """Check one decision of a worker."""
+        after = agent.state
+        deadline = worker.deadline(after)
+        self._ticked(agent, event, deadline)
+        leaves = after.phase is w.WorkerPhase.LEAVING
+        if deadline is None and not leaves:
+            self.breaks("every state has a deadline", f"{agent.machine.name} in {after.phase}")
+        if isinstance(event, w.HeadSpoke) and event.epoch is not None:
+            self._known.add(agent.id)
+        if after.is_plain_head and agent.id in self._known:
+            self.breaks("a head with an agent is no plain Ray", f"for {agent.machine.name}")
+        for action in actions:
+            if isinstance(action, w.StartRay) and before.ray is not w.RayStep.DOWN:
+                self.breaks("one Ray at a time", f"{agent.machine.name} starts another")
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def head_left(self, agent: HeadAgent, end: Outcome) -> None:
+        """Check the end of a head."""
+        state = agent.state
+        self._world.note(agent.machine.label, f"the run ends: {end.sentence()}")
+        if (agent.machine.label, agent.machine.boots) in self._succeeded and end.exit_code != 0:
+            self.breaks("success is final", end.reason)
+        if end.is_superseded and not self._world.has_two_heads:
+            self.breaks("a head is superseded by another alone", end.reason)
+        retries_left = state.another_follows and not self._stopped
+        was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
+        given = self._world.given
+        unsure = given is not None and self._world.now < given.mute_until + _QUIET
+        is_final = end.attempts_are_used_up or unsure  # a process that may run has no successor
+        if is_loss(end) and retries_left and was_under_way and not is_final:
+            self.breaks("a loss is followed by another attempt", end.reason)
+        if end.kind is Kind.BUG:
+            self.breaks("no bug", end.reason)
+        if end.is_jobs_verdict:
+            self._of_the_last_attempt(end, retries_left=retries_left)
+        if self._world.given is not None and not end.is_superseded and not unsure:
+            running = [job.id for job in self._world.given.jobs.values() if job.has_driver]
+            if running:
+                self.breaks("nothing runs after the end", f"{running}")
+        self._bounded(state)
+
+    def _of_the_last_attempt(self, end: Outcome, *, retries_left: bool) -> None:
+        """Check that a run that ends with its job has the last attempt's result."""
+        last = self._attempts[-1] if self._attempts else None
+        if not isinstance(last, Job) or self._world.has_two_heads:
+            return
+        if last.code is not None and last.code != end.exit_code:
+            how = f"{last.id} ended with {last.code}, the run with {end.exit_code}"
+            self.breaks("the verdict is the last attempt's", how)
+        if last.status == "RUNNING" and last.lives:
+            self.breaks("the verdict is the last attempt's", f"{last.id} runs on")
+        if last.fell_by_loss and end.exit_code == 1 and retries_left:
+            self.breaks("a job that fell by a loss is tried again", end.reason)
+
+    def _bounded(self, state: h.HeadState) -> None:
+        """Check that stored agents are bounded by the number of names."""
+        kept = {
+            "workers": {*state.fleet.workers},
+            "facts": {*state.fleet.facts},
+            "services": {node for node, _ in state.services} - {HERE},
+            "turns": {*state.steps_ordered},
+            "probes": {node for links in state.probes.answers.values() for node, _ in links}
+            - {HERE},
+        }
+        for what, keys in kept.items():
+            of_name = Counter(key.partition("-")[0] for key in keys)
+            if any(count > _MOST_LIVES_KEPT for count in of_name.values()):
+                self.breaks("memory is bounded by the number of names", f"{what}: {of_name}")
+
+    def worker_left(self, agent: WorkerAgent, outcome: Outcome, end: End) -> None:
+        """Check the end of a worker."""
+        machine, the_head = agent.machine, self._world.head
+        self._world.note(machine.label, f"leaves: {outcome.sentence()}")
+        if end.was_told and end.code not in self._codes:
+            how = f"{machine.name} leaves with {end.code}, the head with {self._codes}"
+            self.breaks("workers leave with the head's code", how)
+        gives_up = outcome.exit_code == 75 and outcome.culprit == "head"
+        there = the_head.agent is not None and self._world.network.reaches(machine, the_head)
+        if gives_up and there and self._world.quiet_for(machine) > _QUIET:
+            self.breaks("a head in reach is followed", f"{machine.name}: {outcome.reason}")
+
+    def at_the_end(self) -> None:
+        """Check that all have ended, and that all reachable workers received the verdict."""
+        for machine in self._world.machines:
+            if machine.is_on and machine.code is None and self._world.has_agent(machine):
+                agent = machine.agent
+                phase = getattr(getattr(agent, "state", None), "phase", None)
+                self.breaks("the run ends", f"{machine.name} is still there, in {phase}")
+                return
+
+
+def said_by(one: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a worker or its report
+    """Return the parts of a worker's report that decisions use."""
+    same = (one.phase, one.joined, one.preparing, one.items)
+    if isinstance(one, Worker):
+        return (*same, one.running_attempt, one.share, one.has_left)
+    return (*same, one.runs, one.part, one.bye is not None)

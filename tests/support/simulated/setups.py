@@ -1,0 +1,159 @@
+"""The setup that a seed draws for a world: its settings and its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from msgspec import field
+
+from agent.base.value import Value
+from support.simulated.platforms import NEVER
+from support.simulated.rays import FALLS, GOES_ON, HANGS
+
+LAST_FAULT = 600.0
+LONGEST_ATTEMPT = 1000.0
+"""The sum of all timeouts of one attempt and of the pause before it."""
+RAY, GIVEN, TORCHRUN = "ray", "given Ray", "torchrun"
+
+
+class Setup(Value):
+    """Everything that a seed decides before the world begins."""
+
+    kind: str
+    workers: int
+    spares: int
+    retries: int
+    is_sized: bool
+    job_seconds: float
+    job_code: int
+    on_loss: str
+    """The job's reaction to the loss of a needed node: it fails, hangs, or continues."""
+    fails_within: float
+    step_seconds: float
+    environ: Mapping[str, str]
+    services: str
+    shared_data: bool
+    head_is_apart: bool
+    """The workers share their data with each other, and not with the head, which keeps its disk."""
+    fixed_run_id: bool
+    clocks: tuple[tuple[float, float], ...]
+    faults: tuple[tuple[float, str, int], ...]
+    kills: frozenset[tuple[str, int]] = field(default_factory=frozenset)
+    """Agents to kill before an action, numbered from the beginning."""
+    lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
+    """Agents to kill during a write of run.json, numbered from the beginning."""
+    has_token: bool = False
+    platform: str = NEVER
+    """Which containers are started again."""
+
+    @property
+    def notices(self) -> int:
+        """Return how many attempts announced losses of nodes may cost beside the retries."""
+        is_allowed = self.retries or "AGENT_NOTICE_SIGNAL" in self.environ
+        return sum(name == "stop_worker" for _, name, _ in self.faults) if is_allowed else 0
+
+
+SKEWS = (-300.0, 300.0)
+FAULTS = {
+    RAY: (
+        *("kill_head_agent", "kill_head_agent", "kill_worker_agent", "kill_worker_agent"),
+        *("cut_worker", "cut_worker", "heal", "heal", "cut_head"),
+        *("worker_dies", "worker_blinks", "worker_is_replaced", "raylet_dies", "raylet_dies"),
+        *("heads_ray_dies", "head_restarts", "head_loses_its_disk"),
+        *("mute_ray", "ray_hangs", "job_fails", "bad_network", "good_network", "doubles"),
+        *("service_dies", "service_dies", "slow_disks", "clock_jumps", "second_head"),
+        *("stop_worker", "stop_head"),
+    ),
+    TORCHRUN: (
+        *("kill_head_agent", "kill_worker_agent", "cut_worker", "heal", "heal", "cut_head"),
+        *("worker_dies", "worker_blinks", "share_fails", "head_restarts", "bad_network"),
+        *("good_network", "doubles", "service_dies", "slow_disks", "clock_jumps"),
+        *("stop_worker", "stop_head"),
+    ),
+    GIVEN: (
+        *("kill_head_agent", "kill_head_agent", "kill_head_agent", "node_dies", "node_dies"),
+        *("node_blinks", "node_blinks", "head_restarts", "mute_ray", "job_fails"),
+        *("head_loses_its_disk", "head_loses_its_disk"),
+        *("slow_disks", "stop_head"),
+    ),
+}
+PAUSES = (0.0, 0.5, 2.0, 5.0, 12.0, 40.0, 55.0, 61.0, 100.0)
+FILE = """
+[services.finder]
+command = "serve"
+ready.tcp = 8000
+where = "{where}"
+essential = {essential}
+[prepare.data]
+command = "make"
+where = "{step}"
+once = "/data/.done"
+"""
+AFTER = '= 8000\nafter = ["data"]'
+
+
+def setup_of(seed: int) -> Setup:
+    """Draw a setup."""
+    draw = Random(seed)  # noqa: S311 - worlds, no secret
+    kind = draw.choice((RAY, RAY, RAY, RAY, RAY, TORCHRUN, GIVEN, GIVEN))
+    workers = draw.choice((1, 1, 2, 2, 3))
+    retries = draw.choice((0, 1, 1, 2, 3))
+    environ = {
+        "AGENT_JOB_RETRIES": str(retries),
+        "AGENT_LOG_DIR": "/logs",
+        "AGENT_WAIT_HEAD": "200s",
+        "AGENT_WAIT_WORKERS": "200s",
+        "AGENT_WAIT_PREPARE": "200s",
+        "AGENT_HEAD_GRACE": "150s",
+        "AGENT_STALL": "90s",
+    }
+    if draw.random() < 0.2:
+        environ |= {"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": str(draw.randint(0, workers))}
+    if kind != GIVEN and draw.random() < 0.3:
+        environ["AGENT_PREFLIGHT"] = "nccl"
+    services = ""
+    if kind != GIVEN and draw.random() < 0.6:
+        services = FILE.format(
+            where=draw.choice(("head", "every", "workers")),
+            essential=draw.choice(("true", "true", "false")),
+            step=draw.choice(("head", "every", "every")),
+        )
+    now, faults = draw.choice((1.0, 3.0, 8.0, 12.0, 30.0)), []
+    for _ in range(draw.choice((0, 1, 2, 2, 3, 3, 4, 5, 7))):
+        now = min(LAST_FAULT, now + draw.choice(PAUSES) * draw.uniform(0.7, 1.3))
+        faults.append((round(now, 2), draw.choice(FAULTS[kind]), draw.randint(0, 3)))
+    kills = set()
+    if draw.random() < 0.3:
+        kills.add(("pod0", draw.randint(1, 30)))
+    if draw.random() < 0.15:
+        kills.add(("pod1", draw.randint(1, 20)))
+    if draw.random() < 0.35:
+        faults.append((0.0, "slow_disks", 0))
+    skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
+    clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
+    if kind != GIVEN and Random(~seed).random() < 0.4:  # noqa: S311 - beside the draws above
+        environ["AGENT_NOTICE_SIGNAL"] = "SIGUSR1"
+    is_apart = Random(-seed).random() < 0.3  # noqa: S311 - beside the draws above
+    return Setup(
+        kind=kind,
+        workers=workers,
+        spares=draw.choice((0, 0, 1, 1, 2)),
+        retries=retries,
+        is_sized=kind == TORCHRUN or draw.random() < 0.4,
+        job_seconds=draw.choice((20.0, 80.0, 150.0, 300.0)),
+        job_code=draw.choice((0, 0, 0, 7)),
+        on_loss=draw.choice((FALLS, FALLS, HANGS, HANGS, GOES_ON)),
+        fails_within=draw.choice((1.5, 10.0, 30.0)),
+        step_seconds=draw.choice((1.0, 10.0, 30.0)),
+        environ=environ,
+        shared_data=draw.random() < 0.6,
+        head_is_apart=is_apart and not any(name == "head_loses_its_disk" for _, name, _ in faults),
+        fixed_run_id=draw.random() < 0.5,
+        clocks=tuple(clocks),
+        faults=tuple(faults),
+        kills=frozenset(kills),
+        lost_writes=frozenset({("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else ()),
+        services=services.replace("= 8000", AFTER) if draw.random() < 0.4 else services,
+        has_token=draw.random() < 0.5,
+    )

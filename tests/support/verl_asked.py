@@ -1,0 +1,46 @@
+"""Inputs of verl's recipes: a test sets only the values under test."""
+
+from __future__ import annotations
+
+from agent.frameworks import verl
+from agent.frameworks.recipe import NodeSize, RecipeInput, Version
+
+RELEASES = verl.VERSIONS
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+def nodes(text: str, cpus: int | None = 64) -> tuple[NodeSize, ...]:
+    """Parse `2x8` or `8,8,4`; `0/2` is a node without GPUs and with two CPUs."""
+    if "x" in text:
+        count, gpus = map(int, text.split("x"))
+        return (NodeSize(gpus, cpus),) * count
+    parts = [part.partition("/") for part in text.split(",")]
+    return tuple(NodeSize(int(gpus), int(own) if own else cpus) for gpus, _, own in parts)
+
+
+def asked(  # noqa: PLR0913 - a test says only what it is about
+    shape: str = "2x8",
+    version: Version = (0, 9, 1),
+    *args: str,
+    recipe: str = "verl-grpo",
+    tensor_parallel: int = 1,
+    cpus: int | None = 64,
+    eval_data: str = "",
+    scores: bool = False,
+    wandb: bool = False,
+) -> RecipeInput:
+    """Return what is asked of the recipe, by default GRPO on 2×8 of the newest version."""
+    return RecipeInput(
+        recipe=recipe,
+        nodes=nodes(shape, cpus),
+        version=version,
+        model="Qwen/Qwen2.5-7B",
+        train_data="/data/train.parquet",
+        eval_data=eval_data,
+        checkpoints="/data/checkpoints",
+        tensor_parallel=tensor_parallel,
+        args=args,
+        scores=scores,
+        wandb=wandb,
+    )

@@ -1,0 +1,407 @@
+"""The reward server as a real process: the protocol, and no traceback in any reply."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.bundled.rehearsal import RewardClient, RewardError
+from agent.bundled.reward_server import main
+from agent.processes.probing import reward_answers
+from support.reward_process import (
+    NOTICE,
+    PROGRAM,
+    ROOT,
+    SECONDS,
+    Reply,
+    RewardProcess,
+    ask,
+    reward_server,
+)
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RewardProcess]:
+    """One server for the tests that only ask."""
+    with reward_server("--host", "127.0.0.1,127.0.0.2") as process:
+        yield process
+
+
+def batch(size: int) -> dict[str, object]:
+    """Return a batch of additions with right answers."""
+    prompts = [f"What is {number}+1?" for number in range(size)]
+    return {
+        "query": [f"{p} It is \\boxed{{{n + 1}}}." for n, p in enumerate(prompts)],
+        "prompts": prompts,
+        "labels": [str(number + 1) for number in range(size)],
+    }
+
+
+def test_it_scores_each_item(server: RewardProcess) -> None:
+    """Right, wrong, missing and unlabeled items get their own numbers, in order."""
+    query = [r"\boxed{1/2}", "it is 8", "no idea", "7"]
+    reply = ask(server.url, {"query": query, "labels": ["0.5", 7, "#### 7", None]})
+    assert reply.status == 200
+    assert reply.body == {
+        "rewards": [1.0, 0.0, 0.0, 0.0],
+        "scores": [1.0, 0.0, 0.0, 0.0],
+        "extra_logs": {
+            "correct": [1.0, 0.0, 0.0, 0.0],
+            "answered": [1.0, 1.0, 0.0, 1.0],
+            "unlabelled": [0.0, 0.0, 0.0, 1.0],
+        },
+    }
+
+
+def test_it_scores_without_labels(server: RewardProcess) -> None:
+    """Without labels the rewards are 0, and the logs mark it."""
+    reply = ask(server.url, {"query": ["7"], "prompts": None})
+    assert reply.body["rewards"] == [0.0]
+    assert reply.body["extra_logs"]["unlabelled"] == [1.0]
+
+
+def test_an_empty_batch_is_fine(server: RewardProcess) -> None:
+    """No queries, no rewards."""
+    assert ask(server.url, {"query": [], "labels": []}).body["rewards"] == []
+
+
+def test_it_listens_on_every_host(server: RewardProcess) -> None:
+    """The first line has a URL for each host, and each answers."""
+    assert server.line.count("http://") == 2
+    for url in server.urls:
+        assert ask(url, batch(3)).body["rewards"] == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"nope", "JSON is malformed"),
+        (b"\xff\xfe\xfa", "JSON is malformed"),
+        (b"[" * 100_000, "body: "),
+        (b"[]", "body: Expected `object`"),
+        (b"{}", "query: missing"),
+        (b'{"query": null}', "query: missing"),
+        (b'{"query": "7"}', "got `str` - at `$.query`"),
+        (b'{"query": ["a", 1]}', "Expected `str`, got `int` - at `$.query[1]`"),
+        (b'{"query": ["a"], "prompts": [null]}', "got `null` - at `$.prompts[0]`"),
+        (b'{"query": ["a"], "prompts": []}', "prompts: has 0 items where query has 1"),
+        (b'{"query": ["a"], "labels": ["1", "2"]}', "labels: has 2 items where query has 1"),
+        (b'{"query": ["a"], "labels": [true]}', "at `$.labels[0]`"),
+        (b'{"query": ["a"], "labels": [["1"]]}', "got `array`"),
+        (b'{"query": ["a"], "labels": [NaN]}', "JSON is malformed"),
+    ],
+)
+def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, said: str) -> None:
+    """A malformed body is a 400 with the field's name."""
+    reply = ask(server.url, body)
+    assert reply.status == 400
+    assert said in reply.body["error"]
+
+
+def test_other_methods_and_paths(server: RewardProcess) -> None:
+    """A wrong method or path is an error in JSON."""
+    assert ask(server.url).status == 405
+    assert "POST" in ask(server.url).body["error"]
+    missing = ask(server.at("/score"), {"query": []})
+    assert missing.status == 404
+    assert "/get_reward" in missing.body["error"]
+
+
+def test_a_thousand_are_answered_at_once(server: RewardProcess) -> None:
+    """One request may hold 1,000 answers."""
+    assert ask(server.url, batch(1000)).body["rewards"] == [1.0] * 1000
+
+
+def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
+    """While a huge batch is scored, small ones are answered."""
+    huge: list[int] = []
+    thread = threading.Thread(
+        target=lambda: huge.append(sum(ask(server.url, batch(100_000)).body["rewards"]))
+    )
+    thread.start()
+    served = 0
+    while thread.is_alive():
+        assert ask(server.url, batch(2)).body["rewards"] == [1.0, 1.0]
+        served += 1
+    thread.join(SECONDS)
+    assert huge == [100_000]
+    assert served > 3
+
+
+def test_path_and_body_limit() -> None:
+    """--path sets the path; a body of more than 64 MiB is a 413 in JSON."""
+    with reward_server("--path", "/rm/score") as server:
+        assert server.url.endswith("/rm/score")
+        assert ask(server.url, batch(1)).status == 200
+        reply = ask(server.url, b" " * (65 << 20))
+        assert reply.status == 413
+        assert "67108864" in reply.body["error"]
+
+
+def test_a_token_guards_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without it are refused before they are read; probe and client send it."""
+    with reward_server(env={"AGENT_REWARD_TOKEN": SECRET}) as server:
+        assert ask(server.url, b"no json").status == 401
+        assert "AGENT_REWARD_TOKEN" in str(ask(server.url, b"{}").body)
+        for token, wanted in ((SECRET, ""), ("another", "401"), (None, "401")):
+            evidence = anyio.run(reward_answers, server.url, SECONDS, token)
+            assert wanted in evidence
+            assert bool(wanted) == bool(evidence)
+        monkeypatch.setenv("AGENT_REWARD_TOKEN", SECRET)
+        assert RewardClient(server.url, SECONDS).rewards(batch(2)) == [1.0, 1.0]
+        monkeypatch.delenv("AGENT_REWARD_TOKEN")
+        with pytest.raises(RewardError, match="401"):
+            RewardClient(server.url, SECONDS).rewards(batch(2))
+
+
+def test_bad_requests_are_not_logged() -> None:
+    """Malformed JSON, invalid HTTP and early disconnects write nothing to stderr."""
+    with reward_server() as server:
+        ask(server.url, b"nope")
+        for text in (b"garbage\r\n\r\n", b"POST / HTTP/9.9\r\nA\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), SECONDS) as peer:
+                peer.sendall(text)
+                assert b"400" in peer.recv(1000)
+        with socket.create_connection(("127.0.0.1", server.port), SECONDS) as peer:
+            peer.sendall(b"POST /get_reward HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab")
+        assert server.stop() == (0, NOTICE)
+
+
+def test_it_ends_promptly_on_a_signal() -> None:
+    """SIGTERM ends it with 0 and without output, even with a client connected."""
+    with reward_server() as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        client.request("GET", "/get_reward")
+        client.getresponse().read()
+        assert server.stop() == (0, NOTICE)
+        client.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid"])
+def test_a_foreign_address_is_refused(host: str) -> None:
+    """An address of another machine is 78 with a remedy."""
+    code, stderr = _run("--port", "0", "--host", host)
+    assert code == 78
+    assert f"cannot listen on {host}, port 0 (" in stderr
+    assert "--host" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_taken_port_is_refused() -> None:
+    """A port that is taken ends it with 78, naming the port and the remedy."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, stderr = _run("--port", str(port))
+    assert code == 78
+    assert f"cannot listen on 127.0.0.1, port {port} (" in stderr
+    assert "--port" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", [["--port", "x"], ["--port", "70000"], ["--path", "nope"]])
+def test_wrong_flags_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong flag is 2, and names the flag."""
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_a_broken_math_verify_fails_no_request(tmp_path: Path) -> None:
+    """An installation that raises is logged once; numbers and texts are still compared."""
+    (tmp_path / "math_verify.py").write_text("raise RuntimeError('no antlr')")
+    with reward_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        body: dict[str, object] = {"query": [r"\boxed{y+x}", "7"] * 2, "labels": ["x+y", "7"] * 2}
+        assert ask(server.url, body).body["rewards"] == [0.0, 1.0] * 2
+        assert ask(server.url, body).body["rewards"] == [0.0, 1.0] * 2
+        code, stderr = server.stop()
+    assert code == 0
+    assert len(stderr.splitlines()) == 1
+    assert "no antlr" in stderr
+
+
+def test_math_verify_compares_expressions(tmp_path: Path) -> None:
+    """If installed, it decides pairs that are neither numbers nor words; its output is ignored."""
+    (tmp_path / "math_verify.py").write_text(
+        "print('antlr versions disagree')\n"
+        "def parse(text): return ''.join(sorted(text))\n"
+        "def verify(gold, answer): print('comparing'); return gold == answer\n"
+    )
+    with reward_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        query = [r"\boxed{y+x}", r"\boxed{y+z}", r"\boxed{21}"]
+        reply = ask(server.url, {"query": query, "labels": ["x+y", "x+y", "12"]})
+        assert reply.body["rewards"] == [1.0, 0.0, 0.0]
+        assert server.stop() == (0, "")
+
+
+FAKE = """
+import os, signal, time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+with (FOLDER / "pids").open("a") as file:
+    print(os.getpid(), file=file)
+
+def parse(text):
+    with (FOLDER / "parsed").open("a") as file:
+        print(text, file=file)
+    if "burn" in text:
+        with (FOLDER / "burned").open("a") as file:
+            file.write(".")
+        try:
+            while True:
+                pass
+        except BaseException:  # it ignores whatever is raised
+            parse(text)
+    if "bad" in text:
+        raise ValueError("malformed")
+    if "block" in text and not (FOLDER / "unblocked").exists():
+        time.sleep(600)
+    if "slow" in text and not (FOLDER / "fast").exists():
+        signal.alarm(1)  # as its own limit does
+        for _ in range(15):
+            time.sleep(0.1)
+    if "die" in text and not (FOLDER / "alive").exists():
+        os._exit(3)
+    if "once" in text and not (FOLDER / "killed").exists():
+        (FOLDER / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "".join(sorted(text))
+
+def verify(gold, answer):
+    return gold == answer
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """Return a folder with a math-verify that uses CPU, blocks or exits on certain answers."""
+    (tmp_path / "math_verify.py").write_text(FAKE)
+    return tmp_path
+
+
+def pairs(*answers: str, labels: list[str] | None = None) -> dict[str, object]:
+    """Return a batch of boxed answers; each label is its answer the other way round."""
+    turned = [answer[::-1] for answer in answers]
+    return {"query": [rf"\boxed{{{answer}}}" for answer in answers], "labels": labels or turned}
+
+
+@pytest.mark.serial
+def test_a_pair_over_its_cpu_time_scores_0(fake: Path) -> None:
+    """The log names it, the others keep their scores, and the verdict is remembered."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("y+x", "burn+x", "bad+x", "z+x")
+        burned: list[str] = []
+        for _ in range(2):
+            reply = ask(server.url, body)
+            burned.append((fake / "burned").read_text())
+            assert reply.status == 200
+            assert reply.body["rewards"] == reply.body["scores"] == [1.0, 0.0, 0.0, 1.0]
+        assert burned[0] == burned[1]  # the second time it is not verified again
+        code, stderr = server.stop()
+    assert code == 0
+    assert "3 s of CPU on a pair, which scores 0: ('burn+x'" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.serial
+def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
+    """Wall time changes no reward: a batch over the limit is retried and then scored."""
+    with reward_server("--limit", "4.5", env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs(*(f"slow+{n}x" for n in range(6)))
+        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        late.request("POST", "/get_reward", json.dumps(body))
+        reply = late.getresponse()
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
+        assert "within 4.5 s" in json.loads(reply.read())["error"]
+        late.close()
+        rewards = [ask(server.url, body) for _ in range(3)][-1]
+        assert rewards.body["rewards"] == [1.0] * 6
+        assert "no rewards, the client has to retry" in server.stop()[1]
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [("die", "alive"), pytest.param("block", "unblocked", marks=pytest.mark.slow)],
+)
+def test_a_lost_process_is_503(fake: Path, word: str, cure: str) -> None:
+    """A process that exits twice, or blocks, yields no reward; later requests succeed."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("y+x", f"{word}+x")
+        reply = ask(server.url, body)
+        assert reply.status == 503
+        assert "math-verify" in reply.body["error"]
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        (fake / cure).touch()
+        assert ask(server.url, body).body["rewards"] == [1.0, 1.0]
+        assert server.stop()[0] == 0
+
+
+@pytest.mark.serial
+def test_a_killed_process_is_restarted(fake: Path) -> None:
+    """A kill during a pair, or between two requests, does not reach the client."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        assert ask(server.url, pairs("once+x", "y+x")).body["rewards"] == [1.0, 1.0]
+        for pid in (fake / "pids").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        assert ask(server.url, pairs("a+x", "b+x", "c+x")).body["rewards"] == [1.0] * 3
+        assert server.stop() == (0, "")
+
+
+@pytest.mark.serial
+def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
+    """SIGTERM ends it promptly, with a 503 for open requests, and leaves no process."""
+    replies: list[Reply] = []
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("block+x")
+        waiting = threading.Thread(target=lambda: replies.append(ask(server.url, body)))
+        waiting.start()
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        assert server.stop()[0] == 0
+        waiting.join(SECONDS)
+    assert [reply.status for reply in replies] == [503]
+    pids = (fake / "pids").read_text().split()
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == []
+
+
+@pytest.mark.serial
+def test_requests_take_turns(fake: Path) -> None:
+    """A small batch is scored before the rest of a large one, however that ends under load."""
+    pairs_of_large = [f"slow+{n}x" for n in range(100)]
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        large = threading.Thread(target=ask, args=(server.url, pairs(*pairs_of_large)))
+        large.start()
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        begun = {text for text in pairs_of_large if text in (fake / "parsed").read_text()}
+        assert len(begun) < len(pairs_of_large)
+        (fake / "fast").touch()
+        large.join(SECONDS)
+        assert not large.is_alive()
+
+
+def _run(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", PROGRAM, *flags]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    return ended.returncode, ended.stderr

@@ -1,0 +1,256 @@
+"""verl's reward function against real servers: busy, failing, and with wrong replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from agent.bundled import verl_reward
+from agent.frameworks.verl import REWARD_FUNCTION
+from support.reward_process import ROOT, reward_server
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
+
+pytestmark = pytest.mark.processes
+
+
+TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
+
+
+def run(story: Coroutine[object, object, None]) -> None:
+    """Run a coroutine in a new event loop."""
+    asyncio.run(asyncio.wait_for(story, 60))
+
+
+async def score(url: str, text: str = r"\boxed{4}", truth: object = "4", **more: float) -> float:
+    """Score one answer as verl does."""
+    info = {"question": "What is 2+2?", "index": 3, "num_turns": None}
+    keywords = {"within": 30.0, "parallel": 64, **more}
+    return await verl_reward.compute_score(
+        data_source="gsm8k",
+        solution_str=text,
+        ground_truth=truth,
+        extra_info=info,
+        url=url,
+        within=keywords["within"],
+        parallel=int(keywords["parallel"]),
+    )
+
+
+@contextlib.asynccontextmanager
+async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+    """Serve replies of a test's own; yields the URL and the requests that came."""
+    requests: list[dict[str, object]] = []
+
+    async def reply(request: web.Request) -> web.Response:
+        requests.append(await request.json())
+        response = answer(requests[-1], len(requests))
+        return response if isinstance(response, web.Response) else await response
+
+    app = web.Application()
+    app.router.add_post("/get_reward", reply)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward", requests
+    finally:
+        await runner.cleanup()
+
+
+def test_the_recipe_names_this_file() -> None:
+    """The recipe's path is this file, and it loads without the agent."""
+    assert verl_reward.__file__ == REWARD_FUNCTION
+    code = (
+        "import importlib.util, inspect, sys; sys.modules['agent'] = None\n"
+        f"spec = importlib.util.spec_from_file_location('custom', {REWARD_FUNCTION!r})\n"
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        "assert inspect.iscoroutinefunction(module.compute_score)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)
+
+
+def test_the_bundled_server_scores() -> None:
+    """Right answers score 1, wrong ones 0, concurrently."""
+
+    async def story(url: str) -> None:
+        texts = [f"It is \\boxed{{{number}}}." for number in range(200)]
+        rewards = await asyncio.gather(*(score(url, text, "7") for text in texts))
+        assert rewards == [float(number == 7) for number in range(200)]
+
+    with reward_server() as server:
+        run(story(server.url))
+
+
+def test_the_token_of_the_server_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the job's environment; without it, or with another, the refusal is the reason."""
+    with reward_server(env={TOKEN: SECRET}) as server:
+        monkeypatch.setenv(TOKEN, SECRET)
+        run(accepted(server.url))
+        for wrong in ("", "another"):
+            monkeypatch.setenv(TOKEN, wrong)
+            vars(verl_reward)["_server"].cache_clear()
+            with pytest.raises(RuntimeError, match=r"refuses to score: 401 .*AGENT_REWARD"):
+                run(accepted(server.url))
+
+
+async def accepted(url: str) -> None:
+    """Get a reward."""
+    assert await score(url) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("truth", "sent"),
+    [
+        ("#### 4", "#### 4"),
+        (4, 4),
+        (None, None),
+        (math.inf, "Infinity"),
+        (10**400, str(10**400)),
+        (True, "true"),
+        ([1, 2], "[1, 2]"),
+        ({"é": 1}, '{"é": 1}'),
+    ],
+)
+def test_ground_truths_in_requests(truth: object, sent: object) -> None:
+    """Any ground truth is sent as text, a number or null."""
+
+    async def story() -> None:
+        ok = web.json_response
+        async with scripted(lambda _, __: ok({"rewards": [0.5]})) as (url, requests):
+            assert await score(url, "text", truth) == 0.5
+        labels = [sent]
+        assert requests == [{"query": ["text"], "prompts": ["What is 2+2?"], "labels": labels}]
+
+    run(story())
+
+
+def test_an_overloaded_server_ends_the_job() -> None:
+    """The error comes within the limit and contains the server's reply; no answer gets 0."""
+
+    async def story(url: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(RuntimeError, match="no rewards yet, retry") as error:
+            await score(url, within=3)
+        assert asyncio.get_running_loop().time() - begun < 6
+        assert "AGENT_REWARD" in str(error.value)
+
+    with reward_server("--limit", "0.0000001") as server:
+        run(story(server.url))
+
+
+def test_a_restarted_server_changes_no_reward() -> None:
+    """If the server is killed and restarted on its port, every answer gets its own reward."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with reward_server() as first:
+            url, port = first.url, str(first.port)
+            assert await score(url) == 1
+            await loop.run_in_executor(None, first.stop, signal.SIGKILL)
+            waiting = [asyncio.ensure_future(score(url, truth=truth)) for truth in ("4", "5") * 20]
+            done, _ = await asyncio.wait(waiting, timeout=0.5)
+            assert not done
+        with reward_server("--port", port):
+            assert await asyncio.gather(*waiting) == [1.0, 0.0] * 20
+
+    run(story())
+
+
+def test_a_lost_server_fails_every_request() -> None:
+    """The error names the server; the first one, within the limit, ends the job."""
+
+    async def story(url: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        tasks = [score(url, within=1, parallel=4) for _ in range(8)]
+        with pytest.raises(RuntimeError):
+            await asyncio.gather(*map(asyncio.ensure_future, tasks[:4]))
+        assert asyncio.get_running_loop().time() - begun < 4
+        results = await asyncio.gather(*tasks[4:], return_exceptions=True)
+        assert {type(result) for result in results} == {RuntimeError}
+        said = str(results[0])
+        assert url in said
+        assert "no rewards for" in said
+        assert "pod-agent status" in said
+
+    with reward_server() as server:
+        server.stop(signal.SIGKILL)
+        run(story(server.url))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ('{"rewards": [NaN]}', 200, "not `rewards` with 1 finite numbers"),
+        ('{"error": "labels[0]: expected"}', 422, r"422 .*labels\[0\]"),
+    ],
+)
+def test_an_invalid_reply_is_not_a_reward(body: str, status: int, said: str) -> None:
+    """It ends the job with a class of Python's own, which Ray's driver can load."""
+
+    async def story() -> None:
+        reply = web.Response
+        async with scripted(lambda _, __: reply(text=body, status=status)) as (url, requests):
+            with pytest.raises(RuntimeError, match=said) as error:
+                await score(url)
+        assert type(error.value) is RuntimeError
+        assert len(requests) == 1
+
+    run(story())
+
+
+def test_concurrent_requests_are_limited() -> None:
+    """No more requests than `parallel` are open, whatever the number of answers."""
+
+    async def story() -> None:
+        open_now, most = 0, 0
+
+        async def answer(_: dict[str, object], __: int) -> web.Response:
+            nonlocal open_now, most
+            open_now += 1
+            most = max(most, open_now)
+            await asyncio.sleep(0.01)
+            open_now -= 1
+            return web.json_response({"rewards": [1]})
+
+        async with scripted(answer) as (url, _):
+            rewards = await asyncio.gather(*(score(url, parallel=5) for _ in range(60)))
+        assert rewards == [1.0] * 60
+        assert most == 5
+
+    run(story())
+
+
+def test_credentials_of_the_url_are_sent_and_not_logged() -> None:
+    """The server gets them as a header; the error has neither them nor the query."""
+
+    async def story() -> None:
+        async def refused(request: web.Request) -> web.Response:
+            return web.Response(text=request.headers["Authorization"][:6], status=403)
+
+        app = web.Application()
+        app.router.add_post("/r", refused)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        place = f"127.0.0.1:{runner.addresses[0][1]}/r"
+        with pytest.raises(
+            RuntimeError, match=f"http://{place} refuses to score: 403 Basic"
+        ) as error:
+            await score(f"http://me:hidden@{place}?key=hidden")
+        assert "hidden" not in str(error.value)
+        await runner.cleanup()
+
+    run(story())

@@ -1,0 +1,174 @@
+"""`status`, `logs` and `explain` after a run: from the newest run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.ends import Kind, Outcome
+from agent.cli.command_line import main
+from agent.port.log_filter import LogFilter, time_since
+from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
+from agent.record.run_record import RUN_FILE, RunRecord
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAILED = Outcome(
+    *(Kind.JOB_FAILED, 7, "the job failed with exit code 7", "leaving", "job"),
+    remedy="job.log shows why",
+)
+NOON = datetime(2026, 11, 23, 12, 0, tzinfo=timezone.utc)
+
+
+def leave_run(root: Path, run_id: str, written: float) -> Path:
+    """Leave a run of a head and a worker, as it is after its end."""
+    for node, log in (("pod0", "job.log"), ("pod1", "agent.log")):
+        folder = root / run_id / node
+        folder.mkdir(parents=True)
+        write_outcome(folder, outcome_text(FAILED))
+        (folder / log).write_text(f"{run_id} {node} one\n{SECRET}\nthree\n")
+        os.utime(folder / "outcome.json", (written, written))
+    for name, line in (
+        ("reward-server", "scored"),
+        ("prepare", "prepared"),
+        ("ray-start", "started"),
+    ):
+        (root / run_id / "pod0" / f"{name}.log").write_text(f"{line}\n")
+    RunRecord(run_id, "fingerprint", 1, "pod0").write(root / run_id / RUN_FILE)
+    return root / run_id
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a log folder with two runs, in an environment whose head does not answer."""
+    leave_run(tmp_path, "run-1", 2e9)
+    leave_run(tmp_path, "run-2", 1e9)
+    monkeypatch.setenv("AGENT_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("AGENT_PORT", "21998")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    return tmp_path
+
+
+def test_the_newest_run_is_the_one_written_last(tmp_path: Path) -> None:
+    """It is found from any folder above it, or from itself; checkpoints are not searched."""
+    old = leave_run(tmp_path / "a" / "logs", "z", 1e9)
+    new = leave_run(tmp_path / "b" / "logs", "a", 2e9)
+    leave_run(tmp_path / "b" / "checkpoints", "never", 3e9)
+    assert newest_run(tmp_path) == new
+    assert newest_run(tmp_path / "a") == newest_run(old) == newest_run(old / "pod0") == old
+    assert newest_run(tmp_path / "nothing") is None
+    assert [node.name for node in node_folders(new)] == ["pod0", "pod1"]
+
+
+def test_status(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The outcome, with the folder it is from."""
+    assert main(["status"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[:2] == [
+        "run run-1 is over: job-failed: the job failed with exit code 7 (exit code 7)",
+        "job.log shows why",
+    ]
+    assert f"from the newest run folder, {root}/run-1" in shown.err
+    assert "no head's agent answers: 127.0.0.1:21998" in shown.err
+    assert main(["status", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["run_id"], data["is_over"], data["outcome"]["exit_code"]) == ("run-1", True, 7)
+
+
+def test_status_of_a_run_without_an_outcome(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says so: the agent was killed, or still runs."""
+    (root / "run-1/pod0/outcome.json").rename(root / "run-1/pod0/node.json")
+    assert main(["status"]) == 0
+    assert "no outcome.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out"),
+    [
+        ([], 0, "run-1 pod0 one\n********\nthree\n"),
+        (["job"], 0, "run-1 pod0 one\n********\nthree\n"),
+        (["pod0"], 0, "run-1 pod0 one\n********\nthree\n"),
+        (["head", "job"], 0, "run-1 pod0 one\n********\nthree\n"),
+        (["pod1"], 0, "run-1 pod1 one\n********\nthree\n"),
+        (["-n", "1"], 0, "three\n"),
+        (["--grep", "o.e|three", "-n", "2"], 0, "run-1 pod0 one\nthree\n"),
+        (["reward server"], 0, "scored\n"),
+        (["reward-server"], 0, "scored\n"),
+        (["AGENT_PREPARE"], 0, "prepared\n"),
+        (["prepare"], 0, "prepared\n"),
+        (["head", "ray"], 0, "started\n"),
+        (["head", "ray-start"], 0, "started\n"),
+        (["pod1", "job"], 69, ""),
+        (["pod9", "job"], 69, ""),
+        (["../../secrets"], 69, ""),
+    ],
+)
+@pytest.mark.usefixtures("root")
+def test_logs(words: list[str], code: int, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Node and log are named as for a run; secrets of the environment are masked."""
+    assert main(["logs", *words]) == code
+    shown = capsys.readouterr()
+    assert shown.out == out
+    assert "run-1" in shown.err
+    assert ("has no log" in shown.err) is (code == 69)
+
+
+def test_neither_head_nor_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """69."""
+    monkeypatch.setenv("AGENT_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("AGENT_PORT", "21998")
+    assert [main(["status"]), main(["logs"])] == [69, 69]
+    assert "no head's agent answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--grep", "("), ("--since", "soon"), ("-n", "many")])
+def test_wrong_options(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """A usage error names the option."""
+    with pytest.raises(SystemExit) as caught:
+        main(["logs", *words])
+    assert caught.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "since"),
+    [
+        ("10m", NOON - timedelta(minutes=10)),
+        ("2026-11-23T11:30Z", NOON - timedelta(minutes=30)),
+        ("2026-11-23 11:30:15Z", NOON - timedelta(minutes=29, seconds=45)),
+        ("2026-11-23T13:00+02:00", NOON - timedelta(hours=1)),
+    ],
+)
+def test_since(text: str, since: datetime) -> None:
+    """A duration before now, or a time."""
+    assert time_since(text, NOON) == since
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes", "left"),
+    [
+        ("11:40:00 a\nmore of a\n11:55:00 b\nmore of b\n", 10, "11:55:00 b\nmore of b\n"),
+        ("23:59:00 a\n00:01:00 b\n11:59:00 c\n", 13 * 60, "23:59:00 a\n00:01:00 b\n11:59:00 c\n"),
+        ("23:59:00 a\n00:01:00 b\n11:59:00 c\n", 12 * 60, "00:01:00 b\n11:59:00 c\n"),
+        ("(x) 2026-11-23T11:00:00Z a\nt=2026-11-23T11:58:00Z\n", 10, "t=2026-11-23T11:58:00Z\n"),
+        ("11:40:00 a\n", 10, ""),
+    ],
+    ids=["agent", "over midnight", "since midnight", "full times", "nothing since"],
+)
+def test_lines_since(text: str, minutes: int, left: str) -> None:
+    """A line without a time belongs to the one before it; a time of day is that of the last day."""
+    chosen = LogFilter(since=NOON - timedelta(minutes=minutes))
+    assert chosen.apply(text, NOON) == left
+
+
+def test_a_log_without_times_is_printed_whole() -> None:
+    """`--since` has no effect then."""
+    assert LogFilter(since=NOON).apply("step 1\nstep 2\n", NOON) == "step 1\nstep 2\n"

@@ -1,0 +1,178 @@
+"""The lines that show a run at a terminal."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from agent.base.text import duration_text
+from agent.cli.rich_view import rich_view
+from agent.port.status import lines_by_content, status_lines
+from tools.page.runs import status as run_of
+
+BOOTING = {
+    "phase": "booting",
+    "seconds": 30.0,
+    "seconds_in_phase": 30.0,
+    "waits": [{"what": "workers", "evidence": "1 of 3 joined", "seconds_left": 90.0}],
+}
+STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
+
+
+def lines(status: dict[str, Any]) -> list[str]:
+    """Return the lines of a status."""
+    return [line.label for line in status_lines(status)]
+
+
+def test_a_small_run_is_shown_completely() -> None:
+    """Phase, job, services, and nodes with rank, name, phase and duration."""
+    shown = lines(run_of(3))
+    assert shown[0] == (
+        "run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start, $12.50"
+    )
+    assert shown[1] == "job rehearsal: running, attempt 2, step 25 of 40, mean reward 0.89"
+    assert "node head  pod0  running  4 min 25 s" in shown
+    (slow,) = [line for line in shown if line.startswith("node 2 ")]
+    assert slow.startswith("node 2  pod2  10.0.0.3  joined  following the head  4 min 29 s  fetch")
+    assert any(
+        line.startswith("service reward server") and "restarts: 1; outages: 1, 8 s" in line
+        for line in shown
+    )
+
+
+def test_a_wait() -> None:
+    """Name, time left and evidence; the end of the run is none."""
+    run = {**run_of(3), **BOOTING}
+    assert "waiting for workers  90 s left  1 of 3 joined" in lines(run)
+    run["waits"] = [{**BOOTING["waits"][0], "following": True}]  # type: ignore[index]  # a list
+    assert not any(line.startswith("waiting for") for line in lines(run))
+
+
+def test_the_worst_nodes_come_first() -> None:
+    """Of 256 nodes the lost one comes first."""
+    shown = [line for line in lines(run_of(256)) if line.startswith("node ")]
+    assert shown[0].startswith("node head ")
+    assert shown[1].startswith("node 256 ")
+    assert "its Ray is gone" in shown[1]
+
+
+def test_a_silent_node() -> None:
+    """The time since its last report is shown, with its last detail."""
+    run = run_of(1)
+    run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
+    assert any("last report 40 s ago; gone" in line for line in lines(run))
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "word"),
+    [
+        ("lost", {"fetch": "no space left"}, "failed: fetch"),
+        ("pending", {"fetch": "40%\x1b[2J"}, "fetch: 40%\\x1b[2J"),
+        ("pending", {}, "preparing: fetch"),
+        ("ready", {}, "its word"),
+    ],
+)
+def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) -> None:
+    """The failed or running step, with its progress if the caller may read logs."""
+    run = run_of(1)
+    run["nodes"][0].update(steps=[{"name": "fetch", "state": state}], detail="its word")
+    run["progress"] = {"pod1": said, "head": {"gsm8k": "99%"}}
+    run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
+    shown = lines(run)
+    assert any(line.startswith("node 1 ") and line.endswith(word) for line in shown)
+    assert any(line.startswith("prepare step gsm8k") and line.endswith("99%") for line in shown)
+    del run["progress"]
+    assert lines(run)
+
+
+def test_a_verdict() -> None:
+    """A verdict has its remedy."""
+    verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
+    shown = lines({**run_of(1), "verdict": verdict})
+    assert shown[1:3] == ["lost: no word (exit code 75)", "Try again"]
+
+
+texts = st.one_of(st.text(max_size=300), st.just(STEERS), st.just("界" * 90), st.just("n" * 300))
+
+
+@given(nodes=st.integers(0, 30), name=texts, words=texts, is_booting=st.booleans())
+def test_no_text_controls_the_terminal(
+    nodes: int, name: str, words: str, *, is_booting: bool
+) -> None:
+    """Each line is one line, whatever a name or a message contains."""
+    run = {**run_of(nodes), **(BOOTING if is_booting else {})}
+    run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}]
+    run["services"] = [dict(run["services"][0], name=name, detail=words)]
+    for node in run["nodes"][:5]:
+        node.update(name=name, phase=name, detail=words, last_error=words)
+    for line in lines(run):
+        assert not set(line) & set(STEERS) - set("[2J31mredevil")
+
+
+@given(size=st.tuples(st.integers(8, 60), st.integers(60, 200)), nodes=st.integers(0, 300))
+def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None:
+    """No line is too wide, the view is not too high, and it has no markup of its own."""
+    height, width = size
+    run = run_of(nodes)
+    for node in run["nodes"][:5]:
+        node.update(name="[red]x[/red]:smile:", last_error="界" * 90)
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as captured:
+        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height), end="")
+    shown = captured.get().splitlines()
+    assert shown[0] == "10.0.0.4:8266 does not answer"
+    assert len(shown) <= height
+    assert all(cell_len(line) <= width for line in shown)
+    assert height < 30 or not nodes or any("[red]x" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-4, "0 s"), (119.4, "119 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    """A duration has at most two units."""
+    assert duration_text(seconds) == words
+
+
+def test_lines_about_changes() -> None:
+    """A line for each change; clocks, and counts in a wait's evidence, make none."""
+
+    def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+        known = lines_by_content(before)
+        return [line for content, line in lines_by_content(after).items() if content not in known]
+
+    before = {**run_of(2), **BOOTING}
+    assert len(lines_by_content(before)) == len(status_lines(before))
+    after = copy.deepcopy(before)
+    after.update(seconds=31.0, seconds_in_phase=31.0)
+    after["waits"][0].update(evidence="2 of 3 joined", seconds_left=89.0)
+    after["services"][0].update(latency=None)
+    assert changes(before, after) == []
+    after["phase"] = "running"
+    after["waits"] = [{"what": "the job", "evidence": "", "seconds_left": 9.0}]
+    after["nodes"][0].update(state="lost", last_error="its Ray is gone\x1b[2J")
+    after["nodes"][1]["steps"] = [{"name": "fetch", "state": "lost"}]
+    after["services"][0].update(state="lost", detail="killed by SIGKILL")
+    after["job"]["status"] = "failed"
+    after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
+    for node in after["nodes"]:
+        node["phases"] = []
+    found = [" ".join(line.split()) for line in changes(before, after)]
+    assert found == [
+        "run run-20261122-0712: running for 31 s, 31 s since the start, $12.50",
+        "job-failed: exit code 3 (exit code 3)",
+        "job rehearsal: failed, attempt 2, step 25 of 40, mean reward 0.89",
+        "waiting for the job 9 s left no report yet",
+        "service reward server lost restarts: 1; outages: 1, 8 s killed by SIGKILL",
+        "node head pod0 running 31 s",
+        "node 1 pod1 10.0.0.2 lost following the head its Ray is gone\\x1b[2J",
+        "node 2 pod2 10.0.0.3 joined following the head failed: fetch",
+    ]
+    assert changes(after, after) == []

@@ -1,0 +1,145 @@
+"""An attempt has ended on every node before the next is submitted, or there is no next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.decisions import head
+from agent.decisions.attempts import LostAttempt
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import LogLine
+from support.heads import TICK, History, Trace, goal, job, nodes, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def runs(n: int, attempt: int, *, joined: bool = True) -> h.WorkerReported:
+    """Return a worker's report with the attempt whose processes still run there."""
+    said = reported(n, joined=joined).worker
+    return h.WorkerReported(replace(said, running_attempt=attempt))
+
+
+PAIR: History = [(3, nodes(2)), (4, runs(2, 1)), (5, h.Submitted("run-1")), (6, job("RUNNING"))]
+LOST: History = [*PAIR, (9, nodes(dead=(2,))), (10, job("FAILED", 1)), (11, nodes(2))]
+AGAIN = [h.SubmitJob("run-1"), h.SubmitJob("run-2")]
+SILENT = h.WorkerSilent("agent2", "no answer")
+
+
+def submitted(trace: Trace) -> Sequence[h.HeadAction]:
+    """Return the submissions so far."""
+    return [deed for deed in trace.effects if isinstance(deed, h.SubmitJob)]
+
+
+def test_a_retry_begins_on_a_new_ray() -> None:
+    """Our own Ray ends with the attempt; a given Ray does not, and torchrun has none."""
+    assert [type(one) for one in Trace(goal(1, retries=1), LOST).effects[-2:]] == [
+        h.Retry,
+        h.RestartRay,
+    ]
+    given = Trace(goal(1, retries=1, given=True), LOST)
+    assert isinstance(given.effects[-1], h.Retry)
+
+
+def test_a_worker_in_reach_must_have_ended_it() -> None:
+    """The wait names it, although GCS lists the node again and the pause is over."""
+    trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (30, TICK)])
+    assert submitted(trace) == AGAIN[:1]
+    assert "the end of attempt 1 on pod2" in [wait.what for wait in head.pending_waits(trace.state)]
+    trace.take(runs(2, 0, joined=False), 31)
+    assert submitted(trace) == AGAIN[:1]
+    trace.take(runs(2, 2), 33)
+    assert submitted(trace) == AGAIN
+
+
+def test_one_that_never_ends_it_ends_the_run() -> None:
+    """75, with the reason, within AGENT_NODE_GRACE and a minute."""
+    trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1))])
+    trace.take(runs(2, 1), 100)
+    assert trace.outcomes == []
+    assert trace.finish()
+    (end,) = trace.outcomes
+    assert (end.exit_code, trace.now) == (75, 10 + 60 + 60)
+    assert "the end of attempt 1 on pod2 not ready in time" in end.reason
+
+
+@pytest.mark.parametrize(("silent", "until"), [(9.5, 69.5), (20, 80)])
+def test_one_out_of_reach_has_its_time(silent: float, until: float) -> None:
+    """AGENT_NODE_GRACE after its last report its fence has ended everything: others continue."""
+    history: History = sorted([*PAIR, (9, nodes(dead=(2,))), (10, job("FAILED", 1))], key=at)
+    trace = Trace(goal(1, retries=1), sorted([*history, (silent, SILENT)], key=at))
+    trace.take(nodes(3), max(silent, 12))
+    trace.take(runs(3, 2), 21)
+    assert submitted(trace) == AGAIN[:1]
+    away = "the end of attempt 1 on pod2, out of reach"
+    assert away in [wait.what for wait in head.pending_waits(trace.state)]
+    trace.take(TICK, until - 0.1)
+    assert submitted(trace) == AGAIN[:1]
+    trace.take(TICK, until)
+    assert submitted(trace) == AGAIN
+
+
+def at(one: tuple[float, h.HeadEvent]) -> float:
+    """Return when something happens."""
+    return one[0]
+
+
+def test_a_later_agent_of_a_node_is_proof() -> None:
+    """The pod was started again: no former process runs there."""
+    trace = Trace(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (13, h.WorkerReplaced("agent2"))])
+    trace.take(nodes(3), 14)
+    trace.take(runs(3, 2), 15)
+    trace.take(TICK, 20)
+    assert submitted(trace) == AGAIN
+
+
+def test_this_node_must_be_clear_too() -> None:
+    """A process that cannot be killed here is named, and no attempt starts beside it."""
+    trace = Trace(goal(1, retries=1), PAIR)
+    trace.state, actions = head.decide(trace.state, h.RayGone("exit 1"), 10)
+    assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)][-2:] == [
+        "Retry",
+        "RestartRay",
+    ]
+    trace.take(h.Cleared(1, "python (pid 7)"), 12)
+    trace.take(nodes(2), 15)
+    trace.take(runs(2, 2), 15)
+    assert trace.state.phase is HeadPhase.BOOTING
+    assert trace.finish()
+    assert (
+        "on this node not ready in time: python (pid 7) cannot be ended" in trace.outcomes[0].reason
+    )
+    assert submitted(trace) == AGAIN[:1]
+
+
+def test_a_restarted_head_has_the_earlier_nodes() -> None:
+    """From its record: a silent worker gets its grace, one that reports must have ended it."""
+    of = replace(
+        goal(1, retries=3, tried=(LostAttempt(5.0, "x"),)), former_workers=("pod2", "pod4")
+    )
+    trace = Trace(of, [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)])
+    assert submitted(trace) == []
+    trace.take(runs(2, 1), 31)
+    trace.take(TICK, 60)
+    assert submitted(trace) == []
+    trace.take(runs(2, 0, joined=False), 61)
+    assert submitted(trace) == [h.SubmitJob("run-2")]
+
+
+def test_a_lost_spare_is_cleared_too() -> None:
+    """It joined a running attempt, which may use it: the next begins once it is out of reach."""
+    spare = replace(reported(3, rank=9, heard=7.0).worker, running_attempt=1)
+    history: History = [
+        *PAIR,
+        (7, h.WorkerReported(spare)),
+        (8, nodes(2, 3)),
+        (20, h.WorkerSilent("agent3", "no answer")),
+        (21, job("FAILED", 1)),
+    ]
+    trace = Trace(goal(1, retries=1), history)
+    assert "Retry" in trace.kinds()
+    assert "agent3" in trace.state.leftovers

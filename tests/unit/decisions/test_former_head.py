@@ -1,0 +1,219 @@
+"""The former head's node, where the driver runs: a later head waits for that driver's end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from agent.decisions import head
+from agent.decisions.attempts import Attempt
+from agent.decisions.head import head_state as h
+from agent.record.files import FileLock
+from agent.record.node_record import NODE_FILE as NODE
+from agent.record.node_record import NodeRecord, PidSpace, own_record
+from agent.record.run_folder import RunFolder
+from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, RunRecord, choose_run
+from agent.run import make_ready
+from agent.run.node_run import NodeRun
+from agent.run.run_keeper import RunKeeper, make_goal
+from agent.settings.redact import Redactor
+from support.free_ports import free_port
+from support.heads import TICK, Trace, goal, nodes
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRINT = "f" * 16
+ELSEWHERE = PidSpace("another boot", "pid:[7]", "poda")
+
+
+def chosen_again(root: Path) -> ChosenRun:
+    """Return the run as the platform's next head finds it."""
+    chosen = choose_run(root, "4711", PRINT, lambda: "new", node="podb")
+    assert chosen.lock is not None
+    return chosen
+
+
+def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> None:
+    """Leave a run whose head was lost in its first attempt, on its own machine."""
+    chosen = chosen_again(root)
+    keeper = RunKeeper(root, PRINT, chosen)
+    keeper.new_epoch("poda")
+    keeper.record_submission(Attempt("4711-1"), ("pod2",), 1)
+    anyio.run(keeper.flush)
+    keeper.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    folder = root / "4711" / "poda"
+    folder.mkdir()
+    record = replace(own_record("poda", "4711"), place=place, ended=ended)
+    assert record.write(folder / NODE) is None
+
+
+def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that replaces this one must not look for that attempt in the new Ray."""
+    left(tmp_path)
+    keeper = RunKeeper(tmp_path, PRINT, chosen_again(tmp_path))
+    write, found = RunRecord.write, list[object]()
+
+    def write_slowly(record: RunRecord, path: Path) -> OSError | None:
+        time.sleep(0.1)  # a slow disk
+        return write(record, path)
+
+    async def prepare(*_: object) -> None:
+        """Find this machine ready."""
+
+    async def start_ray(*_: object) -> None:
+        record = RunRecord.read(tmp_path / "4711" / RUN_FILE)
+        assert isinstance(record, RunRecord)
+        found.append((record.open_attempt, record.epoch == keeper.record.epoch))
+
+    async def story() -> None:
+        environ = {"AGENT_PORT": str(free_port()), "AGENT_NODE_IP": "127.0.0.1"}
+        plan = plan_of({**environ, "AGENT_JOB_RETRIES": "3"}, command=["train"])
+        folder = RunFolder(tmp_path, "4711", "podb")
+        run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "4711")
+        started = await make_ready.start_head(run, keeper, anyio.CancelScope())
+        assert started is not None
+        started.local_socket.close()
+        run.close()
+
+    monkeypatch.setattr(RunRecord, "write", write_slowly)
+    monkeypatch.setattr(make_ready, "prepare_machine", prepare)
+    monkeypatch.setattr(make_ready, "start_ray", start_ray)
+    anyio.run(story)
+    assert found == [(None, True)]
+    keeper.close()
+
+
+def waited_for(root: Path) -> tuple[str, ...]:
+    """Return the nodes that the next head counts as those of the last attempt."""
+    chosen = chosen_again(root)
+    keeper = RunKeeper(root, PRINT, chosen)
+    plan = plan_of({"AGENT_JOB_RETRIES": "3"}, command=["train"])
+    found = make_goal(plan, keeper, 0.0).former_workers
+    keeper.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    return found
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a disk without locks."""
+    refused = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=refused))
+
+
+def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> None:
+    """The former head holds that lock as long as it runs."""
+    left(tmp_path)
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+@pytest.mark.parametrize("what", ["no locks", "another lock", "no lock before"])
+def test_a_former_head_may_still_run_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Without locks on the disk, or after a lost lock, a free lock proves nothing.
+
+    The same holds if no record names its node.
+    """
+    if what == "no lock before":
+        with monkeypatch.context() as patch:
+            without_locks(patch)
+            left(tmp_path)
+    else:
+        left(tmp_path)
+    if what == "no locks":
+        without_locks(monkeypatch)
+    held = FileLock(tmp_path / "4711" / RUN_LOCK)
+    if what == "another lock":
+        held.take()
+        (tmp_path / "4711" / RUN_LOCK).unlink()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    (tmp_path / "4711" / "poda" / NODE).unlink()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    held.release()
+
+
+@pytest.mark.parametrize("what", ["it left in good order", "its processes are seen here"])
+def test_a_former_head_whose_job_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """No lock is needed: none of its processes can run elsewhere."""
+    if what == "it left in good order":
+        left(tmp_path, ended=True)
+    else:
+        left(tmp_path, own_record("poda", "4711").place)
+        died = NodeRecord.read(tmp_path / "4711" / "poda" / NODE)
+        assert isinstance(died, NodeRecord)
+        gone = replace(died.agent, start=died.agent.start + 1)
+        replace(died, agent=gone).write(tmp_path / "4711" / "poda" / NODE)
+    without_locks(monkeypatch)
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+def test_an_older_record_has_no_lock(tmp_path: Path) -> None:
+    """The lock that was taken counts as the former head's."""
+    left(tmp_path)
+    data = json.loads((tmp_path / "4711" / RUN_FILE).read_text())
+    assert data["attempts"][0].pop("head") == "poda"
+    assert data["attempts"][0].pop("lock") > 0
+    (tmp_path / "4711" / RUN_FILE).write_text(json.dumps(data))
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+def test_a_head_in_between_hides_nobody(tmp_path: Path) -> None:
+    """The head that submitted the attempt counts, not one that only followed it."""
+    left(tmp_path)
+    held = FileLock(tmp_path / "4711" / RUN_LOCK)
+    held.take()
+    (tmp_path / "4711" / RUN_LOCK).unlink()
+    chosen = chosen_again(tmp_path)
+    between = RunKeeper(tmp_path, PRINT, chosen)
+    between.new_epoch("podb")
+    between.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    held.release()
+
+
+def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job, no driver: the next head need not wait."""
+    chosen = chosen_again(tmp_path)
+    keeper = RunKeeper(tmp_path, PRINT, chosen)
+    keeper.new_epoch("poda")
+    anyio.run(keeper.flush)
+    keeper.close()
+    without_locks(monkeypatch)
+    assert waited_for(tmp_path) == ()
+
+
+def test_a_head_that_workers_remember_has_its_time() -> None:
+    """Its node is unknown: its job has ended AGENT_NODE_GRACE after the run was resumed."""
+    trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
+    waits = [(wait.what, wait.deadline) for wait in head.pending_waits(trace.state)]
+    assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
+    trace.take(TICK, 60.9)
+    assert trace.effects == [h.AdoptRun("old", 1)]
+    trace.take(TICK, 61.0)
+    assert trace.effects[-1] == h.SubmitJob("old-2")
+
+
+def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
+    """No node of it is waited for."""
+    trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
+    assert trace.effects[-1] == h.SubmitJob("old-1")

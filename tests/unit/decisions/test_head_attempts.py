@@ -1,0 +1,394 @@
+"""Attempts: what counts as a loss, when another follows, its pause, and the last one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base.ends import Kind
+from agent.decisions import head
+from agent.decisions.attempts import (
+    Attempt,
+    AttemptSnapshot,
+    DriverSignaled,
+    FailureCause,
+    JobReport,
+    LostAttempt,
+    end_without_progress,
+    pause_after,
+    retries_exhausted,
+)
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase
+from agent.plan import waits as planned
+from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job, nodes, reported
+
+GONE = (9, nodes(dead=(2,)))
+FAILED = (10, job("FAILED", 1))
+ASKED = h.NodesAsked("run-1")
+SILENT = h.NodesAsked("run-1", {"pod2": "connection refused"})
+
+
+@pytest.mark.parametrize(
+    ("retries", "history", "code", "kind", "words"),
+    [
+        (0, [*PAIR, FAILED, (11, ASKED)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, FAILED, (11, SILENT)], 1, Kind.JOB_FAILED, "lost pod2: connection refused"),
+        (0, [*PAIR, FAILED, (15, TICK)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, GONE, FAILED], 1, Kind.JOB_FAILED, "before that, lost a needed node"),
+        (0, [*PAIR, FAILED, (11, TERM)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, FAILED, (11, h.RayGone("exit 1"))], 1, Kind.JOB_FAILED, "Ray was lost"),
+        (3, [*PAIR, FAILED, (11, ASKED)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (3, [*PAIR, (10, job("SUCCEEDED", 0))], 0, Kind.DONE, "succeeded"),
+        (3, [*PAIR, (10, job("FAILED", 75)), (11, ASKED)], 75, Kind.JOB_FAILED, "code 75"),
+        (
+            3,
+            [*PAIR, GONE, (10, job("FAILED", 1, "ray.exceptions.OutOfMemoryError: Task was"))],
+            1,
+            Kind.JOB_FAILED,
+            "ran out of memory",
+        ),
+        (
+            3,
+            [*PAIR, (10, job("FAILED", None, "the node running low on memory"))],
+            75,
+            Kind.JOB_FAILED,
+            "ran out of memory",
+        ),
+        (
+            3,
+            [*PAIR, GONE, (12, nodes(2)), (70, job("FAILED", 1)), (71, ASKED)],
+            1,
+            Kind.JOB_FAILED,
+            "exit code 1",
+        ),
+    ],
+)
+def test_a_jobs_failure_is_its_own(
+    retries: int, history: History, code: int, kind: Kind, words: str
+) -> None:
+    """Nodes are probed once; without a recent loss or attempts left, the job's own code."""
+    trace = Trace(goal(1, retries=retries), history[:-1])
+    assert trace.outcomes == []
+    trace.take(history[-1][1], history[-1][0])
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.kind) == (code, kind)
+    assert words in end.reason
+    assert end.is_jobs_verdict
+
+
+OUT = "this container ran out of memory: the kernel's OOM killer ended a process of it"
+
+
+@pytest.mark.parametrize(
+    ("history", "code"),
+    [
+        ([*PAIR, (9, h.RayGone("its raylet is gone", OUT))], 75),
+        ([*PAIR, (9, h.JobReported("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
+        ([*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
+        ([*PAIR, (8, reported(2, memory=OUT)), GONE, FAILED], 1),
+        ([*PAIR, (8, reported(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
+    ],
+    ids=["the head's Ray", "the driver", "a process of the job", "on a worker", "a worker's Ray"],
+)
+def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
+    """It is reported as such for any killed process, is the job's own failure, and is final."""
+    trace = Trace(goal(1, retries=3), history)
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.kind, end.is_jobs_verdict) == (code, Kind.JOB_FAILED, True)
+    assert OUT in end.reason
+    assert "the job ran out of memory" in end.reason
+
+
+def ended_before(seconds: float) -> h.JobReported:
+    """Return Ray's late report of a failed job."""
+    return h.JobReported("run-1", JobReport("FAILED", "", 1, ended_ago=seconds))
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        ([*PAIR, GONE, (12, nodes(2)), (100, ended_before(60))], None),
+        ([*PAIR, GONE, (12, nodes(2)), (100, ended_before(21))], "exit code 1; before that, lost"),
+        ([*PAIR, (60, nodes(dead=(2,))), (62, nodes(2)), (100, ended_before(90))], "exit code 1"),
+        ([*PAIR, (60, nodes(dead=(2,))), (62, nodes(2)), (100, ended_before(50))], None),
+        ([*PAIR, (50, job("RUNNING")), (60, nodes(dead=(2,))), (70, ended_before(900))], None),
+    ],
+    ids=["soon after", "long after", "long before", "noticed late", "another clock"],
+)
+def test_a_loss_counts_by_the_jobs_end(history: History, reason: str | None) -> None:
+    """Ray may report it much later, and a killed node is noticed after some seconds."""
+    trace = Trace(goal(1, retries=1), history)
+    trace.take(ASKED, history[-1][0] + 1)
+    reasons = [end.reason.partition(" a needed")[0] for end in trace.outcomes]
+    assert reasons == ([] if reason is None else [f"the job failed with {reason}"])
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [*PAIR, GONE, FAILED],
+        [*PAIR, FAILED, (11, SILENT)],
+        [*PAIR, FAILED, (10.5, nodes(dead=(2,)))],
+        [*PAIR, FAILED, (10.5, reported(2, joined=False))],
+        [*PAIR, FAILED, (10.5, h.RayGone("exit 1"))],
+        [*PAIR, (10, h.RayGone("exit 1"))],
+        [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
+        [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
+        [*PAIR, (126, TICK)],
+        [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
+        [
+            (0, reported(3, memory=OUT)),
+            (1, reported(3, gone=True, memory=OUT)),
+            *PAIR,
+            GONE,
+            FAILED,
+        ],
+    ],
+)
+def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
+    """A node or Ray ended within a minute before the job: the attempt is made again."""
+    trace = Trace(goal(1, retries=1), history)
+    assert trace.outcomes == []
+    assert (trace.state.attempt.number, trace.state.phase) == (2, HeadPhase.BOOTING)
+    assert "attempt 1 of 2 is lost: " in trace.log
+    trace.take(nodes(2), trace.now + 1)
+    trace.take(reported(2), trace.now)
+    assert trace.state.phase is HeadPhase.BOOTING
+    trace.take(TICK, trace.state.attempt.not_before)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert "attempt 2 of 2: " in trace.log
+    assert "2 of 2 node(s)" in trace.log
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
+    """If a node does not answer, a job's failure is final after GCS had time to report it."""
+    trace = Trace(goal(1, given=True, retries=retries), [*PAIR, FAILED])
+    assert trace.effects[-1] == h.AskNodes("run-1")
+    trace.take(SILENT, 12)
+    assert trace.state.phase is HeadPhase.JUDGING
+    (wait,) = head.pending_waits(trace.state)
+    why = "pod2: connection refused"
+    assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
+    if is_lost:
+        trace.take(nodes(dead=(2,)), 72)
+    else:
+        trace.take(TICK, 84.9)
+        assert trace.state.phase is HeadPhase.JUDGING
+        trace.take(TICK, 85.1)
+    assert trace.state.attempt.number == (2 if is_lost and retries else 1)
+    reasons = [end.reason for end in trace.outcomes]
+    assert [end.exit_code for end in trace.outcomes] == [1] * len(reasons)
+    assert all(("before that, pod2 was lost" in reason) == is_lost for reason in reasons)
+
+
+def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
+    """There is no wait."""
+    trace = Trace(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
+    assert [end.exit_code for end in trace.outcomes] == [1]
+
+
+def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:
+    """Its success came before the stop: no other attempt follows, and the code is 0."""
+    for retries in (0, 1):
+        trace = Trace(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
+        assert trace.effects[-1] == h.StopJob("run-1")
+        trace.take(job("SUCCEEDED", 0), 70)
+        (end,) = trace.outcomes
+        assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
+        assert "the job succeeded; before that, lost a needed node" in end.reason
+
+
+def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
+    """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
+    history = [*PAIR, GONE, (69, TICK), (74, DriverSignaled("run-1"))]
+    trace = Trace(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in trace.outcomes] == [75]
+
+
+@pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
+def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
+    """A signal decides the exit code, with and without a loss before."""
+    trace = Trace(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in trace.outcomes] == [143]
+
+
+def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
+    """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
+    lost = AttemptSnapshot(Attempt("run-1", submitted=-50.0), 2)
+    of = replace(
+        goal(2, least=1, retries=9), resumed_attempt=lost, lost_attempts=(LostAttempt(1.0),) * 5
+    )
+    trace = Trace(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)])
+    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
+    (wait,) = head.pending_waits(trace.state)
+    assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
+    trace.take(TICK, 301)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+
+
+def test_a_lost_node_is_named_by_the_next_attempt() -> None:
+    """One line gives the next attempt and its reason."""
+    trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
+    trace.take(h.Submitted("run-1"), 5)
+    trace.take(nodes(3, dead=(2,)), 9)
+    trace.take(job("FAILED", 1), 10)
+    trace.take(nodes(2, 3), 12)
+    trace.take(TICK, 20)
+    assert re.search(r"attempt 2 of 3: .*pod2.*; 3 of 3 node\(s\)", trace.log)
+
+
+def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
+    """A missing worker is 69 at first, and 75 if an earlier attempt had it."""
+    trace = Trace(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
+    assert trace.finish()
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.culprit) == (75, "workers")
+    assert "pod2" in end.reason
+    assert end.phase == "booting"
+
+
+def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
+    """The last loss ends the run; a restarted pod could do no more."""
+    (end,) = Trace(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).outcomes
+    assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
+
+
+def test_no_progress() -> None:
+    """The third lost attempt in a row within ten minutes ends the run, restarts included."""
+    before = (LostAttempt(100.0, "its head was lost"), LostAttempt(5.0, "its head was lost"))
+    trace = Trace(goal(retries=9, tried=before), [])
+    assert trace.state.attempt.number == 3
+    trace.take(nodes(), 3)
+    trace.take(h.Submitted("run-3"), 4)
+    trace.take(h.RayGone("exit 1"), 9)
+    assert trace.outcomes == []
+    trace.take(h.CheckpointSeen(3), 9.1)
+    (end,) = trace.outcomes
+    assert end.exit_code == 75
+    assert "no progress: 3 attempts in a row" in end.reason
+    assert end.holds_pod
+
+
+@pytest.mark.parametrize(
+    ("seconds", "retries", "words"),
+    [
+        ([], 0, None),
+        ([5], 0, "1 attempt(s) lost"),
+        ([5], 1, None),
+        ([5, 5], 1, "2 attempt(s) lost"),
+    ],
+)
+def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
+    """A run is spent when its attempts are used up."""
+    end = retries_exhausted([LostAttempt(one, "Ray was lost") for one in seconds], retries)
+    assert (end is None) == (words is None)
+    assert end is None or words is None or words in end.reason
+
+
+def test_pauses_double_up_to_five_minutes() -> None:
+    """10 s, doubling, and never more than five minutes."""
+    assert [pause_after(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
+
+
+@pytest.mark.parametrize(
+    ("tried", "newest", "is_vain"),
+    [
+        ([(5, None)] * 2, None, False),
+        ([(5, None)] * 3, None, True),
+        ([(5, None), (5, None), (601, None)], None, False),
+        ([(601, None), (5, None), (5, None), (600, None)], None, True),
+        ([(5, None)] * 3, 10, False),
+        ([(5, 10)] * 3, 10, True),
+        ([(5, 10)] * 3, 20, False),
+        ([(5, 10), (5, 20), (5, 20)], 20, False),
+        ([(5, 10), (5, 20), (5, 20), (5, 20)], 20, True),
+        ([(5, 10)] * 3, None, True),
+    ],
+)
+def test_in_vain(
+    tried: list[tuple[float, int | None]], newest: int | None, *, is_vain: bool
+) -> None:
+    """Three short attempts in a row without a newer checkpoint; if unknown, by time."""
+    end = end_without_progress(
+        [LostAttempt(seconds, "Ray was lost", step) for seconds, step in tried], newest
+    )
+    assert (end is not None) == is_vain
+    assert end is None or "no progress: 3 attempts in a row" in end.reason
+
+
+QUOTA = FailureCause("disk quota", "the quota is used up", is_permanent=True)
+SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
+
+
+def _failed_by(cause: FailureCause) -> History:
+    """Return a job that fails by a cause just after its node was lost."""
+    return [*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, cause=cause)))]
+
+
+def test_a_permanent_cause_is_not_tried_again() -> None:
+    """A full quota ends the run though a node was lost just before, and the run says why."""
+    (end,) = Trace(goal(1, retries=3), _failed_by(QUOTA)).outcomes
+    assert (end.exit_code, end.kind) == (1, Kind.JOB_FAILED)
+    assert end.reason.endswith(
+        "; not tried again, since another try on the same nodes cannot help: the quota is used up"
+    )
+    assert "before that, lost a needed node" in end.reason
+
+
+@pytest.mark.parametrize("cause", [SHAPE, replace(QUOTA, node="pod2")])
+def test_other_causes_are_tried_again(cause: FailureCause) -> None:
+    """One that may pass, and one of a node that is away."""
+    trace = Trace(goal(1, retries=3), _failed_by(cause))
+    assert trace.outcomes == []
+    assert "attempt 1 of 4 is lost" in trace.log
+
+
+@pytest.mark.parametrize(
+    ("causes", "steps", "ends"),
+    [
+        ((SHAPE, SHAPE), (10, 10, 10), True),
+        ((SHAPE, SHAPE), (None, None, None), True),
+        ((SHAPE, SHAPE), (10, 10, 20), False),
+        ((SHAPE, SHAPE), (10, 20, 20), False),
+        ((SHAPE, QUOTA), (10, 10, 10), False),
+        ((None, None), (10, 10, 10), False),
+        ((SHAPE, None), (10, 10, 10), False),
+        ((SHAPE,), (10, 10), False),
+    ],
+)
+def test_the_same_cause_at_the_same_step_twice_ends_the_run(
+    causes: tuple[FailureCause | None, ...], steps: tuple[int | None, ...], *, ends: bool
+) -> None:
+    """Two attempts with one cause and no newer checkpoint are enough, however long they took."""
+    tried = [
+        LostAttempt(9_999.0, "lost", step, cause)
+        for step, cause in zip(steps, causes, strict=False)
+    ]
+    end = end_without_progress(tried, steps[-1])
+    assert (end is not None) == ends
+    assert end is None or end.reason == (
+        "the same cause ended two attempts in a row without a newer checkpoint: "
+        "a CUDA kernel accessed memory illegally"
+    )
+
+
+def test_a_saved_checkpoint_is_reported_and_counts() -> None:
+    """The next attempt says from where it resumes, and a newer checkpoint is progress."""
+    trace = Trace(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
+    for attempt in (1, 2, 3):
+        at = 90.0 * attempt
+        trace.take(nodes(), at)
+        trace.take(TICK, at + 50)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 51)
+        trace.take(h.RayGone("exit 1"), at + 52)
+        trace.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
+    assert trace.outcomes == []
+    trace.take(nodes(), 360)
+    trace.take(TICK, 410)
+    assert "attempt 4 of 10: Ray was lost" in trace.log
+    assert "1 of 1 node(s); resumes from /ckpt/x" in trace.log

@@ -1,0 +1,322 @@
+"""The head's decisions: a history of events gives a phase, actions, and an outcome."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base.ends import Kind, Outcome
+from agent.decisions import head
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import RayNode
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import ItemReport, Refused, ServiceReady, ServiceWaits, Step
+from agent.frameworks.recipe import NodeSize
+from agent.job.job import sizes
+from support.heads import (
+    HEAD,
+    LOST,
+    NODES,
+    PAIR,
+    PREPARED,
+    READY,
+    RETRIEVER,
+    REWARD,
+    RUNNING,
+    SERVED,
+    SERVING,
+    SPECS,
+    SUBMITTED,
+    TERM,
+    TICK,
+    WITH_REWARD,
+    History,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+    waits,
+)
+
+PARTIAL = goal(2, least=1)
+
+
+UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
+    "nothing yet": (goal(), [(1, TICK)], HeadPhase.BOOTING, []),
+    "a list without the head is no Ray": (goal(), [(1, nodes(up=False))], HeadPhase.BOOTING, []),
+    "one machine": (goal(), [(3, nodes())], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "a worker is missing": (goal(1), [(3, nodes())], HeadPhase.BOOTING, []),
+    "a worker joined": (
+        goal(1),
+        [(3, nodes(2)), (4, reported(2))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "its word came first": (
+        goal(1),
+        [(2, reported(2)), (4, nodes(2))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "in GCS, but not joined by its own word": (
+        goal(1),
+        [(2, reported(2, "joining Ray", joined=False)), (3, nodes(2))],
+        HeadPhase.BOOTING,
+        [],
+    ),
+    "joined by hand": (goal(1), [(3, nodes(2))], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "more than expected": (goal(1), [(3, nodes(2, 3))], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "a dead node does not count": (goal(1), [(3, nodes(dead=(2,)))], HeadPhase.BOOTING, []),
+    "one address counts once": (
+        goal(2),
+        [(3, h.RayNodes((*nodes(2).nodes, RayNode("again", NODES[2].ip))))],
+        HeadPhase.BOOTING,
+        [],
+    ),
+    "a worker that left does not count": (
+        goal(1),
+        [(2, reported(2)), (3, reported(2, "leaving", gone=True)), (4, nodes(2))],
+        HeadPhase.BOOTING,
+        [],
+    ),
+    "a dead node came back": (
+        goal(1),
+        [(3, nodes(dead=(2,))), (4, nodes(3, dead=(2,)))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "the reward server is awaited": (WITH_REWARD, [(3, nodes())], HeadPhase.BOOTING, []),
+    "the reward server answers": (
+        WITH_REWARD,
+        [(3, nodes()), READY],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "Ray is awaited": (WITH_REWARD, [READY], HeadPhase.BOOTING, []),
+    "data is prepared": (goal(prepare=True), [(3, nodes())], HeadPhase.BOOTING, []),
+    "data is there": (
+        goal(prepare=True),
+        [(3, nodes()), (9, PREPARED[0]), (9, PREPARED[1])],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "a Ray that does not start is started again": (
+        goal(),
+        [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, nodes())],
+        HeadPhase.SUBMITTING,
+        ["RestartRay", "RestartRay", "SubmitJob"],
+    ),
+    "a preparing worker has more time": (
+        goal(1),
+        [(3, nodes()), (190, reported(2, joined=False, preparing=True, heard=190)), (201, TICK)],
+        HeadPhase.BOOTING,
+        [],
+    ),
+    "one that prepares unheard has not": (
+        goal(1),
+        [(3, nodes()), (4, reported(2, joined=False, preparing=True, heard=4)), (201, TICK)],
+        HeadPhase.LEAVING,
+        ["EndRun"],
+    ),
+    "going on with fewer": (
+        PARTIAL,
+        [(3, nodes(2)), (199, TICK), (200, TICK)],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "with fewer, once the reward server answers": (
+        goal(2, least=1, services=(REWARD,)),
+        [(3, nodes(2)), (200, TICK), (210, ServiceReady(REWARD))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "Ray does not take the job yet": (
+        goal(),
+        [(3, nodes()), (4, waits("No available agent"))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "the job runs": (goal(), RUNNING, HeadPhase.RUNNING, ["SubmitJob"]),
+    "submitted is said twice": (
+        goal(),
+        [*RUNNING, (9, SUBMITTED)],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
+    ),
+    "a node is short": (goal(1), [*PAIR, (9, nodes(dead=(2,)))], HeadPhase.RUNNING, ["SubmitJob"]),
+    "it is back in time": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (60, nodes(2)), (70, job("RUNNING")), (100, TICK)],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
+    ),
+    "it is not back": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (60, job("RUNNING")), (69, TICK)],
+        HeadPhase.STOPPING,
+        ["SubmitJob", "StopJob"],
+    ),
+    "more than needed may go": (
+        goal(1),
+        [(3, nodes(2, 3)), (4, SUBMITTED), (9, nodes(2)), (80, TICK)],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
+    ),
+    "the reward server is restarted": (
+        WITH_REWARD,
+        [*SERVED, (9, LOST), (12, ServiceReady(REWARD))],
+        HeadPhase.RUNNING,
+        ["SubmitJob", "SaveOutages", "StartService", "SaveOutages"],
+    ),
+    "asked to stop": (goal(), [*RUNNING, (9, TERM)], HeadPhase.STOPPING, ["SubmitJob", "StopJob"]),
+    "asked to stop while submitting": (
+        goal(),
+        [(3, nodes()), (4, TERM)],
+        HeadPhase.STOPPING,
+        ["SubmitJob", "StopJob"],
+    ),
+    "submitted late, then silent for a while": (
+        goal(),
+        [(3, nodes()), (110, SUBMITTED), (229, TICK)],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
+    ),
+    "serving for days": (SERVING, [(3, nodes(2)), (500_000, TICK)], HeadPhase.RUNNING, []),
+    "serving": (SERVING, [(3, nodes(2))], HeadPhase.RUNNING, []),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
+)
+def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
+    """A history gives a phase, with exactly these actions."""
+    trace = Trace(of, history)
+    assert trace.state.phase is phase
+    assert list(trace.kinds()) == deeds
+
+
+def test_messages_on_the_way() -> None:
+    """Every change is one log line that a person can grep."""
+    trace = Trace(
+        WITH_REWARD,
+        [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
+    )
+    sentences = [
+        "reward server answers",
+        "1 node(s) ready: submitting the job",
+        "the job is submitted",
+        "reward server exited (exit code 1): restart 1 of 3",
+        "asked to stop by SIGTERM: stopping the job",
+        "the job did not stop in time",
+    ]
+    assert [s for s in sentences if s not in trace.log] == []
+
+
+def test_joining_and_leaving_are_logged_by_name() -> None:
+    """Workers are named, or given by address if they have no agent."""
+    trace = Trace(goal(2), [(2, reported(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
+    assert "pod2 joined Ray" in trace.log
+    assert "10.0.0.3 joined Ray" in trace.log
+    assert "pod2 left Ray" in trace.log
+
+
+def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None:
+    """Until GCS reports its loss, GCS's data about that node is older than the agent's end."""
+    history: History = [(2, reported(2)), (3, nodes(2)), (4, h.WorkerReplaced("agent2"))]
+    trace = Trace(goal(2), [*history, (5, nodes(2))])
+    assert trace.state.fleet.alive == {}
+    gone = Trace(goal(2), [*history, (5, nodes()), (6, nodes(2))])
+    assert gone.state.fleet.alive == {"10.0.0.2": "10.0.0.2"}
+    back = Trace(goal(2), [*history, (5, reported(2)), (6, nodes(2))])
+    assert back.state.fleet.alive == {"10.0.0.2": "pod2"}
+
+
+def test_a_service_that_is_not_essential_is_done_without() -> None:
+    """Its loss is logged once, and the run continues."""
+    extra = replace(SPECS[REWARD], essential=False, restarts=0)
+    trace = Trace(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
+    assert trace.state.phase is HeadPhase.RUNNING
+    sentence = "reward server is lost for good: exit code 1; the run goes on without it"
+    assert trace.log.count(sentence) == 1
+    late = Trace(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
+    assert late.state.phase is HeadPhase.RUNNING
+
+
+def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
+    """The worker's next report finds nothing missing."""
+    extra = replace(SPECS[RETRIEVER], essential=False, restarts=0)
+    gone = ItemReport(RETRIEVER, Step.LOST, "exit code 1")
+    history: History = [
+        (1, reported(2)),
+        (2, reported(2, items=(gone,))),
+        (3, reported(2, items=(gone,))),
+    ]
+    trace = Trace(replace(goal(1), services=(extra,)), history)
+    assert "the run goes on without it" in trace.log
+    ordered = [deed for deed in trace.effects if isinstance(deed, h.StartService)]
+    assert [(deed.name, deed.node) for deed in ordered] == [(RETRIEVER, "agent2")]
+
+
+def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
+    """Only Ray's answer ends the wait for a job that it may still accept, or its grace."""
+    history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
+    assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
+    told = Trace(goal(given=True), [*history, (12, waits("stopped", canceled=True))])
+    assert told.outcomes[0].exit_code == 143
+
+
+def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
+    """Return the nodes that count, the minimum GPUs per node, and all GPUs."""
+    return sizes([node.gpus for node in state.nodes()])
+
+
+def test_the_fewest_gpus_count() -> None:
+    """A job is sized by the node with the fewest GPUs; dead nodes do not count."""
+    few = RayNode("few", "10.0.0.9", gpus=4.0)
+    dead = RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
+    trace = Trace(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
+    assert gpus_of(trace.state) == (3, 4, 20)
+
+
+def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
+    """A CPU-only head does not make the GPUs of each node 0."""
+    bare = replace(HEAD, gpus=0.0)
+    trace = Trace(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
+    assert gpus_of(trace.state) == (2, 8, 16)
+    none = [replace(node, gpus=0.0) for node in nodes(2, 3).nodes]
+    assert gpus_of(Trace(goal(2), [(3, h.RayNodes(tuple(none)))]).state) == (3, 0, 0)
+
+
+def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
+    """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
+    refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
+    sized = RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
+    trace = Trace(goal(), [(3, h.RayNodes((sized,))), (4, Refused(refused))])
+    assert trace.state.nodes() == (NodeSize(5, 12, 1 << 30),)
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.phase) == (78, "submitting")
+
+
+def test_waits_carry_deadline_and_evidence() -> None:
+    """A wait is data: its subject, its deadline, and its last evidence."""
+    of = goal(1, services=(REWARD,), prepare=True)
+    state = Trace(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
+    found = {wait.what: (wait.deadline, wait.evidence) for wait in head.pending_waits(state)}
+    assert found == {
+        "Ray on this node": (100, ""),
+        REWARD: (300, "connection refused"),
+        "AGENT_PREPARE_EACH and AGENT_PREPARE": (7200, ""),
+        "workers": (200, "0 of 1 joined; 1 never reported"),
+    }
+    sentence = head.pending_waits(state)[1].sentence(now=295.0)
+    assert sentence == "waiting for reward server, connection refused (5 s left)"
+
+
+def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
+    """A job's verdict is marked as such; the agent's own reasons to end are not."""
+    for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
+        trace = Trace(goal(), history)
+        assert trace.finish()
+        assert trace.outcomes[0].is_jobs_verdict is own

@@ -1,0 +1,232 @@
+"""The head's decisions under random histories: no dead end, one submission, one end."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.base.ends import shell_code
+from agent.decisions import head
+from agent.decisions.attempts import Attempt, AttemptSnapshot, StalledSinceLoss
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import (
+    ALL_REDUCE,
+    SCORE,
+    Answer,
+    Answered,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    StepOver,
+)
+from agent.job.services import Where
+from support.heads import (
+    INT,
+    PREPARED,
+    RETRIEVER,
+    RETRIEVER_SPEC,
+    REWARD,
+    REWARD_SPEC,
+    SUBMITTED,
+    TERM,
+    TICK,
+    History,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+    waits,
+)
+
+OURS = {0, 69, 75, 78, 130, 143}
+
+
+def times(number: int, *events: h.HeadEvent) -> list[h.HeadEvent]:
+    """Repeat events, so that they are drawn more often."""
+    return list(events) * number
+
+
+FINE = [
+    *times(2, TICK),
+    *times(4, nodes(2, 3, 4), SUBMITTED, job("RUNNING")),
+    *times(2, h.Submitted("run-2"), job("RUNNING", attempt=2)),
+    *times(1, nodes(), nodes(2), nodes(3, dead=(2,)), nodes(dead=(2, 3, 4)), nodes(up=False)),
+    *times(
+        1, reported(2, rank=1), reported(3, rank=2), reported(3, joined=False, detail="no route")
+    ),
+    *times(1, reported(2, joined=False, preparing=True), reported(4, refused="version mismatch")),
+    *times(1, reported(3, gone=True), waits("not yet"), job("PENDING")),
+    *times(3, *PREPARED),
+    *times(2, h.RayHangs()),
+    *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
+    *times(1, StalledSinceLoss(1, "30 min"), StalledSinceLoss(2, "30 min")),
+    *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
+]
+BAD = [
+    *times(4, TERM),
+    *times(2, h.RayHangs("its dashboard is stopped")),
+    *times(1, INT, h.RayGone("exit 1"), StepOver("AGENT_PREPARE", "exit 2")),
+    *times(1, waits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
+    *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
+]
+OF_SERVICE = [
+    *times(4, ServiceReady(REWARD)),
+    *times(2, ServiceGone(REWARD, "exit 1")),
+    *times(1, ServiceWaits(REWARD, "refused")),
+]
+GOALS = st.builds(
+    goal,
+    st.integers(0, 3),
+    st.sampled_from([None, None, 0, 1]),
+    job=st.sampled_from([True, True, False]),
+    services=st.sampled_from([(), (REWARD,)]),
+    prepare=st.booleans(),
+    given=st.booleans(),
+    retries=st.sampled_from([0, 0, 1, 3]),
+)
+OF_MORE = [
+    *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
+    *times(2, h.RayGone("exit 1"), ServiceReady(REWARD), reported(2)),
+    *times(2, Answered(Answer(ALL_REDUCE, "")), reported(2, answers=(Answer(SCORE, ""),))),
+    *times(1, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1", "agent2")),
+    *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
+    *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
+]
+"""Events of attempts, services and probes that may coincide."""
+ALONE = replace(REWARD_SPEC, alone=True, where=Where("rank", 1))
+PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
+    """Draw a goal and its events, on a clock that never goes back."""
+    of = draw(GOALS)
+    events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
+    boot = times(1, nodes(2, 3, 4), *PREPARED, *(ServiceReady(spec.name) for spec in of.services))
+    begin = draw(st.sampled_from([[*boot, SUBMITTED, job("RUNNING")], boot, []]))
+    now, history = 1.0, [(1.0, event) for event in begin]
+    for _ in range(draw(st.integers(0, 25))):
+        now += draw(st.sampled_from(PAUSES))
+        history.append((now, draw(st.sampled_from(events))))
+    return of, history
+
+
+@st.composite
+def goals_with_more(draw: st.DrawFn) -> h.HeadGoal:
+    """Draw a goal with every item that has its own deadline."""
+    services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
+    of = replace(
+        draw(GOALS),
+        preflight=draw(st.booleans()),
+        services=draw(st.sampled_from(services)),
+        by_torchrun=draw(st.sampled_from([False, False, True])),
+    )
+    if of.has_job and not of.by_torchrun and draw(st.booleans()):
+        return replace(
+            of,
+            resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), of.expected_workers),
+        )
+    return of
+
+
+def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
+    if not isinstance(event, h.WorkerReported):
+        return event
+    return h.WorkerReported(replace(event.worker, last_report_at=now))
+
+
+def serves(trace: Trace) -> bool:
+    """Return whether this is the cluster that stays until it is stopped."""
+    return trace.state.phase is HeadPhase.RUNNING and not trace.state.goal.has_job
+
+
+@given(histories())
+def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
+    """Phases only go forward, every state has a deadline, actions are done once."""
+    of, history = drawn
+    trace, order = Trace(of, []), list(HeadPhase)
+    for at, event in history:
+        before, attempt = trace.state.phase, trace.state.attempt.number
+        trace.take(event, at)
+        after = trace.state.phase
+        begins_anew = trace.state.attempt.number != attempt
+        served = not of.has_job and before is HeadPhase.RUNNING and after is HeadPhase.BOOTING
+        if not begins_anew and not served:  # a Ray without a job is restarted in place
+            assert order.index(after) >= order.index(before)
+        assert trace.state.attempt.number - attempt in {0, 1}
+        has_end = head.deadline(trace.state) is not None
+        assert has_end or after is HeadPhase.LEAVING or serves(trace)
+        assert [wait.what for wait in head.pending_waits(trace.state) if not wait.what] == []
+    deeds = list(trace.kinds())
+    submitted = [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)]
+    assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
+    assert {deed.id for deed in trace.effects if isinstance(deed, h.StopJob)} <= set(submitted)
+    assert deeds.count("StopJob") <= len(submitted)
+    assert deeds.count("Retry") == len(trace.state.earlier_attempts) <= of.retries
+    if of.has_job:
+        assert deeds.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
+    assert deeds.count("AskNodes") <= len(submitted)
+    assert deeds.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
+    assert "EndRun" not in deeds[:-1]
+
+
+@given(histories())
+def test_every_history_ends(drawn: tuple[h.HeadGoal, History]) -> None:
+    """If only time passes, the head ends, once, with a code of the contract."""
+    of, history = drawn
+    trace = Trace(of, history)
+    assert trace.finish()
+    if serves(trace):
+        trace.take(TERM, trace.now)
+    (end,) = trace.outcomes
+    own = {
+        shell_code(event.report.driver_exit_code)
+        for _, event in history
+        if isinstance(event, h.JobReported) and event.report.driver_exit_code is not None
+    }
+    assert end.exit_code in OURS | own
+    assert end.reason
+    assert end.phase in {phase.value for phase in HeadPhase} - {HeadPhase.LEAVING.value}
+
+
+@settings(max_examples=settings().max_examples * 10)  # the events for a loop rarely coincide
+@given(goals_with_more(), st.data())
+def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> None:
+    """After a tick the next deadline is later: the head never loops."""
+    trace, events = Trace(of, []), st.sampled_from(FINE + OF_MORE * 2)
+    lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
+    begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
+    for event in [*begin, *data.draw(st.lists(events, max_size=25))]:
+        trace.take(_as_of_now(event, trace.now), trace.now)
+        trace.take(TICK, trace.now + data.draw(st.sampled_from([*PAUSES, 1 / 3, 7.7, 10.0, 20.0])))
+        then = head.deadline(trace.state)
+        assert then is None or then > trace.now
+
+
+@given(histories())
+def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
+    """After the verdict, nothing changes it and no further action follows."""
+    of, history = drawn
+    trace = Trace(of, [])
+    trace.take(TERM, 0.0)
+    verdict, deeds = trace.state.verdict, trace.actions.copy()
+    for at, event in history:
+        trace.take(event, at)
+    assert (trace.state.phase, trace.state.verdict) == (HeadPhase.LEAVING, verdict)
+    assert trace.actions == deeds
+
+
+@given(histories())
+def test_time_alone_decides_nothing_early(drawn: tuple[h.HeadGoal, History]) -> None:
+    """Before the deadline a tick changes no phase and causes no action."""
+    trace = Trace(*drawn)
+    for _ in range(2):  # one event may leave the effect of another to the next
+        trace.take(TICK, trace.now)
+    then = head.deadline(trace.state)
+    before, done = trace.state.phase, len(trace.actions)
+    if then is not None and then > trace.now:
+        trace.take(TICK, (trace.now + then) / 2)
+        assert (trace.state.phase, len(trace.actions)) == (before, done)

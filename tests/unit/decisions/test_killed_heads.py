@@ -1,0 +1,95 @@
+"""Worlds in which only the head's agent is killed, at every moment: its job goes on."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.decisions.head import head_state as h
+from support.simulated.playing import in_a_world, play
+from support.simulated.setups import GIVEN, RAY, setup_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.simulated.setups import Setup
+    from support.simulated.world import World
+
+MOMENTS = range(1, 21)
+"""The actions before which the agent is killed."""
+DELAYS = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 2.5)
+"""Seconds after a decision."""
+SEEDS = range(8)
+
+
+@pytest.fixture(autouse=True)
+def _simulated() -> Iterator[None]:
+    with in_a_world():
+        yield
+
+
+def setup(kind: str, *faults: tuple[float, str, int], kills: frozenset[tuple[str, int]]) -> Setup:
+    """Return a world of this kind with slow disks and these faults, without retries."""
+    of = next(one for one in map(setup_of, count()) if one.kind == kind)
+    environ = {**of.environ, "AGENT_JOB_RETRIES": "0"}
+    environ.pop("AGENT_PARTIAL", None)
+    return replace(
+        of,
+        environ=environ,
+        retries=0,
+        workers=0 if kind == GIVEN else 2,
+        spares=0,
+        services="",
+        faults=((0.0, "slow_disks", 0), *faults),
+        kills=kills,
+        lost_writes=frozenset(),
+        job_seconds=80.0,
+        job_code=7,
+    )
+
+
+def run(of: Setup, seed: int) -> World:
+    """Run a world to its end: the job's own code on every node, and one attempt."""
+    world = play(seed, of)
+    assert not world.rules.broken, world.story()
+    codes = {one.code for one in world.machines if world.has_agent(one)}
+    assert codes == {7}, world.story()
+    assert len({job.id for job in world.rules.jobs}) == 1, world.story()
+    return world
+
+
+def decided_at(world: World, action: type[h.HeadAction]) -> float:
+    """Return when the head decided on an action first."""
+    times = (at for at, _, _, actions in world.history for one in actions if type(one) is action)
+    return next(times)
+
+
+@pytest.mark.parametrize("kind", [RAY, GIVEN])
+def test_killed_before_any_action(kind: str) -> None:
+    """The next agent repeats or continues what the killed one decided."""
+    for number in MOMENTS:
+        run(setup(kind, kills=frozenset({("pod0", number)})), number)
+
+
+@pytest.mark.parametrize("kind", [RAY, GIVEN])
+@pytest.mark.parametrize("action", [h.SubmitJob, h.EndRun], ids=["submission", "verdict"])
+def test_killed_after_a_decision(kind: str, action: type[h.HeadAction]) -> None:
+    """What workers were sent is on disk, and a job that Ray has is followed."""
+    for seed in SEEDS:
+        at = decided_at(run(setup(kind, kills=frozenset()), seed), action)
+        for delay in DELAYS:
+            kill = (at + delay, "kill_head_agent", 0)
+            run(setup(kind, kill, kills=frozenset()), seed)
+
+
+def test_killed_while_its_disk_is_full() -> None:
+    """The workers' reports name an attempt that is not on disk, and it runs on the same Ray."""
+    for seed in SEEDS:
+        at = decided_at(run(setup(RAY, kills=frozenset()), seed), h.SubmitJob)
+        full = (at - 0.1, "full_disks", 0)
+        for delay in DELAYS:
+            kill = (at + 4 * delay, "kill_head_agent", 0)
+            run(setup(RAY, full, kill, kills=frozenset()), seed)

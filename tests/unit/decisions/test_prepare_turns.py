@@ -1,0 +1,183 @@
+"""Prepare steps by order: nodes that share a disk run one after another."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.decisions import head
+from agent.decisions.head import head_state as h
+from agent.decisions.shared import ItemReport, Step, StepOver
+from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
+from support.heads import TICK, History, Trace, goal, nodes, reported
+from support.worlds import MACHINE
+
+DATA = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
+MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
+HERE_DONE = (2.0, StepOver("data"))
+
+
+def of(*steps: PrepareStep) -> h.HeadGoal:
+    """Return a goal with steps of a file; the head's disk is the shared one."""
+    return replace(goal(3), steps=steps, facts=replace(MACHINE, disks={"/shared/.data": "nfs"}))
+
+
+def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
+    """Return a worker's first report: its machine, and that it waits."""
+    facts = replace(MACHINE, disks={"/shared/.data": disk})
+    return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
+
+
+def says(
+    n: int, *over: str, at: float, gone: bool = False, pending: tuple[str, ...] = ()
+) -> tuple[float, h.HeadEvent]:
+    """Return a worker's report about finished steps, and its other steps."""
+    items = tuple(ItemReport(name, Step.READY) for name in over)
+    items += tuple(ItemReport(name, Step.PENDING) for name in pending)
+    return at, reported(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
+
+
+def orders(trace: Trace) -> list[tuple[str, str]]:
+    """Name the orders and their nodes."""
+    return [(deed.name, deed.node) for deed in trace.effects if isinstance(deed, h.OrderStep)]
+
+
+STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
+    "the head is first": ((DATA,), hello(2), []),
+    "then one worker": ((DATA,), [*hello(2), *hello(3), HERE_DONE], [("data", "agent2")]),
+    "and then the next": (
+        (DATA,),
+        [*hello(2), *hello(3), HERE_DONE, says(2, "data", at=3), says(2, "data", at=4)],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "a disk of one's own is nobody's affair": (
+        (DATA,),
+        [*hello(2, "disk of 2"), *hello(3, "disk of 3")],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "who comes late finds it": (
+        (DATA,),
+        [HERE_DONE, *hello(2, at=9.0)],
+        [("data", "agent2")],
+    ),
+    "one that leaves has had its turn": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), says(2, at=4, gone=True)],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "so has one that was replaced": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), (4, h.WorkerReplaced("agent2"))],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "and one that fell silent": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "what depends on nothing waits for no turn": (
+        (DATA, MORE),
+        [*hello(2), HERE_DONE, says(2, "data", at=4), says(2, "data", "more", at=5)],
+        [("more", "agent2"), ("data", "agent2")],
+    ),
+    "what depends on another follows it": (
+        (DATA, replace(MORE, after=("data",))),
+        [says(2, at=1, pending=("data", "more")), HERE_DONE, says(2, "data", at=4)],
+        [("data", "agent2"), ("more", "head"), ("more", "agent2")],
+    ),
+    "without a marker nobody waits": (
+        (MORE,),
+        [*hello(2), *hello(3)],
+        [("more", "agent2"), ("more", "agent3")],
+    ),
+    "one that has it from an earlier head": (
+        (DATA, MORE),
+        [(1, hello(2)[0][1]), says(2, "data", at=2)],
+        [("more", "agent2")],
+    ),
+    "a step of the head's own": ((replace(DATA, where=ON_HEAD),), hello(2), []),
+}
+
+
+DISK_OF_WORKERS = ("data", "nfs of workers")
+AT = "nfs of workers"
+AFTER_A_RESTART: dict[str, tuple[History, list[tuple[str, str]]]] = {
+    "its holder is late": ([*hello(2, AT), (9, TICK)], []),
+    "its holder reports": (
+        [*hello(2, AT), *hello(3, AT, at=2), says(2, at=5)],
+        [("data", "agent3")],
+    ),
+    "its holder has finished": (
+        [*hello(2, AT), *hello(3, AT, at=2), says(3, "data", at=5)],
+        [("data", "agent3"), ("data", "agent2")],
+    ),
+    "its holder is gone": (
+        [*hello(2, AT), HERE_DONE, says(2, at=59), (60, TICK)],
+        [("data", "agent2")],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"), AFTER_A_RESTART.values(), ids=AFTER_A_RESTART.keys()
+)
+def test_turns_after_a_restart_of_the_heads_agent(
+    history: History, expected: list[tuple[str, str]]
+) -> None:
+    """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
+    trace = Trace(replace(of(DATA), step_holders={DISK_OF_WORKERS: "pod3"}), history)
+    assert orders(trace) == expected
+
+
+def test_who_has_a_turn_is_saved_first() -> None:
+    """By the worker's name, before its order; the head's own turns are not."""
+    trace = Trace(of(DATA), [*hello(2, AT), HERE_DONE, *hello(3)])
+    deeds = [deed for deed in trace.effects if isinstance(deed, h.SaveStepHolders | h.OrderStep)]
+    assert deeds == [
+        h.SaveStepHolders({DISK_OF_WORKERS: "pod2"}),
+        h.OrderStep("data", "agent2"),
+        h.SaveStepHolders({DISK_OF_WORKERS: "pod2", ("data", "nfs"): "pod3"}),
+        h.OrderStep("data", "agent3"),
+    ]
+
+
+@pytest.mark.parametrize(("steps", "history", "expected"), STORIES.values(), ids=STORIES.keys())
+def test_turns(
+    steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
+) -> None:
+    """The events decide which node prepares next."""
+    assert orders(Trace(of(*steps), history)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
+def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
+    """For any events, at most one node works on a shared disk, and every node has its turn."""
+    trace = Trace(of(DATA), [HERE_DONE])
+    working: list[str] = []
+    for at, (n, kind) in enumerate(events, 3):
+        before = len(orders(trace))
+        key = f"agent{n}"
+        if kind == "hello" and key not in trace.state.fleet.workers:
+            for _, event in hello(n, at=float(at)):
+                trace.take(event, float(at))
+        elif kind == "over" and key in working:
+            working.remove(key)
+            trace.take(says(n, "data", at=float(at))[1], float(at))
+        elif kind == "gone":
+            working = [one for one in working if one != key]
+            trace.take(h.WorkerReplaced(key), float(at))
+        working += [node for _, node in orders(trace)[before:]]
+        assert len(working) <= 1
+        assert [*trace.state.step_holders.values()] == working
+
+
+def test_what_is_by_order() -> None:
+    """Steps that need an order, and those that depend on them; independent ones do not wait."""
+    plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
+    last = replace(plain, name="last", after=("data",))
+    assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
+    assert ordered_steps((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
+    assert ordered_steps((DATA, replace(last, after=(plain.name,)))) == (DATA,)
+    assert head.first_state(of(DATA)).step_holders == {("data", "nfs"): "head"}

@@ -1,0 +1,351 @@
+"""Silent workers: found by their connection, probed once, and named with the evidence."""
+
+from __future__ import annotations
+
+import re
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+import aiohttp
+import anyio
+import pytest
+from aiohttp import web
+from msgspec.structs import replace
+
+from agent.base.ports import port_map
+from agent.bridge.child import enable_keepalive
+from agent.decisions.attempts import StalledSinceLoss
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
+from agent.port.client import KeepaliveConnector
+from agent.port.sockets import bind
+from agent.processes.waiting import NotYet, until
+from agent.run.head import watch_silent_workers
+from support.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported
+from unit.port.test_reports import BYE, LATE, POD1, Counter
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
+    from collections.abc import Callable, Coroutine
+
+SILENT = h.WorkerSilent("agent2", "connection refused by 10.0.0.2:8266", ray_answers=False)
+AGENT_ONLY = replace(SILENT, ray_answers=True)
+WAITS = replace(POD1, ip="127.0.0.1", joined=True, news=0, hold=LATE)
+
+
+def state_of(trace: Trace) -> NodeState:
+    """Return the second node's state."""
+    worker = trace.state.fleet.workers["agent2"]
+    return worker.state(counts=worker.ip in trace.state.fleet.alive)
+
+
+@pytest.mark.parametrize(
+    ("history", "state"),
+    [
+        ([(1, reported(2, "joining Ray", joined=False))], NodeState.BOOTING),
+        ([(1, reported(2, "joining Ray", joined=False)), (2, SILENT)], NodeState.SILENT),
+        (PAIR, NodeState.JOINED),
+        ([*PAIR, (9, AGENT_ONLY)], NodeState.SILENT),
+        ([*PAIR, (9, SILENT)], NodeState.LOST),
+        ([*PAIR, (9, nodes(dead=(2,)))], NodeState.LOST),
+        ([*PAIR, (9, SILENT), (12, reported(2))], NodeState.JOINED),
+        ([*PAIR, (9, reported(2, gone=True))], NodeState.LEFT),
+        ([*PAIR, (9, reported(2, gone=True)), (10, SILENT)], NodeState.LEFT),
+    ],
+)
+def test_how_a_node_stands(history: History, state: NodeState) -> None:
+    """One state per node, as in the status."""
+    assert state_of(Trace(goal(1), history)) is state
+
+
+def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
+    """Its grace counts from there, although GCS still lists it; a report cancels it."""
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
+    assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in trace.log
+    assert "pod2 left Ray" in trace.log
+    assert trace.state.below_required_since == 9
+    trace.take(reported(2), 20)
+    assert trace.state.below_required_since is None
+    assert "all needed nodes are back" in trace.log
+
+
+def test_a_dead_node_does_not_count_for_its_successor() -> None:
+    """GCS lists it for a while: only another Ray node ID proves that the new one has joined."""
+    again = h.WorkerReported(replace(reported(2).worker, key="another"))
+    boots = h.WorkerReported(replace(again.worker, joined=False))
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, boots), (10, h.WorkerReplaced("agent2"))])
+    trace.take(again, 12)
+    trace.take(nodes(2), 13)
+    assert trace.state.fleet.alive == {}
+    head, old = nodes(2).nodes
+    new = replace(old, node_id="new")
+    trace.take(h.RayNodes((head, old, new)), 14)
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+    trace.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+    assert trace.state.fleet.dead_node_ids == frozenset()
+
+
+def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
+    """Its agent reports again, and its Ray never stopped."""
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (10, nodes(2)), (12, reported(2)), (13, nodes(2))])
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+
+
+def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
+    """The job continues there: no node is missing."""
+    trace = Trace(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
+    assert "its Ray still answers" in trace.log
+    assert (trace.state.below_required_since, trace.outcomes) == (None, [])
+
+
+def test_a_worker_that_stays_away_costs_the_attempt() -> None:
+    """After AGENT_NODE_GRACE from its silence the job is stopped, with the node's name."""
+    trace = Trace(goal(1), [*PAIR, (9, SILENT), (69, TICK), (70, job("STOPPED"))])
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.culprit) == (75, "node")
+    assert "pod2" in end.reason
+    assert "silent since: connection refused" in end.reason
+
+
+def test_ray_and_an_agent_may_disagree() -> None:
+    """If GCS loses a node whose agent reports, the log says so."""
+    trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
+    assert "pod2 left Ray" in trace.log
+
+
+def test_a_spare_joins_the_next_attempt() -> None:
+    """A worker that joins during an attempt stays unused until the next; the log says so."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (8, reported(3)), (8, nodes(2, 3))])
+    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
+    trace.take(SILENT, 9)
+    trace.take(job("FAILED", 1), 10)
+    trace.take(nodes(3), 19)
+    trace.take(TICK, 20)
+    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert re.search(r"attempt 2 of 2: .*pod2.*; 2 of 2 node\(s\)", trace.log)
+
+
+@pytest.mark.parametrize("comes", [8, 12], ids=["late", "in its place"])
+def test_a_spare_does_not_stand_in(comes: int) -> None:
+    """A job that hangs without one that it had is stopped, though as many are there as it needs."""
+    later: History = [(comes, reported(3)), (comes, nodes(2, 3)), (20, nodes(3)), (68, nodes(3))]
+    history = sorted([*PAIR, (9, SILENT), *later], key=lambda one: one[0])
+    trace = Trace(goal(1, retries=1), history)
+    trace.take(TICK, 69)
+    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
+    assert trace.effects[-1] == h.StopJob("run-1")
+    trace.take(job("STOPPED"), 70)
+    assert "attempt 1 of 2 is lost: lost a needed node" in trace.log
+    assert "pod2" in trace.log.partition("attempt 1 of 2 is lost")[2]
+
+
+STALLED = StalledSinceLoss(1, "30 min")
+BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
+
+
+@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.EndRun)])
+def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
+    """The node came back in time, and its actors did not: the attempt is lost."""
+    trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])
+    assert trace.effects[-1] == h.StopJob("run-1")
+    trace.take(job("STOPPED"), 135)
+    assert isinstance(trace.effects[-1], last)
+    why = "the job shows no sign of work for 30 min since the loss of pod2 (AGENT_STALL)"
+    assert f"{why}: stopping the job" in trace.log
+    assert [(end.exit_code, end.culprit, end.reason) for end in trace.outcomes] == [
+        (75, "node", why)
+    ] * (retries == 0)
+
+
+@pytest.mark.parametrize(
+    ("history", "event"), [(PAIR, STALLED), (BACK, replace(STALLED, attempt=2))]
+)
+def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
+    """Where no node was lost, or in another attempt."""
+    trace = Trace(goal(1), [*history, (40, job("RUNNING")), (41, event)])
+    assert trace.state.phase is HeadPhase.RUNNING
+
+
+# --- how it is noticed -------------------------------------------------------------------------
+
+
+def watched(
+    counter: Counter, port: int
+) -> tuple[Callable[[], Coroutine[None, None, None]], list[h.WorkerSilent]]:
+    """Return a watch of agents at a port, and its events."""
+    told: list[h.WorkerSilent] = []
+    ports = replace(port_map(None, None, None), agent=port, node_manager=port)
+    return partial(watch_silent_workers, counter.reports, ports, told.append), told
+
+
+async def until_told(told: list[h.WorkerSilent]) -> None:
+    """Wait for a word."""
+
+    async def look() -> bool | NotYet:
+        return True if told else NotYet()
+
+    await until(look, 8.0)
+
+
+def closed_port() -> int:
+    """Return a closed port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_broken_connection_is_followed_by_one_question() -> None:
+    """An agent whose held report broke off, and which does not answer, has fallen silent."""
+    counter = Counter()
+    watch, told = watched(counter, closed_port())
+
+    async def trace() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
+                await counter.reports.handle(WAITS)
+            await until_told(told)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(trace)
+    assert [(one.key, one.ray_answers) for one in told] == [("agent1", False)]
+    assert "refused" in told[0].evidence
+
+
+def test_who_calls_again_at_once_is_not_asked() -> None:
+    """An agent also breaks off a held report to send a newer one."""
+    counter = Counter()
+    watch, told = watched(counter, closed_port())
+
+    async def trace() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            with anyio.move_on_after(0.1):
+                await counter.reports.handle(WAITS)
+            await anyio.sleep(0.1)
+            with anyio.move_on_after(1.5):
+                await counter.reports.handle(replace(WAITS, hello=None))
+            tasks.cancel_scope.cancel()
+
+    anyio.run(trace)
+    assert told == []
+
+
+def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
+    """Its first connection is never answered; the next one is, and it has not fallen silent."""
+    counter, calls = Counter(), 0
+    listener = bind("127.0.0.1", 0)
+
+    async def livez(_request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await anyio.sleep_forever()
+        return web.Response()
+
+    async def trace() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/livez", livez)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        watch, told = watched(counter, listener.getsockname()[1])
+
+        async def asked_again() -> bool | NotYet:
+            return True if calls > 1 else NotYet()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            with anyio.move_on_after(0.1):
+                await counter.reports.handle(WAITS)
+            await until(asked_again, 20.0)
+            await anyio.sleep(2.5)  # longer than silence would be listened to
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+        assert told == []
+
+    anyio.run(trace)
+    assert calls == 2
+
+
+def test_who_is_overdue() -> None:
+    """Neither for held reports, nor for workers that left or were already reported."""
+    counter = Counter()
+    counter.take(replace(WAITS, hold=0.0))
+    assert counter.reports.overdue() == []
+    counter.now += 16
+    assert counter.reports.overdue() == ["agent1"]
+    agent = counter.reports.awaited("agent1")
+    assert agent is not None
+    agent.is_silent = True
+    assert counter.reports.overdue() == []
+    assert counter.reports.awaited("agent1") is None
+    counter.take(replace(WAITS, hold=0.0, hello=None))
+    counter.now += 16
+    assert counter.reports.overdue() == ["agent1"]
+    counter.take(replace(WAITS, hold=0.0, hello=None, bye=BYE))
+    counter.now += 16
+    assert (counter.reports.overdue(), counter.reports.awaited("agent1")) == ([], None)
+
+
+def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:
+    """Return how the kernel looks after a connection, and after how many ms it gives up."""
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    found = [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+    return found, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+def test_the_kernel_probes_a_silent_connection() -> None:
+    """A connection that the agent's port takes is dropped within 3 s of its peer's loss."""
+    listener = bind("127.0.0.1", 0)
+    listener.setblocking(True)  # noqa: FBT003 - the socket module's own signature
+    with listener, socket.create_connection(listener.getsockname()):
+        taken, _ = listener.accept()
+        with taken:
+            assert _asks(taken) == ([1, 1, 2], 3000)
+
+
+def test_the_kernel_asks_on_a_workers_side_too() -> None:
+    """A worker's own connection to its head, on which an answer is awaited, breaks as soon."""
+    listener = bind("127.0.0.1", 0)
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await anyio.sleep_forever()
+        return answer
+
+    async def trace() -> tuple[list[int], int]:
+        app = web.Application()
+        app.add_routes([web.get("/", begin)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        async with (
+            aiohttp.ClientSession(connector=KeepaliveConnector()) as session,
+            session.get(url) as answer,
+        ):
+            assert answer.connection is not None
+            transport = answer.connection.transport
+            assert transport is not None
+            found = _asks(transport.get_extra_info("socket"))
+        await runner.cleanup()
+        return found
+
+    assert anyio.run(trace) == ([1, 1, 2], 3000)
+
+
+def test_what_is_no_tcp_is_left_alone() -> None:
+    """The bridge's hook sees every connection of its process."""
+    with (
+        socket.socket(socket.AF_INET) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        for one in (tcp, udp):
+            enable_keepalive("socket.connect", (one, ("127.0.0.1", 9)))
+        assert _asks(tcp) == ([10, 10, 2], 30000)
+        enable_keepalive("open", ("file",))

@@ -1,0 +1,164 @@
+"""Only an agent was killed: for head and fence, its node has never left."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions import head
+from agent.decisions.head import head_state as h
+from agent.decisions.shared import ItemReport, ServiceReady, Step
+from agent.decisions.worker import worker_state as w
+from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
+from agent.plan import waits as planned
+from support import heads
+from support.heads import nodes, reported
+from support.workers import TICK, WorkerTrace, goal, replied
+
+KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
+DOWN = w.RayExited("exit code 1")
+SILENT = w.HeadSilent("no answer")
+
+
+def test_it_follows_from_its_first_word() -> None:
+    """Nothing starts or prepares again; the first report has everything that runs there."""
+    trace = WorkerTrace(goal(prepare=True), [], KEPT)
+    assert (trace.state.joined, trace.state.running_attempt, trace.state.preparing) == (
+        True,
+        2,
+        False,
+    )
+    trace.take(replace(replied(phase="running"), attempt=2), 0.5)
+    trace.take(TICK, 40)
+    assert trace.effects == []
+    assert (trace.state.phase, trace.state.running_attempt) == (WorkerPhase.FOLLOWING, 2)
+
+
+def test_a_ray_of_an_earlier_attempt_is_reported_until_it_is_gone() -> None:
+    """The head was started anew meanwhile: the next attempt waits for this node's."""
+    trace = WorkerTrace(goal(), [(0.5, replace(replied(epoch=2), attempt=3))], KEPT)
+    assert (trace.effects, trace.state.running_attempt, trace.state.joined) == (
+        [StopRay()],
+        2,
+        False,
+    )
+    trace.take(DOWN, 2)
+    assert trace.state.running_attempt == 0
+    trace.take(TICK, 3)
+    assert (trace.effects[-1], trace.state.running_attempt) == (StartRay("10.0.0.1"), 3)
+
+
+def test_a_head_that_began_another_run_ends_it() -> None:
+    """It belongs to the run that the killed agent followed."""
+    trace = WorkerTrace(goal(), [(0.5, replied(run="another"))], KEPT)
+    assert [end.exit_code for end in trace.outcomes] == [75]
+
+
+@pytest.mark.parametrize(
+    ("unreached", "fence"),
+    [(None, 42), (-30.0, 18), (-60.0, 3)],
+    ids=["reached to the end", "missed for 30 s", "missed for long"],
+)
+def test_the_fence_counts_from_the_killed_agents_word(unreached: float | None, fence: int) -> None:
+    """At 0.8 of AGENT_NODE_GRACE since the head was out of reach, whichever agent noticed that."""
+    kept = replace(KEPT, unreached_since=unreached)
+    trace = WorkerTrace(goal(), [(at, SILENT) for at in range(3, fence)], kept)
+    assert (trace.effects, trace.state.ray) == ([], RayStep.UP)
+    trace.take(SILENT, fence)
+    assert trace.effects == [StopRay()]
+
+
+def test_its_head_misses_nothing() -> None:
+    """Another agent speaks for the same Ray: no node left, and a job's own failure is its own."""
+    trace = heads.Trace(heads.goal(1, retries=1), [(3, nodes(2)), (4, reported(2))])
+    trace.take(h.Submitted("run-1"), 5)
+    trace.take(heads.job("RUNNING"), 6)
+    trace.take(h.WorkerSilent("agent2", "connection refused", ray_answers=True), 8)
+    again = replace(reported(2).worker, key="agent2.2", running_attempt=1)
+    trace.take(h.WorkerReported(again), 9)
+    trace.take(h.WorkerReplaced("agent2"), 9)
+    assert "left Ray" not in trace.log
+    assert (trace.state.below_required_since, trace.state.last_loss) == (None, "")
+    trace.take(heads.job("FAILED", 7), 10)
+    trace.take(h.NodesAsked("run-1", {}), 11)
+    assert [end.exit_code for end in trace.outcomes] == [7]
+
+
+RESTARTED = replace(heads.goal(2, services=(heads.RETRIEVER,)), has_former_ray=True)
+"""Of an agent that replaces one which was killed during the boot."""
+
+
+def submitted(trace: heads.Trace) -> bool:
+    """Return whether the job was submitted."""
+    return "SubmitJob" in trace.kinds()
+
+
+def test_nodes_whose_agents_have_not_reported_yet_are_waited_for() -> None:
+    """GCS lists them already; the job begins once their services are ready."""
+    trace = heads.Trace(RESTARTED, [(0.5, ServiceReady(heads.RETRIEVER)), (1.0, nodes(2, 3))])
+    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == planned.REPORTS]
+    assert (wait.what, wait.deadline) == ("a report from 10.0.0.2 and 10.0.0.3", times.AGENT_SILENT)
+    for number, at in ((2, 2.0), (3, 3.0)):
+        trace.take(reported(number), at)
+    started = [one.node for one in trace.effects if isinstance(one, h.StartService)]
+    assert (started, submitted(trace)) == (["agent2", "agent3"], False)
+    for number in (2, 3):
+        ready = ItemReport(heads.RETRIEVER, Step.READY)
+        trace.take(reported(number, items=(ready,)), 20.0)
+        assert submitted(trace) == (number == 3)
+
+
+def test_nodes_without_an_agent_are_waited_for_as_long_as_a_report_takes() -> None:
+    """They have joined by hand; a Ray that this agent started has none that reported before."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), [(1.0, nodes(2))])
+    assert not submitted(trace)
+    trace.take(heads.TICK, times.AGENT_SILENT)
+    assert submitted(trace)
+    assert submitted(heads.Trace(heads.goal(1), [(1.0, nodes(2))]))
+
+
+def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> None:
+    """It starts its Ray again as soon as the agent replies: no job begins on it before."""
+    trace = WorkerTrace(goal(), [(at, replied(epoch=None)) for at in (0.5, 1 + times.PLAIN_RAY)])
+    trace.take(w.RayUp(), 20.0)
+    assert (trace.state.phase, trace.state.joined) == (WorkerPhase.FOLLOWING, False)
+    trace.take(replied(epoch=7), 22.0)
+    trace.take(DOWN, 23.0)
+    trace.take(TICK, 24.0)
+    trace.take(w.RayUp(), 25.0)
+    assert (trace.effects[-1], trace.state.joined) == (StartRay("10.0.0.1"), True)
+
+
+REMEMBERED: heads.History = [(0.5, h.GcsOpen()), (0.6, h.RunRemembered("run", 1))]
+"""A worker has followed attempt 1, of which the disk of the killed agent has no record."""
+
+
+def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
+    """It is not lost: Ray is asked for its job, which nothing else may do as long as it runs."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
+    assert trace.effects == [h.AdoptRun("run", 0, is_running=True)]
+    trace.take(nodes(2), 1.0)
+    trace.take(reported(2), 1.5)
+    assert trace.effects[1:] == [h.FollowJob("run-1")]
+    trace.take(h.Submitted("run-1"), 2.0)
+    trace.take(heads.job("FAILED", 7), 9.0)
+    trace.take(h.NodesAsked("run-1"), 9.1)
+    assert [end.exit_code for end in trace.outcomes] == [7]
+    assert "SubmitJob" not in trace.kinds()
+
+
+def test_a_remembered_attempt_that_ray_does_not_have_begins() -> None:
+    """The agent was killed before Ray received it: it is the same attempt, and none is lost."""
+    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
+    trace.take(nodes(2), 1.0)
+    trace.take(reported(2), 1.5)
+    trace.take(h.NeverSubmitted("run-1"), 2.0)
+    assert trace.effects[-1] == h.SubmitJob("run-1")
+
+
+def test_a_remembered_attempt_of_another_ray_is_lost() -> None:
+    """This agent has started Ray anew, or its workers follow a later one."""
+    for of, epoch in ((heads.goal(1), 0), (replace(heads.goal(1), has_former_ray=True), 9)):
+        trace = heads.Trace(of, [(0.6, h.RunRemembered("run", 1, epoch))])
+        assert [end.exit_code for end in trace.outcomes] == [75]

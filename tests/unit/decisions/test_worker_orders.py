@@ -1,0 +1,206 @@
+"""A worker by order of the head: its rank, its turn to prepare, and services without Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions import worker
+from agent.decisions.shared import Order, OrderKind, ServiceGone, ServiceReady, Step, StepOver
+from agent.decisions.worker import worker_state as w
+from agent.decisions.worker.worker_state import RunOwnStep, StartRay, StopRay, WorkerPhase
+from agent.job.services import ON_EVERY, PrepareStep
+from agent.port.protocol import Hello, Reply, Report
+from agent.port.reports import Expected, Reports
+from support.heads import RETRIEVER, RETRIEVER_SPEC
+from support.workers import LIMITS, TERM, TICK, History, WorkerTrace, replied
+
+if TYPE_CHECKING:
+    from agent.decisions.head.fleet import Worker
+
+DATA = PrepareStep("data", "make", ON_EVERY, 50.0, "within", "/shared/.data")
+EACH = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
+OF_STEPS = w.WorkerGoal("pod0", {**LIMITS, "prepare": 300.0}, (EACH, DATA))
+OF_ALONE = w.WorkerGoal("pod0", LIMITS, service_only_ranks=frozenset({2}))
+
+
+def order(number: int, name: str = "data") -> w.Ordered:
+    """Return the head's order to run a step."""
+    return w.Ordered(Order("head1", number, OrderKind.RUN_STEP, name))
+
+
+def told(rank: int, epoch: int = 1) -> w.HeadSpoke:
+    """Return the head's reply with this node's rank."""
+    return replace(replied(epoch), rank=rank)
+
+
+def deeds(trace: WorkerTrace) -> list[str]:
+    """Name what was done."""
+    return [type(deed).__name__ for deed in trace.effects]
+
+
+STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
+    "its turn is waited for": (OF_STEPS, [(1, StepOver(EACH.name)), (2, replied())], []),
+    "its turn": (
+        OF_STEPS,
+        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (4, order(1))],
+        ["RunOwnStep"],
+    ),
+    "then it joins": (
+        OF_STEPS,
+        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (9, StepOver("data"))],
+        ["RunOwnStep", "StartRay"],
+    ),
+    "what is under way is not begun twice": (
+        OF_STEPS,
+        [(2, replied()), (3, order(1)), (4, order(2))],
+        ["RunOwnStep"],
+    ),
+    "a plain Ray head gives no orders": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (2 + times.PLAIN_RAY, replied(epoch=None))],
+        ["RunOwnStep"],
+    ),
+    "a head whose agent is being replaced orders a step again": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (2.3, replied(epoch=None)), (11.9, replied(epoch=None))],
+        [],
+    ),
+    "GCS answers again after a silence": (
+        OF_STEPS,
+        [(2, replied(epoch=None)), (8, w.HeadSilent("x")), (13, replied(epoch=None))],
+        [],
+    ),
+    "a node of its own joins no Ray": (OF_ALONE, [(1, told(2)), (2, told(2))], []),
+    "another rank does": (OF_ALONE, [(1, told(1))], ["StartRay"]),
+    "it follows a head that was started anew": (
+        OF_ALONE,
+        [(1, told(2)), (2, told(2, epoch=2)), (50, told(2, epoch=2)), (100, TICK)],
+        [],
+    ),
+    "and leaves one that fell silent": (OF_ALONE, [(1, told(2)), (62, TICK)], ["EndWorker"]),
+}
+
+
+@pytest.mark.parametrize(("of", "history", "expected"), STORIES.values(), ids=STORIES.keys())
+def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
+    """What happens decides what is done, and nothing else."""
+    assert deeds(WorkerTrace(of, history)) == expected
+
+
+def test_a_step_has_its_time_from_its_order() -> None:
+    """The limit of a step counts from its turn; the turn itself has the limit of all of them."""
+    begun: History = [(1, StepOver(EACH.name)), (2, replied())]
+    trace = WorkerTrace(OF_STEPS, [*begun, (200, replied()), (210, order(1)), (255, replied())])
+    assert trace.outcomes == []
+    trace.take(replied(), 261)
+    assert "data not ready in time: it still runs" in trace.outcomes[0].reason
+    kept = [(at, replied()) for at in range(10, 7200, 50)]
+    trace = WorkerTrace(OF_STEPS, [*begun, *kept, (7200, TICK)])
+    assert "data not ready in time: the head last reported" in trace.outcomes[0].reason
+    assert trace.outcomes[0].exit_code == 69
+
+
+def test_steps_run_side_by_side() -> None:
+    """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
+    trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, order(1))])
+    assert deeds(trace) == ["RunOwnStep"]
+    assert trace.state.running_steps == (EACH.name, "data")
+    assert trace.state.steps["data"].deadline == 53.0
+
+
+def test_the_head_gets_the_state_of_an_order() -> None:
+    """What is run by order is told; AGENT_PREPARE_EACH is this node's own affair."""
+    trace = WorkerTrace(OF_STEPS, [(1, replied())])
+    assert [(word.name, word.step) for word in worker.item_reports(trace.state)] == [
+        ("data", Step.PENDING)
+    ]
+    (turn,) = (wait for wait in worker.pending_waits(trace.state) if "data" in wait.what)
+    assert turn.what == "the head to have data run here"
+    trace.take(order(1), 2)
+    assert isinstance(trace.effects[-1], RunOwnStep)
+    trace.take(StepOver("data"), 3)
+    assert [word.step for word in worker.item_reports(trace.state)] == [Step.READY]
+
+
+def test_running_processes_continue_under_another_head() -> None:
+    """A restarted head orders again; only stopped items are started for it."""
+    of = w.WorkerGoal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
+
+    def start(by: str, number: int, generation: int) -> w.Ordered:
+        return w.Ordered(Order(by, number, OrderKind.START_SERVICE, RETRIEVER, generation))
+
+    trace = WorkerTrace(of, [(1, start("head1", 7, 2)), (2, ServiceReady(RETRIEVER, generation=2))])
+    trace.take(start("head2", 1, 1), 3)
+    assert [type(deed).__name__ for deed in trace.effects] == ["StartOwnService"]
+    (said,) = worker.item_reports(trace.state)
+    assert (said.step, said.generation) == (Step.READY, 2)
+    trace.take(start("head2", 2, 2), 4)
+    assert len(trace.effects) == 2
+    trace.take(ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
+    trace.take(start("head3", 1, 1), 6)
+    assert len(trace.effects) == 3
+
+
+def test_a_node_of_its_own_follows() -> None:
+    """It is reported as a node for a service only, and never as joined."""
+    state = WorkerTrace(OF_ALONE, [(1, told(2))]).state
+    assert (state.phase, state.service_only, state.joined, state.rank) == (
+        WorkerPhase.FOLLOWING,
+        True,
+        False,
+        2,
+    )
+    alone = [(1, replied(epoch=None)), (20, replied(epoch=None)), (100, TICK)]
+    bare = WorkerTrace(replace(OF_ALONE, rank=2), alone)
+    assert bare.outcomes[0].exit_code == 69
+
+
+EVENTS = st.sampled_from(
+    [TICK, told(2), told(2, epoch=2), replied(epoch=None), w.HeadSilent("x"), order(1), TERM]
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.sampled_from([0.1, 5.0, 61.0]))))
+def test_a_node_of_its_own_never_starts_ray(events: list[tuple[w.WorkerEvent, float]]) -> None:
+    """Whatever happens, it starts no Ray; left alone, it ends, once."""
+    trace = WorkerTrace(replace(OF_ALONE, rank=2), [])
+    for event, pause in events:
+        trace.take(event, trace.now + pause)
+    assert trace.finish()
+    assert len(trace.outcomes) == 1
+    assert not any(isinstance(deed, StartRay | StopRay) for deed in trace.effects)
+
+
+def test_ranks_come_with_the_reply() -> None:
+    """The first hello gets rank 1; a node with a rank from its platform gets none."""
+    heard: list[Worker] = []
+    kept: list[tuple[str, ...]] = []
+    first = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
+    reports = Reports(
+        first,
+        Expected(None, "", "", ""),
+        lambda event: heard.append(event.worker) if hasattr(event, "worker") else None,
+        lambda: 1.0,
+        keep_ranks=kept.append,
+        has_token=True,
+    )
+
+    def rank(key: str, name: str, own: int | None = None) -> int | None:
+        ip = f"10.0.0.{ord(key)}"
+        report = Report(key, ip, "joining", hello=Hello(name, own), alone=own == 5)
+        reply = anyio.run(reports.handle, Report.from_dict(report.to_dict()))
+        return Reply.from_dict(reply.to_dict()).rank
+
+    assert [rank("a", "pod1"), rank("b", "pod2"), rank("c", "pod9", 5)] == [1, 2, None]
+    assert rank("d", "pod1") == 1
+    assert kept == [("pod1",), ("pod1", "pod2")]
+    assert [(one.effective_rank, one.service_only) for one in heard] == [
+        *((1, False), (2, False), (5, True), (1, False)),
+    ]

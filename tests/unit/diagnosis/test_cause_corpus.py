@@ -1,0 +1,131 @@
+"""The corpus of failure logs in tests/causes has the shape that its README promises."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from causes.ordinary.lines import TEMPLATES, compose
+
+CAUSES = Path(__file__).parents[2] / "causes"
+HALVES = ("seen", "held_out")
+UNKNOWN = "unknown"
+FIELDS = {"id", "thread", "framework", "half", "cause", "also_acceptable", "evidence", "logs"}
+OPTIONAL = {"ambiguous", "symptom_hides_cause", "node", "rank"}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    loaded: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _labels() -> dict[str, dict[str, Any]]:
+    return {row["label"]: row for row in _load(CAUSES / "labels.toml")["label"]}
+
+
+def _cases() -> list[tuple[Path, dict[str, Any]]]:
+    paths = sorted(CAUSES.glob("*/*.toml"))
+    return [(path, case) for path in paths for case in _load(path)["case"]]
+
+
+LABELS = _labels()
+CASES = _cases()
+
+
+def _name(case: tuple[Path, dict[str, Any]]) -> str:
+    return str(case[1]["id"])
+
+
+def test_labels_are_complete() -> None:
+    """Each label has a class, says whether the cause is temporary, and explains itself."""
+    for row in LABELS.values():
+        assert set(row) == {"label", "class", "temporary", "meaning"}
+        assert row["temporary"] in {True, False, "either"}
+        assert row["meaning"].endswith(".")
+
+
+def test_each_label_has_cases() -> None:
+    """No label is listed without a case."""
+    assert {case["cause"] for _, case in CASES} == set(LABELS)
+
+
+@pytest.mark.parametrize("row", CASES, ids=_name)
+def test_case_has_its_fields(row: tuple[Path, dict[str, Any]]) -> None:
+    """A case has known labels, logs of 10 to 60 lines, and an evidence line from them."""
+    path, case = row
+    lines = [line for node in case["logs"].values() for line in node]
+
+    assert set(case) >= FIELDS
+    assert set(case) <= FIELDS | OPTIONAL
+    assert case["half"] == path.parent.name
+    assert {case["cause"], *case["also_acceptable"]} <= set(LABELS)
+    assert case["cause"] not in case["also_acceptable"]
+    assert bool(case["also_acceptable"]) >= case.get("ambiguous", False)
+    assert all(case["logs"].values())
+    assert 10 <= len(lines) <= 60
+    assert any(case["evidence"] in line for line in lines)
+
+
+def test_ids_are_unique() -> None:
+    """No two cases have the same id."""
+    assert [name for name, n in Counter(case["id"] for _, case in CASES).items() if n > 1] == []
+
+
+def test_logs_are_unique() -> None:
+    """No case repeats the logs of another one."""
+    logs = [str(case["logs"]) for _, case in CASES]
+
+    assert len(set(logs)) == len(logs)
+
+
+def test_halves_share_no_thread() -> None:
+    """A thread belongs to one half, so that the held-out cases come from other threads."""
+    halves = defaultdict(set)
+    for _, case in CASES:
+        halves[case["thread"]].add(case["half"])
+
+    assert [thread for thread, names in halves.items() if len(names) > 1] == []
+
+
+def test_halves_are_balanced() -> None:
+    """Each class has about as many seen cases as held-out ones, and each label has both."""
+    files = Counter((path.stem, case["half"]) for path, case in CASES)
+    labels = Counter((case["cause"], case["half"]) for _, case in CASES)
+
+    for name in {path.stem for path, _ in CASES}:
+        assert abs(files[name, "seen"] - files[name, "held_out"]) <= 1
+    for label in LABELS:
+        assert all(labels[label, half] for half in HALVES)
+
+
+def test_corpus_is_large_enough() -> None:
+    """The corpus has enough cases of each hard kind."""
+    cases = [case for _, case in CASES]
+
+    assert len(cases) >= 150
+    assert sum(case.get("symptom_hides_cause", False) for case in cases) >= 25
+    assert sum(case.get("ambiguous", False) for case in cases) >= 10
+    assert sum(case["cause"] == UNKNOWN for case in cases) >= 10
+
+
+def test_ordinary_logs_are_large_enough() -> None:
+    """Ordinary logs have 20,000 lines from at least 300 templates, the same each time."""
+    lines = compose(20_000)
+
+    assert len(lines) == 20_000
+    assert len(set(TEMPLATES)) == len(TEMPLATES) >= 300
+    assert lines == compose(20_000)
+
+
+def test_templates_have_no_misspelled_name() -> None:
+    """Each `<name>` of a template is replaced by a value."""
+    left = {name for line in compose(len(TEMPLATES)) for name in re.findall(r"<[a-z]+\d*>", line)}
+
+    assert left == {"<search>"}  # Search-R1 prints it

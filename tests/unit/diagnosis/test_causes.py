@@ -1,0 +1,428 @@
+"""Causes in logs: each variant of a message has its row, and whole logs have their cause."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.diagnosis.find_cause import (
+    NEAR,
+    Again,
+    Cause,
+    Diagnosis,
+    Log,
+    Weight,
+    Words,
+    body_of,
+    compiled,
+    diagnose_logs,
+    find_known_lines,
+    matches,
+    plain_lines,
+    rank_of,
+    table,
+)
+from causes.ordinary.lines import compose
+from tools.causes.__main__ import main
+from tools.causes.cases import Result, diagnosis, judge, live_answer, load
+
+CASES = Path(__file__).parents[2] / "causes"
+ALL = tuple(table().values())
+WORDS = [(row, words) for row in ALL for words in row.words]
+NEARBY = (
+    '  File "/x/verl/utils/dataset/rl_dataset.py", line 9, in prompt_key',
+    '  File "/x/transformers/models/auto/configuration_auto.py", line 9, in __getitem__',
+    '  File "/x/multiprocessing/popen_fork.py", line 66, in _launch',
+    '  File "/x/vllm/v1/engine/core.py", line 9, in _initialize_kv_caches',
+    '  File "/x/multiprocessing/shared_memory.py", line 9, in __init__',
+    '  File "/x/vllm/model_executor/layers/linear.py", line 9, in divide',
+    '  File "/x/verl/utils/config.py", line 9, in omega_conf_to_dataclass',
+    '  File "/x/transformers/tokenization_utils_base.py", line 9, in apply_chat_template',
+    '  File "/x/huggingface_hub/file_download.py", line 9, in https://huggingface.co',
+    '  File "/x/transformers/trainer_state.py", line 9, in load_from_json',
+    '  File "/x/safetensors/torch.py", line 9, in safe_open',
+    '  File "/x/openrlhf/utils/remote_rm_utils.py", line 9, in request_api_wrapper',
+    '  File "/x/search_r1/llm_agent/generation.py", line 9, in _batch_search',
+    '  File "/x/trl/extras/vllm_client.py", line 9, in update_named_param',
+    '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
+    "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
+)
+"""Lines before an error that show what it is about."""
+
+
+def log(text: str, node: str = "", name: str = "job.log") -> Log:
+    """Return a log of a job."""
+    return Log(node, name, text)
+
+
+def cause(*texts: str) -> Diagnosis:
+    """Return the diagnosis of the logs of some nodes."""
+    return diagnose_logs([log(text, f"node-{number}") for number, text in enumerate(texts)])
+
+
+def labels(*texts: str) -> tuple[str, ...]:
+    """Return the labels of the row that explains the logs of some nodes."""
+    row = cause(*texts).row
+    return () if row is None else row.labels
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _context(words: Words) -> str:
+    """Return a line that the variant wants to see before its own."""
+    return next((line for line in NEARBY if re.search(words.near, line)), "")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"), WORDS, ids=[f"{r.key}-{n}" for n, (r, _) in enumerate(WORDS)]
+)
+def test_each_example_has_its_row(row: Cause, words: Words) -> None:
+    """The variant matches its example, and no earlier row does."""
+    context = _context(words) if words.near else ""
+    assert bool(context) or not words.near
+    lines = [context, "    the line of code", words.example] if context else ["", words.example]
+    assert words.match(words.example, body_of(words.example), context)
+    found = matches(lines, table().values())
+    assert found[len(lines) - 1].key == row.key
+
+
+def test_each_row_is_whole() -> None:
+    """A row has words, a source, and sentences whose names the expression gives."""
+    labels = {case["cause"] for _, case in load(CASES / "seen")}
+    for row in ALL:
+        assert row.words, row.key
+        assert row.sources, row.key
+        assert set(row.labels) <= labels, row.key
+        cause_, do = row.filled("")
+        assert "{" not in cause_, row.key
+        assert "{" not in do.replace("{reward_url}", ""), row.key
+        assert not cause_.endswith("."), row.key
+
+
+def test_the_advice_to_retry_agrees_with_the_labels() -> None:
+    """The rows and the corpus agree about which causes pass by themselves."""
+    text = (CASES / "labels.toml").read_text()
+    again = dict(re.findall(r'label = "(\w+)"\nclass = "\w+"\ntemporary = (\S+)', text))
+    causes = [row for row in ALL if row.kind == "cause"]
+    for row in causes:
+        if len(row.labels) == 1:
+            assert row.again.value == {"true": "yes", "false": "no"}.get(
+                again[row.labels[0]], "either"
+            ), row.key
+    assert {row.again for row in causes} == set(Again)
+
+
+# --- measured ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("half", "least_right", "most_wrong"), [("seen", 0.95, 0.01), ("held_out", 0.90, 0.02)]
+)
+def test_causes_are_right_in_most_cases(half: str, least_right: float, most_wrong: float) -> None:
+    """Right in at least so many of the corpus's cases, and wrong in at most so many."""
+    counts = Counter(judge(case, diagnosis(case)) for _, case in load(CASES / half))
+    total = sum(counts.values())
+    assert counts[Result.RIGHT] >= least_right * total
+    assert counts[Result.WRONG] <= most_wrong * total
+
+
+@pytest.mark.parametrize(("half", "least_right"), [("seen", 0.90), ("held_out", 0.85)])
+def test_causes_are_right_while_the_job_runs(half: str, least_right: float) -> None:
+    """What is reported while the job runs is right as often, or is not reported."""
+    counts = Counter(judge(case, live_answer(case)) for _, case in load(CASES / half))
+    total = sum(counts.values())
+    assert counts[Result.RIGHT] >= least_right * total
+    assert counts[Result.WRONG] <= 0.02 * total
+
+
+def test_ordinary_lines_have_no_cause() -> None:
+    """Logs of successful runs match no row, at the end of a run and while it runs."""
+    lines = compose(20_000)
+    began = time.process_time()
+    found = diagnose_logs([log("\n".join(lines))])
+    assert time.process_time() - began < 5  # some 0.5 s on an idle machine
+    assert found.row is None
+    live = find_known_lines([line.encode() for line in lines])
+    assert [known.key for known in live if not known.is_noise] == []
+
+
+def test_the_figures_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`scripts/causes` counts the cases of a folder, and shows the misses of it."""
+    (tmp_path / "own.toml").write_text(
+        '[[case]]\nid = "one"\ncause = "disk_full"\nalso_acceptable = []\nevidence = "x"\n'
+        '[case.logs]\nhead = ["OSError: [Errno 122] Disk quota exceeded"]\n'
+    )
+    assert main([str(tmp_path), "-v"]) == 0
+    printed = capsys.readouterr().out
+    assert "wrong: one is disk_full, answered disk_quota" in printed
+    assert re.search(r"all +0 +1 +0   of 1", printed)
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "(WorkerDict pid=7) ",
+        "\x1b[36m(WorkerDict pid=7, ip=10.0.0.3)\x1b[0m ",
+        "[rank3]: ",
+        "[default3]:",
+        "(WorkerDict pid=7) [rank3]: ",
+        "ERROR 01-04 08:16:46 [core.py:396] ",
+        "(EngineCore_0 pid=7) ERROR 01-04 08:16:46 [core.py:396] ",
+        "[2025-11-09 14:13:15 TP14] ",
+        "2025-11-09 14:13:15,123 - ERROR - ",
+        "node-7: ",
+        "3: ",
+    ],
+)
+def test_prefixes_do_not_matter(prefix: str) -> None:
+    """What a launcher writes before a line changes nothing."""
+    line = f"{prefix}ModuleNotFoundError: No module named 'apex'"
+    assert cause(line).key == "missing module"
+
+
+def test_ranks_are_read() -> None:
+    """From the prefixes of torch and vLLM."""
+    assert rank_of("[rank3]: x") == 3
+    assert rank_of("(WorkerDict pid=4) [rank12]:[E1117 00:51:46.1 x.cpp:1] [Rank 12] x") == 12
+    assert rank_of("(VllmWorker rank=5 pid=4) ERROR x") == 5
+    assert rank_of("x") is None
+
+
+def test_lines_of_code_are_no_messages() -> None:
+    """A traceback's line of code quotes a message; the message itself comes below."""
+    code = "raise RuntimeError('CUDA error: out of memory')"
+    text = f'[rank3]:   File "/x/train.py", line 9, in main\n[rank3]:     {code}\n'
+    assert cause(text).row is None
+    found = cause(f"{text}[rank3]: RuntimeError: CUDA error: out of memory")
+    assert found.line == "[rank3]: RuntimeError: CUDA error: out of memory"
+
+
+# --- weighing ------------------------------------------------------------------------------------
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+WATCHDOG = "[rank0]:[E1117 00:51:46.1 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"
+
+
+def test_a_cause_counts_before_its_symptom() -> None:
+    """A later watchdog line, or one of another node, hides no cause; node and rank are named."""
+    found = cause(WATCHDOG, f"[rank9]: {OOM}")
+    assert (found.key, found.node, found.rank) == ("GPU memory", "node-1", 9)
+    assert found.remedy().startswith("job.log shows why on node-1 (rank 9): a GPU ran out of")
+    assert cause(f"{OOM}\n{WATCHDOG}").key == "GPU memory"
+
+
+def test_the_earlier_of_two_causes_counts() -> None:
+    """In one log, and between nodes if both have times."""
+    files = "OSError: [Errno 24] Too many open files"
+    assert cause(f"{OOM}\n{files}").key == "GPU memory"
+    assert cause(f"{files}\n{OOM}").key == "open files"
+    early, late = "[2025-01-01 10:00:00,1] ", "[2025-01-01 10:00:30,1] "
+    assert cause(late + OOM, early + files).key == "open files"
+    assert cause(early + OOM, late + files).key == "GPU memory"
+
+
+def test_a_lost_connection_is_less_than_a_cause() -> None:
+    """A rank that ended leaves its peers with failed connections, whichever comes first."""
+    refused = "socket.cc:1 NCCL WARN socketStartConnect: Connect to 10.0.0.4<1> failed : refused"
+    completion = "NCCL WARN NET/IB : Got completion from peer 10.0.0.4<1> with error 12, opcode 0"
+    for line in (refused, completion):
+        assert cause(line, OOM).key == "GPU memory"
+        assert labels(line, WATCHDOG) in {("nccl_socket",), ("infiniband_link",)}
+        first = 'Traceback:\n  File "x.py", line 1\n    go()\nRuntimeError: shapes differ'
+        assert cause(f"{first}\n{line}").line == "RuntimeError: shapes differ"
+
+
+def test_a_fault_that_is_printed_last_counts() -> None:
+    """The kernel's and the scheduler's lines come after what they lead to."""
+    xid = "[9.1] NVRM: Xid (PCI:0000:14:00): 79, GPU has fallen off the bus."
+    assert (
+        cause(f"RuntimeError: CUDA error: an illegal memory access was encountered\n{xid}").key
+        == "Xid"
+    )
+
+
+def test_an_error_that_was_overcome_is_no_cause() -> None:
+    """Neither one that was tried again, nor one that steps followed, nor a warning."""
+    unknown = (
+        'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: shapes differ'
+    )
+    step = "(TaskRunner pid=1) step:7 - actor/loss:0.1"
+    refused = "OSError: [Errno 98] Address already in use"
+    assert cause(f"{refused}, retrying\n{unknown}").line == "RuntimeError: shapes differ"
+    assert cause(f"{refused}\n{step}\n{unknown}").line == "RuntimeError: shapes differ"
+    assert cause(f"WARNING: {refused}\n{unknown}").line == "RuntimeError: shapes differ"
+    assert cause(f"{refused}\n{unknown}").key == "port taken"
+
+
+def test_wrappers_are_never_the_first_error() -> None:
+    """The innermost exception is named where no row matches, whatever is around it."""
+    text = """\
+ray.exceptions.RayTaskError(ValueError): ray::TaskRunner.run() (pid=1, ip=10.0.0.4, actor_id=a)
+  File "/x/trainer.py", line 3, in fit
+ray.exceptions.RayTaskError(ValueError): ray::WorkerDict.go() (pid=2, ip=10.0.0.5, actor_id=b)
+  File "/x/worker.py", line 3, in go
+ValueError: the answer is 42
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+    found = cause(text)
+    assert (found.row, found.line, found.ip) == (
+        None,
+        "ValueError: the answer is 42",
+        "10.0.0.5",
+    )
+    remedy = found.remedy()
+    assert remedy == (
+        "no known cause: the first error on node-0 is 'ValueError: the answer is 42' in job.log"
+    )
+
+
+def test_a_symptom_alone_is_no_cause() -> None:
+    """It is named with what to look for, and nothing is asserted."""
+    found = cause(WATCHDOG)
+    assert found.row is None
+    assert found.remedy().startswith("no known cause: job.log shows on node-0 (rank 0) ")
+    assert "Look for the rank that is silent" in found.remedy()
+
+
+def test_two_that_remain_possible_are_both_named() -> None:
+    """A killed process may have had two reasons."""
+    found = cause("E0804 15:34:58.362 api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 4)")
+    assert found.row is not None
+    assert found.row.labels == ("host_memory_kernel", "preempted")
+    assert "either a node's memory ran out, or " in found.remedy()
+    kernel = "kernel: Out of memory: Killed process 4 (python) total-vm:2kB"
+    assert labels(f"failed (exitcode: -9) local_rank: 0 (pid: 4)\n{kernel}") == (
+        "host_memory_kernel",
+    )
+
+
+def test_no_log_no_diagnosis() -> None:
+    """Without logs, or with empty ones, nothing is said."""
+    for logs in ([], [log("")], [log("\n\n")]):
+        assert diagnose_logs(logs) == Diagnosis()
+        assert diagnose_logs(logs).remedy() == ""
+
+
+# --- hostile input -------------------------------------------------------------------------------
+
+HOSTILE = [
+    "a" * 9_000,
+    "a " * 4_000,
+    "batch " * 2_000,
+    "(Error: " * 1_000,
+    "Error data " * 1_000,
+    "heads " * 2_000,
+    "world_size checkpoint " * 500,
+    "'" * 9_000,
+    "/a" * 4_000,
+    " " * 9_000,
+    "[rank0]:" * 1_000,
+    "(a pid=1) " * 1_000,
+    "Error placement group " * 500,
+    "Max retries exceeded with url: /reward " * 300,
+    "\x1b[31m" * 2_000,
+    "\ufffd\x00\u202e" * 2_000,
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_expression_backtracks_for_long(line: str) -> None:
+    """Each expression of a row takes some milliseconds at most on any line."""
+    cut = line[:1_000]
+    patterns = {p for _, w in WORDS for p in (w.near, w.only, w.unless) if p}
+    patterns |= {row.reads for row in ALL if row.reads}
+    for pattern in patterns:
+        began = time.process_time()
+        compiled(pattern).search(cut)
+        assert time.process_time() - began < 0.5, pattern
+
+
+@pytest.mark.timeout(120)
+def test_hostile_logs_are_searched_in_passing() -> None:
+    """Long lines, control characters and floods of look-alikes cost little."""
+    began = time.process_time()
+    diagnose_logs([log("\n".join(HOSTILE * 5))])
+    find_known_lines([line.encode() for line in HOSTILE * 5])
+    diagnose_logs([log("OSError: Error data x does batch not " * 30 + "\n" + OOM)])
+    assert time.process_time() - began < 30
+
+
+@given(st.lists(st.text(max_size=200), max_size=8))
+def test_any_log_has_a_diagnosis(lines: list[str]) -> None:
+    """Whatever a log holds, the search for its cause does not fail."""
+    found = diagnose_logs([log("\n".join(lines), "n")])
+    assert isinstance(found.remedy(), str)
+    assert all("\n" not in line for line in plain_lines("\n".join(lines)))
+
+
+def test_context_may_lie_in_an_earlier_piece() -> None:
+    """While the job runs, its output comes in pieces; an error's frames may be in the one before."""
+    frame = '  File "/x/rl_dataset.py", line 9, in _build_messages'
+    error = b"KeyError: 'problem'"
+    assert [k.key for k in find_known_lines([error], (), [frame, "    messages"])] == [
+        "data column"
+    ]
+    assert find_known_lines([error], (), ["x"] * NEAR) == []
+
+
+def test_weights_are_in_order() -> None:
+    """What explains most is the greatest."""
+    assert max(Weight) is Weight.ROOT
+    assert min(Weight) is Weight.LAST
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("ModuleNotFoundError: No module named 'flash_attn'", "flash_attn"),
+        ("/usr/bin/python3: No module named openrlhf.cli", "openrlhf.cli"),
+        ("importlib.metadata.PackageNotFoundError: flash_attn", "flash_attn"),
+        (
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for vllm",
+            "vllm",
+        ),
+        (
+            "ImportError: This file requires packages that were not found in your environment: einops",
+            "einops",
+        ),
+        (
+            "ImportError: FlashAttention2 is on, but the package flash_attn seems to be not installed.",
+            "flash_attn",
+        ),
+        ("ImportError: vLLM is not available. Please install vLLM", "vLLM"),
+        ("ImportError: Using `load_in_4bit` requires the bitsandbytes library", "bitsandbytes"),
+        ("ValueError: Please install flash-attn to use flash attention", "flash-attn"),
+        ("RuntimeError: math-verify is not installed", "math-verify"),
+        ("ImportError: it needs more, please `pip install -U trl`", "trl"),
+    ],
+)
+def test_the_missing_module_is_named(line: str, name: str) -> None:
+    """The cause names the module, never a word of the sentence around it."""
+    found = diagnose_logs([log(line)])
+    assert found.key == "missing module"
+    assert found.cause == f"the job's Python lacks a module ({name})"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Namespace(remote_rm_url=['http://10.0.0.4:5000/get_reward'], on_error='raise')",
+        "args: Namespace(reward_server='x', timeout_error='reward request failed: refused')",
+        "  remote_rm_url: ['http://10.0.0.4:5000/get_reward']",
+        "Namespace(hint='CUDA out of memory. Tried to allocate')",
+    ],
+)
+def test_printed_settings_are_no_messages(line: str) -> None:
+    """A job prints its settings, which may contain the words of an error."""
+    assert diagnose_logs([log(f"{line}\nValueError: broken")]).key == ""
+    assert find_known_lines([line.encode()]) == []

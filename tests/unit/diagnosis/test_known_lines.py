@@ -1,0 +1,271 @@
+"""Known lines in the job's output: each is logged once with its cause, ordinary ones never."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.decisions import head
+from agent.decisions.head.head_state import JobShares, NodeShare
+from agent.decisions.shared import HERE
+from agent.diagnosis.find_cause import diagnose_logs, find_known_lines, sign_of, table
+from agent.frameworks.recipe import NodeSize
+from agent.job.torchrun_command import ShareEnd
+from agent.port.protocol import WorkerStats
+from agent.record import job_lines
+from agent.record.job_lines import JobLines, KnownLines
+from agent.record.run_folder import RunFolder
+from agent.run.head_server import RunStatus
+from agent.run.node_run import NodeRun
+from agent.settings.redact import MASK, Redactor
+from support.heads import goal, reported
+from support.worlds import SECRET, plan_of
+from unit.diagnosis.test_remedies import LINES, NOISY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from agent.run.run_keeper import RunKeeper
+
+SIGNS = {sign_of(words.text) for row in table().values() for words in row.words}
+"""Texts of the table itself, as a source for hypothesis."""
+FATAL = {row.key for row in table().values() if row.is_live and row.kind != "noise"}
+PREFIXES = (
+    "",
+    "(TaskRunner pid=812) ",
+    "\x1b[36m(WorkerDict pid=7, ip=10.0.0.3)\x1b[0m ",
+    "[rank3]: ",
+)
+ORDINARY = """\
+step 3/40 mean reward 0.61 kl 0.02 nodes 3
+step:4 - actor/lr:1e-06 - critic/score/mean:-0.643 - perf/max_memory_allocated_gb:61.2
+Global step 12: {'policy_loss': -0.01, 'reward': 0.375, 'return': 0.3}
+INFO 11-22 10:00:01 [gpu_model_runner.py:1843] Starting to load model Qwen/Qwen2.5-7B-Instruct...
+INFO 11-22 10:00:01 [worker.py:267] the current vLLM instance can use 79.11GiB x 0.85 = 67.24GiB
+WARNING: to avoid CUDA out of memory, lower gpu_memory_utilization or max_num_seqs
+If you see CUDA out of memory errors, try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+{'on_oom': 'skip', 'exceptions': ['torch.OutOfMemoryError'], 'retry': True}
+ulimit -n: open files 1048576, too many open files are no problem
+0 Workers (tasks / actors) killed due to memory pressure (OOM), 2 Workers crashed
+NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>
+NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>
+NCCL INFO Channel 00/08 : 0 1 2 3 4 5 6 7
+init_process_group: waiting for all ranks, timeout 1800 s
+ModuleNotFoundError: No module named 'apex'; falling back to torch's own
+UserWarning: No module named 'flash_attn', using sdpa
+loading checkpoint shards:  75%|#######   | 3/4 [00:12<00:04,  4.01s/it]
+Saving model checkpoint to /data/ckpt/global_step_40
+wandb: Tracking run with wandb version 0.18.7
+wandb: W&B syncing is set to `offline` in this directory
+huggingface/tokenizers: The current process just got forked, after parallelism has already been used
+Downloading shards: 100%|##########| 4/4 [01:02<00:00, 15.5s/it]
+INFO worker.py:1777 -- Connecting to existing Ray cluster at address: 10.0.0.4:6379...
+INFO worker.py:1964 -- Connected to Ray cluster.
+(autoscaler +1m2s) Tip: use `ray status` to view detailed cluster status.
+(raylet) Spilled 2048 MiB, 12 objects, write throughput 812 MiB/s.
+disk /data is 41% full, 2.1 TiB left
+retrying (Retry(total=4, connect=None)) after connection broken by 'ReadTimeoutError': /get_reward
+reward server answered in 12 ms, returning 64 rewards
+Error in sys.excepthook: nothing to see
+assert version mismatch is handled: pydantic 2.9 against 2.10
+GPU 0: NVIDIA H100 80GB HBM3, memory 61.2/80.0 GiB, util 97%
+torch.distributed.elastic: watchdog enabled, collective operation timeout 600 s
+Address already in use, trying the next port
+posix_fallocate is used for checkpoints
+no space for a longer prompt: truncated to 4096 tokens
+the answer is 42
+""".splitlines()
+
+
+def told(lines: Sequence[str]) -> list[str]:
+    """Return the keys of the known lines among these."""
+    return [known.key for known in find_known_lines([line.encode() for line in lines])]
+
+
+def test_every_live_row_and_every_noise_has_an_example() -> None:
+    """Every row has a known line; harmless lines are always reported as harmless."""
+    assert all(row.is_live for row in table().values() if row.kind == "noise")
+    assert len(FATAL) > 20
+
+
+@pytest.mark.parametrize(("key", "line"), LINES)
+def test_a_known_line_is_logged_with_its_own_cause(key: str, line: str) -> None:
+    """The exact text, or nothing if its row is not reported while the job runs."""
+    found = find_known_lines([b"step 3/40", line.encode(), b"Traceback"])
+    if key not in FATAL:
+        assert found == []
+        return
+    said = [known for known in found if known.key == key]
+    assert said[0].line == line
+    assert said[0].sentence().startswith("the job's output")
+
+
+@pytest.mark.parametrize("line", NOISY)
+def test_noise_is_called_noise(line: str) -> None:
+    """And as nothing else."""
+    (found,) = find_known_lines([line.encode()])
+    assert found.is_noise
+    assert found.sentence().startswith("noise in the job's output, to be ignored (")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(PREFIXES),
+            st.sampled_from(ORDINARY)
+            | st.text(max_size=80).filter(lambda text: not any(sign in text for sign in SIGNS)),
+        ),
+        max_size=12,
+    )
+)
+def test_ordinary_lines_have_no_cause(lines: list[tuple[str, str]]) -> None:
+    """With any prefix and in any order: no false alarm."""
+    assert told([before + line for before, line in lines]) == []
+
+
+def test_no_ordinary_line_has_a_cause() -> None:
+    """Each of them alone."""
+    assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
+
+
+def test_each_cause_is_logged_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is printed; in another attempt it is logged again."""
+    said: list[tuple[str, str]] = []
+    lines = KnownLines(Redactor((SECRET,)).clean)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
+    full = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    noise = b"metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
+    for _ in range(3):
+        lines.scan([b"step 1", full, noise, full])
+    assert [level for _, level in said] == ["warning", "info"]
+    (shown,) = lines.warnings()
+    assert shown["check"] == "job output"
+    assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
+    assert shown["remedy"].startswith("Take a smaller micro batch")
+    lines.scan([full])
+    assert len(lines.warnings()) == 1
+
+
+FILES = b"OSError: [Errno 24] Too many open files: 'x'"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_a_cause_of_another_node_is_logged_once_with_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither once per node, nor again after the head's own report, nor with a secret."""
+    said: list[tuple[str, str]] = []
+    lines = KnownLines(Redactor((SECRET,)).clean)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
+    full, files = f"{OOM} {SECRET}".encode(), FILES
+    (memory,), (handles,) = find_known_lines([full]), find_known_lines([files])
+    lines.add_from_node("podb", (memory,))
+    for node in ("podb", "podc"):
+        lines.add_from_node(node, (memory,))
+    lines.scan([full])
+    ((sentence, level),) = said
+    assert level == "warning"
+    assert sentence.startswith("the job's output on podb shows: a GPU ran out of memory ('torch.")
+    assert "Take a smaller micro batch" in sentence
+    assert SECRET not in sentence
+    lines.scan([files])
+    lines.add_from_node("podb", (memory, handles))
+    assert len(said) == 2
+    assert [one["what"][:9] for one in lines.warnings()] == ["podb: a G", "the limit"]
+    ((here, first),) = [(one.node, one.text) for one in lines.logs_of_nodes()]
+    assert (here, OOM in first) == ("podb", True)
+
+
+def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It adds no warning to the later one's; the same cause is logged again there."""
+    said: list[tuple[str, str]] = []
+    lines = JobLines(str)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
+    (memory,) = find_known_lines([OOM.encode()])
+    lines.known.add_from_node("podb", (memory,))
+    lines.begin_attempt()
+    assert lines.known.logs_of_nodes() == ()
+    lines.known.add_from_node("podc", (memory,))
+    assert len(said) == 2
+    assert [one.node for one in lines.known.logs_of_nodes()] == ["podc"]
+    assert [one["what"][:5] for one in lines.known.warnings()] == ["podc:"]
+
+
+def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a part of a secret where the line is cut."""
+    said: list[str] = []
+    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
+    start = "OSError: [Errno 28] No space left on device: \x1b[31m"
+    for length in range(80, 160):
+        lines = KnownLines(Redactor((SECRET,)).clean)
+        lines.scan([f"{start}{'x' * length}{SECRET}\x07".encode()])
+    assert len(said) == 80
+    assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
+    assert any(MASK in sentence for sentence in said)
+    assert all(SECRET[:8] not in one["what"] for one in lines.warnings())
+
+
+def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line in two pieces, or without an end, is checked all the same."""
+    said: list[str] = []
+    lines = JobLines(Redactor(()).clean)
+    lines.known = KnownLines(Redactor(()).clean)
+    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
+    for piece in (b"hello\nOSError: [Errno 24] Too ma", b"ny open files: 'x'\nstep 2\n"):
+        lines.write(piece, lambda _pause: False)
+    assert len(said) == 1
+    lines.write(b"pthread_create failed: Resource temporarily unavailable", lambda _pause: False)
+    lines.close()
+    assert len(said) == 2
+
+
+@pytest.mark.timeout(120)  # an expression that backtracks takes hours
+def test_a_flood_is_searched_quickly() -> None:
+    """3 MB of ordinary output, and 1 MB of lines that resemble known ones."""
+    flood = [line.encode() for line in ORDINARY] * 600
+    alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000
+    assert find_known_lines(flood) == []
+    assert find_known_lines(alike) == []
+
+
+class Keeper:
+    """Records the nodes that take part."""
+
+    def record_nodes(self, _nodes: object) -> None:
+        """Ignore the call."""
+
+
+def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
+    """It is among those that only clients with credentials see."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    state = head.first_state(goal())
+    watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
+    watched.job_lines.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
+    warnings = watched.private_details()["warnings"]
+    assert isinstance(warnings, list)
+    assert warnings[-1] == watched.job_lines.known.warnings()[0]
+    failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
+    shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
+    state = replace(state, shares=JobShares(shares))
+    watched.worker_stats = {
+        "agent2": WorkerStats(known=tuple(find_known_lines([OOM.encode()])), attempt=1)
+    }
+    watched.apply_event(reported(2))
+    warnings = watched.private_details()["warnings"]
+    assert isinstance(warnings, list)
+    assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
+    watched.worker_stats = {
+        "agent2": WorkerStats(known=tuple(find_known_lines([FILES])), attempt=0)
+    }
+    watched.apply_event(reported(2))  # of ranks that have ended
+    assert watched.private_details()["warnings"] == warnings
+    assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
+    run.close()

@@ -1,0 +1,263 @@
+"""Known texts in logs: each row matches the exact text of a real failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.ends import Kind, Outcome
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, matches, table
+from agent.record.run_folder import RunFolder
+from agent.run import diagnose as explained_module
+from agent.run.diagnose import Elsewhere, explain_end, find_cause
+from agent.run.node_run import NodeRun
+from agent.settings.redact import redactor_for
+from support.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from agent.bridge.link import RayLink
+    from agent.decisions.attempts import FailureCause
+
+_FILE = Path(__file__).parents[2] / "data" / "known_lines.txt"
+ROWS = [row.partition(" :: ") for row in _FILE.read_text().splitlines() if not row.startswith("#")]
+LINES = [(key, line) for key, _, line in ROWS if key != "noise"]
+NOISY = [line for key, _, line in ROWS if key == "noise"]
+BEFORE = "INFO: step 3/40 mean reward 0.61\n"
+
+
+def explain(*logs: tuple[str, str]) -> Diagnosis:
+    """Return what logs show; all of them may be Ray's own."""
+    return diagnose_logs([Log("", name, text, of_ray=True) for name, text in logs])
+
+
+@pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{k}-{n}" for n, (k, _) in enumerate(LINES)])
+def test_a_known_text_is_explained(key: str, line: str) -> None:
+    """The exact text, somewhere in a log, gives its own row and no earlier one."""
+    found = explain(("job.log", f"{BEFORE}{line}\nTraceback follows\n"))
+    remedy = found.remedy()
+    assert (found.line, found.log) == (line, "job.log")
+    if table()[key].kind == "symptom":
+        assert remedy.startswith("no known cause: job.log")
+        return
+    assert found.key == key
+    assert "{" not in remedy.replace(repr(line), "").replace("{reward_url}", "").replace(
+        "{'GPU': 1.0}", ""
+    )
+    assert " shows why" in remedy
+
+
+def test_every_row_was_met_by_somebody() -> None:
+    """No text without a row; no two rows with one name."""
+    keys = [row.key for row in table().values()]
+    assert len(keys) == len(set(keys))
+    assert {key for key, _ in LINES} <= set(keys)
+    assert all(
+        any(words.match(line, line, "") for line in NOISY for words in row.words)
+        for row in table().values()
+        if row.kind == "noise"
+    )
+
+
+@pytest.mark.parametrize("line", NOISY)
+def test_noise_is_never_a_cause(line: str) -> None:
+    """A harmless line that looks like an error hides no cause, and is none."""
+    assert any(hit.kind == "noise" for hit in matches([line], table().values()).values())
+    assert explain(("job.log", line)).row is None
+    found = explain(("job.log", f"RuntimeError: CUDA out of memory\n{line}\n{line}"))
+    assert found.key == "GPU memory"
+
+
+def test_numbers_and_names_are_filled_in() -> None:
+    """Values from the line are in the sentence."""
+    text = "Total available GPUs 8.0 is less than total desired GPUs 16"
+    found = explain(("job.log", text))
+    assert found.cause == "the job wants 16 GPUs, and Ray has 8.0"
+    assert found.what_to_do.startswith("Correct")
+
+
+def test_the_nearer_log_is_asked_first() -> None:
+    """The job's output comes before Ray's log."""
+    logs = (
+        ("job.log", "RuntimeError: CUDA out of memory"),
+        ("raylet.out", "Failed accept4: Too many open files"),
+    )
+    for order, key in ((logs, "GPU memory"), (logs[::-1], "open files")):
+        assert explain(*order).key == key
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_searched(text: str) -> None:
+    """Any log can be searched without an error; ordinary words match nothing."""
+    explain(("job.log", text))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3/40 mean reward 0.61 kl 0.02",
+        "INFO No module named 'apex' found, using torch's own",
+        "0 Workers (tasks / actors) killed due to memory pressure (OOM), 2 Workers crashed",
+        "Using 8 GPUs, NCCL version 2.21.5",
+        "loading checkpoint shards: 100%",
+    ],
+)
+def test_plain_lines_explain_nothing(line: str) -> None:
+    """A wrong cause would mislead the user."""
+    assert explain(("job.log", line)).row is None
+
+
+# --- the effect: an outcome with its remedy ------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> NodeRun:
+    """Return a head's run whose folder lies in tmp_path."""
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET}
+    plan = plan_of(environ, command=["true"])
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
+    return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+
+
+def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
+    """Return an outcome with its remedy."""
+    return anyio.run(explain_end, run, Outcome(kind, 1, "the job failed", remedy=remedy))
+
+
+def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
+    """The remedy names the log, keeps the existing text, and shows no secret."""
+    text = f"Failed to initialize NVML: {SECRET}\n"
+    run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
+    told = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
+    assert told.startswith("job.log shows why: the container lost its GPUs (NVML: ")
+    assert told.endswith("Its output is in job.log")
+    assert SECRET not in told
+    run.close()
+
+
+def test_a_cause_of_another_node_explains_a_failed_job(run: NodeRun) -> None:
+    """If the output here has no cause; a lost node is its own explanation."""
+    there = Log("pod2", "the job's output", "torch.OutOfMemoryError: CUDA out of memory. Tried")
+
+    def remedy(kind: Kind) -> str:
+        return anyio.run(
+            explain_end, run, Outcome(kind, 1, "it failed"), Elsewhere((there,))
+        ).remedy
+
+    assert remedy(Kind.JOB_FAILED).startswith(
+        "the job's output shows why on pod2: a GPU ran out of memory"
+    )
+    assert remedy(Kind.LOST) == ""
+    run.folder.file("job.log").write_text("Failed accept4: Too many open files\n")
+    assert remedy(Kind.JOB_FAILED).startswith("job.log shows why: the limit of open")
+    run.close()
+
+
+def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
+    """Earlier lines in Ray's log explain a lost Ray, but not a job's own failure."""
+    run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
+    assert outcome_of(run, Kind.LOST).remedy.startswith(
+        "ray-start.log shows why: the limit of open"
+    )
+    run.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.STOPPED, Kind.REFUSED, Kind.BUG])
+def test_other_ends_need_no_explanation(run: NodeRun, kind: Kind) -> None:
+    """A run that succeeded, or has its own reason, is left unchanged."""
+    run.folder.file("job.log").write_text("CUDA out of memory\n")
+    assert outcome_of(run, kind).remedy == ""
+    run.close()
+
+
+def test_no_logs_no_remedy(run: NodeRun) -> None:
+    """Without logs or a known line, the outcome stays unchanged."""
+    assert outcome_of(run, Kind.UNAVAILABLE, "Look there").remedy == "Look there"
+    run.close()
+
+
+def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Ray could not write its error, the full disk is named; never for a job's own failure."""
+    monkeypatch.setattr(explained_module, "free_at", lambda _folder: 4096)
+    told = outcome_of(run, Kind.UNAVAILABLE).remedy
+    assert told.startswith(f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is ")
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
+    run.close()
+
+
+def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
+    """The log of a worker process that ended without an error counts, and the record of Ray."""
+    actor = "f1278bf7c4ae451727a2f3e803000000"
+    run.folder.file("job.log").write_text(
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        f"\tclass_name: WorkerDict\n\tactor_id: {actor}\n\tpid: 78381\n\tip: 10.0.0.7\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+        "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+    )
+    assert "either it crashed in compiled code" in outcome_of(run, Kind.JOB_FAILED).remedy
+    asked: list[str] = []
+
+    class Link:
+        async def dead_actors(self, ids: list[str], _limit: float) -> list[dict[str, str]]:
+            asked.extend(ids)
+            text = "Worker exit type: SYSTEM_ERROR\n*** SIGSEGV received at time=1 on cpu 1 ***"
+            return [{"id": actor, "ip": "10.0.0.7", "text": text}]
+
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"}, cast("RayLink", Link()))
+    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    assert asked == [actor]
+    assert ended.remedy.startswith(
+        "the log of actor f1278bf7 shows why on pod7: a process crashed in compiled code (SIGSEGV)"
+    )
+    run.close()
+
+
+def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
+    """The driver's output identifies the process of an error by its node's address."""
+    run.folder.file("job.log").write_text(
+        "(WorkerDict pid=7, ip=10.0.0.7) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
+    )
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
+    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    assert ended.remedy.startswith("job.log shows why on pod7: a GPU ran out of memory ('(Worker")
+    run.close()
+
+
+def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
+    """Output of earlier attempts explains nothing."""
+    before = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
+    run.output_begins = len(before)
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == (
+        "no known cause: the first error is 'RuntimeError: shapes differ' in job.log"
+    )
+    run.close()
+
+
+def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
+    """Permanent or not, with its node; none where the loss of a node leads to such an error."""
+    output = tmp_path / "driver.log"
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
+
+    def cause(text: str) -> FailureCause | None:
+        output.write_text(text)
+        return anyio.run(find_cause, run, output, elsewhere)
+
+    quota = "(WorkerDict pid=7, ip=10.0.0.7) OSError: [Errno 122] Disk quota exceeded\n"
+    found = cause(quota)
+    assert found is not None
+    assert (found.key, found.node, found.is_permanent) == ("disk quota", "pod7", True)
+    memory = cause("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert memory is not None
+    assert not memory.is_permanent
+    assert cause("RuntimeError: shapes differ\n") is None
+    assert cause("The actor died because its node has died. Node Id: a3\n") is None
+    assert (
+        cause("NCCL WARN socketStartConnect: Connect to 10.0.0.7<1> failed : timed out\n") is None
+    )
+    run.close()

@@ -1,0 +1,257 @@
+"""Pages made of the tables in framework_defaults are up to date."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.settings.jobs import BY_NAME
+from support.sources import ROOT
+from unit.frameworks.test_framework_defaults import (
+    NAMES,
+    UNSET,
+    command_of_seed,
+    default_of,
+    load,
+    parsed,
+    releases_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIGRATE = """# From your script to the agent
+
+Five documents that people start from, step by step: the document's steps are on the left, the
+agent's on the right. Every node runs the same container command, `pod-agent`; differences are in
+the environment. `pod-agent plan -v` shows every step of a node, `pod-agent recipe NAME --nodes N
+--gpus G` the command of a recipe. A recipe that this version lacks is refused by its name, with
+code 78, before anything starts; so is an `AGENT_` variable that resembles a known one or is
+reserved for a later version. Other unknown ones are named in a warning.
+
+Below the steps stands each launch command of the document, in the environment that gives the same
+job: what each node has, beside the platform's own variables. What differs, and what the recipe
+adds, is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
+"""
+
+SETTINGS = """# {name}: its settings beside those of its framework's scripts
+
+The values are those for a model of 7B on nodes of 8 GPUs whose memory is not known, without a
+reward server, evaluation data and W&B; [sizes](README.md#sizes) says what changes them. A
+setting that nobody sets has the framework's default. `AGENT_JOB_ARGS` replaces any of them.
+"""
+
+
+def cell(text: object) -> str:
+    """Return a text for a cell of a table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def code(text: str) -> str:
+    """Return a value as code, or nothing."""
+    return f"`{cell(text)}`" if text else ""
+
+
+def theirs(recipe: dict[str, Any], setting: dict[str, Any]) -> str:
+    """Return the scripts' values, each with the scripts that have it."""
+    found = setting["theirs"]
+    if isinstance(found, str):
+        return said(recipe, setting, found)
+    return "; ".join(
+        f"{said(recipe, setting, one['value'])} ({', '.join(one['in'])})" for one in found
+    )
+
+
+def said(recipe: dict[str, Any], setting: dict[str, Any], value: str) -> str:
+    """Return a value of a script, or the default where the script has none."""
+    if value != UNSET:
+        return code(value)
+    defaults = {default_of(setting, release) for release in releases_of(recipe, setting)} - {None}
+    return " or ".join(code(str(one)) for one in sorted(map(str, defaults))) + " by default"
+
+
+def ours(recipe: dict[str, Any], setting: dict[str, Any]) -> str:
+    """Return the recipe's value; it may depend on the nodes."""
+    value = setting.get("ours")
+    if value is None:
+        return said(recipe, setting, UNSET)
+    if isinstance(value, str):
+        return code(value)
+    unset = said(recipe, setting, UNSET)
+    return ", ".join(
+        f"{code(value[shape]) if shape in value else unset} on {shape}"
+        for shape in recipe["shapes"]
+    )
+
+
+def settings_page(name: str) -> str:
+    """Return docs/recipes/NAME.md."""
+    recipe = load(name)
+    lines = [
+        SETTINGS.format(name=name),
+        "| source | file | about |",
+        "| --- | --- | --- |",
+    ]
+    for source in recipe["source"]:
+        if "package" in source:
+            file = f"{source['file']} of the package {source['package']}"
+        else:
+            where = f"https://github.com/{source['repository']}/blob/{source['commit']}"
+            short = f"{source.get('tag', source['commit'][:7])}"
+            file = f"[{source['file']}]({where}/{source['file']}), {short}"
+        lines.append(f"| {source['id']} | {file} | {cell(source['about'])} |")
+    lines += [
+        "",
+        "| setting | ours | their scripts | why ours differs |",
+        "| --- | --- | --- | --- |",
+    ]
+    for setting in recipe["setting"]:
+        only = f" ({', '.join(setting['releases'])})" if "releases" in setting else ""
+        cells = [
+            code(setting["name"]) + only,
+            ours(recipe, setting),
+            theirs(recipe, setting),
+            cell(setting.get("why", "")),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def typed(environment: dict[str, str], recipe: str) -> Iterator[str]:
+    """Yield the environment as a shell's words; long ones take several lines."""
+    for name, value in {"AGENT_JOB": recipe, **environment}.items():
+        if name != "AGENT_JOB_ARGS":
+            yield f"export {name}={shlex.quote(value)}"
+            continue
+        yield f'export {name}="'
+        words: list[str] = []
+        for word in value.split(" "):
+            if word.startswith("--") or "=" in word or not words:
+                words.append(word)
+            else:
+                words[-1] += f" {word}"
+        yield from (f"  {word}" for word in words)
+        yield '"'
+
+
+def migrate_page() -> str:
+    """Return docs/migrate.md."""
+    documents, seeds = load("documents")["document"], load("seeds")["seed"]
+    lines = [MIGRATE]
+    for document in documents:
+        title = document["title"]
+        lines.append(f"- [{title}](#{anchor(title)})")
+    for document in documents:
+        lines += ["", f"## {document['title']}", ""]
+        lines += ["| in the document | with the agent |", "| --- | --- |"]
+        lines += [f"| {there} | {here} |" for there, here in document["steps"]]
+        for seed in seeds:
+            if seed["document"] in document["documents"] and "job" in seed and "ours" in seed:
+                lines += ["", *seed_section(seed)]
+    return "\n".join(lines) + "\n"
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading without punctuation but commas."""
+    return title.lower().replace(",", "").replace(" ", "-")
+
+
+def seed_section(seed: dict[str, Any]) -> Iterator[str]:
+    """Yield a launch command of a document: what is typed here, and what differs."""
+    mine = seed["ours"]
+    yield f"### {seed['about']}"
+    yield ""
+    if "file" in seed:
+        where = f"https://github.com/{seed['repository']}/blob/{seed['commit']}/{seed['file']}"
+        yield f"The script is [{seed['file']}]({where})."
+    release = (
+        f", {BY_NAME[mine['recipe']].framework} {mine['release']}" if "release" in mine else ""
+    )
+    count = f"{seed['nodes']} node{'s' * (seed['nodes'] > 1)}"
+    yield f"{count} of {seed['gpus']} GPUs{release}:"
+    yield ""
+    yield "```sh"
+    yield from typed(mine["environment"], mine["recipe"])
+    yield "pod-agent"
+    yield "```"
+    if "needs" in mine:
+        yield ""
+        yield f"It needs {mine['needs']}."
+    for key, why in seed.get("doubtful", {}).items():
+        yield ""
+        yield f"**{code(key)}**: {cell(why)}."
+    differs = seed.get("differs", {})
+    if differs:
+        yield ""
+        yield "| differs from the document | here |"
+        yield "| --- | --- |"
+        yield from (f"| {code(key)} | {cell(why)} |" for key, why in differs.items())
+    added = added_by_the_recipe(seed)
+    yield ""
+    if not added:
+        yield "The recipe adds nothing."
+        return
+    yield "The recipe adds, with the reasons that `pod-agent recipe` prints:"
+    yield ""
+    yield "```"
+    yield from added
+    yield "```"
+
+
+def added_by_the_recipe(seed: dict[str, Any]) -> list[str]:
+    """Return the arguments and variables that the document's command lacks."""
+    typed_there = {key.lstrip("+") for key in seed["job"]}
+    made = parsed(command_of_seed(seed))
+    return [
+        f"{key.removeprefix('env:')}={value}{' in the environment' * key.startswith('env:')}"
+        for key, value in made.items()
+        if key not in typed_there
+    ]
+
+
+PAGES = {f"recipes/{name}.md": name for name in NAMES}
+
+
+def check(path: Path, wanted: str) -> None:
+    """Compare a page with what it is made of, or write it."""
+    if os.environ.get("POD_AGENT_UPDATE_DOCS") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted, encoding="utf-8")
+        return
+    assert path.is_file(), "POD_AGENT_UPDATE_DOCS=1 writes it"
+    assert path.read_text(encoding="utf-8") == wanted, "POD_AGENT_UPDATE_DOCS=1 writes it"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_settings_of_a_recipe(page: str) -> None:
+    """The page has every row of the table."""
+    check(ROOT / "docs" / page, settings_page(PAGES[page]))
+
+
+def test_no_page_is_left_over() -> None:
+    """Each page belongs to a recipe."""
+    found = {path.name for path in (ROOT / "docs" / "recipes").glob("*.md")}
+    assert {f"{name}.md" for name in NAMES} <= found
+
+
+def test_migrate() -> None:
+    """The page has every step of the documents, and every launch command."""
+    check(ROOT / "docs" / "migrate.md", migrate_page())
+
+
+@pytest.mark.parametrize(
+    "seed", [seed for seed in load("seeds")["seed"] if "ours" in seed], ids=lambda seed: seed["id"]
+)
+def test_what_is_typed_is_what_is_tested(seed: dict[str, Any]) -> None:
+    """A shell gives the words of the page the values of the table."""
+    lines = "\n".join(typed(seed["ours"]["environment"], "x"))
+    words = shlex.split(lines)
+    found = dict(word.split("=", 1) for word in words if word != "export")
+    wanted = {"AGENT_JOB": "x", **seed["ours"]["environment"]}
+    assert {k: shlex.split(v) for k, v in found.items()} == {
+        k: shlex.split(v) for k, v in wanted.items()
+    }

@@ -1,0 +1,333 @@
+"""Each recipe's settings beside those of its framework's scripts, with the reason to differ."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.base.errors import AgentError
+from agent.bundled import trl_grpo
+from agent.cli.local import whole_numbers
+from agent.cli.recipes import node_sizes, recipe_command
+from agent.settings.jobs import RECIPES
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import Command
+
+FOLDER = Path(__file__).parents[2] / "data" / "framework_defaults"
+NAMES = [job.name for job in RECIPES if job.framework]
+ENVIRON = {
+    "AGENT_MODEL": "Qwen/Qwen2.5-7B-Instruct",
+    "AGENT_TRAIN_DATA": "/data/train.parquet",
+    "AGENT_CHECKPOINTS": "/volume/checkpoints",
+    "PATH": "/usr/bin:/bin",
+}
+COMMIT = re.compile(r"[0-9a-f]{40}")
+KINDS = {"script", "documentation", "defaults"}
+UNSET = "unset"
+"""The script leaves the setting to the framework's default."""
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    """Read one of the files."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    loaded: dict[str, Any] = toml.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@cache
+def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
+    """Return each flag, key or environment variable (`env:NAME`) that the recipe sets."""
+    nodes, gpus = shape.split("x")
+    sizes = node_sizes(int(nodes), whole_numbers(gpus), None)
+    command, _ = recipe_command(ENVIRON, recipe, sizes, release or None)
+    if recipe == "trl-grpo":  # a program of this project, whose own defaults count
+        options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
+        return {
+            name: "on" if value is True else str(value)
+            for name, value in options.items()
+            if value is not None and value is not False and value != ""
+        }
+    return parsed(command)
+
+
+def parsed(command: Command) -> dict[str, str]:
+    """Return the flags, keys and environment variables of a command; a switch is `on`."""
+    found = {f"env:{name}": value for name, value in command.env.items()}
+    flag = ""
+    for word in command.argv:
+        if word.startswith("--"):
+            flag = word[2:]
+            found[flag] = ""
+        elif flag:
+            found[flag] = f"{found[flag]} {word}".strip()
+        elif "=" in word:
+            key, value = word.split("=", 1)
+            found[key.lstrip("+")] = value
+    return {name: value or "on" for name, value in found.items()}
+
+
+def plain(value: object) -> str:
+    """Return a value in a form in which equal values are equal: 1e-06 is 1e-6."""
+    text = str(value).strip().strip("'\"")
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text.lower().replace(" ", "")
+
+
+def releases_of(recipe: dict[str, Any], setting: dict[str, Any]) -> list[str]:
+    """Return the releases that a row is about."""
+    return setting.get("releases") or recipe["releases"] or [""]
+
+
+def default_of(setting: dict[str, Any], release: str) -> str | None:
+    """Return what the framework takes if nobody sets the setting."""
+    default = setting.get("default")
+    if isinstance(default, list):
+        return next((one["value"] for one in default if release in one["releases"]), None)
+    return default
+
+
+def ours_of(setting: dict[str, Any], shape: str) -> str | None:
+    """Return what the row says that the recipe sets; None if it leaves the default."""
+    ours: str | dict[str, str] | None = setting.get("ours")
+    return ours.get(shape) if isinstance(ours, dict) else ours
+
+
+def theirs_of(setting: dict[str, Any]) -> list[str]:
+    """Return the values of the framework's scripts."""
+    theirs = setting["theirs"]
+    return [theirs] if isinstance(theirs, str) else [one["value"] for one in theirs]
+
+
+def is_equal(recipe: dict[str, Any], setting: dict[str, Any]) -> bool:
+    """Return whether the recipe sets what every script sets, or leaves the same default."""
+    for release in releases_of(recipe, setting):
+        default = default_of(setting, release)
+        for shape in recipe["shapes"]:
+            ours = ours_of(setting, shape)
+            for theirs in theirs_of(setting):
+                their = default if theirs == UNSET else theirs
+                if plain(default if ours is None else ours) != plain(their):
+                    return False
+    return True
+
+
+def test_every_recipe_has_a_file() -> None:
+    """Each recipe with a framework is compared with that framework's scripts."""
+    assert NAMES
+    assert [name for name in NAMES if not (FOLDER / f"{name}.toml").is_file()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sources(name: str) -> None:
+    """A source is a file at a commit or in a package; rows refer to sources of the same file."""
+    recipe = load(name)
+    assert recipe["recipe"] == name
+    ids = [source["id"] for source in recipe["source"]]
+    assert len(set(ids)) == len(ids)
+    for source in recipe["source"]:
+        if "package" in source:
+            assert re.fullmatch(r"[\w-]+==[\d.]+", source["package"])
+            assert re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
+        else:
+            assert COMMIT.fullmatch(source["commit"]), source
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+", source["repository"])
+        assert source["kind"] in KINDS
+        assert source["file"]
+        assert source["about"]
+    for setting in recipe["setting"]:
+        theirs = setting["theirs"]
+        for one in theirs if isinstance(theirs, list) else []:
+            assert set(one["in"]) <= set(ids), setting["name"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_differences_have_reasons(name: str) -> None:
+    """A setting that differs from a script has a reason."""
+    recipe = load(name)
+    unexplained = [
+        setting["name"]
+        for setting in recipe["setting"]
+        if not is_equal(recipe, setting) and not setting.get("why")
+    ]
+    assert unexplained == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_values_are_those_of_the_recipe(name: str) -> None:
+    """`ours` is what the recipe's command sets, in each release and shape that the row names."""
+    recipe = load(name)
+    wrong = []
+    for setting in recipe["setting"]:
+        names = [setting["name"], *setting.get("formerly", [])]
+        for release in releases_of(recipe, setting):
+            for shape in recipe["shapes"]:
+                found = settings_of(name, release, shape)
+                value = next((found[one] for one in names if one in found), None)
+                said = ours_of(setting, shape)
+                if (value is None) != (said is None) or plain(value) != plain(said):
+                    wrong.append((setting["name"], release, shape, value, said))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_named_once(name: str) -> None:
+    """No setting has two rows for the same release."""
+    recipe = load(name)
+    seen = [
+        (setting["name"], release)
+        for setting in recipe["setting"]
+        for release in releases_of(recipe, setting)
+    ]
+    assert len(set(seen)) == len(seen)
+
+
+def cited(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that name a repository, after a check of what they say of it."""
+    named = [row for row in rows if "repository" in row]
+    for row in named:
+        assert COMMIT.fullmatch(row["commit"]), row
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", row["repository"])
+        assert row["file"]
+    return named
+
+
+def test_shapes() -> None:
+    """Each shape names its source, and is complete enough for an estimate of its memory."""
+    shapes = load("shapes")["shape"]
+    assert len(cited(shapes)) == len(shapes) >= 12
+    assert len({shape["id"] for shape in shapes}) == len(shapes)
+    for shape in shapes:
+        assert shape["billions"] > 0
+        assert shape["nodes"] * shape["gpus"] % shape.get("tensor_parallel", 1) == 0
+        assert shape["sharding"] in {"fsdp", "fsdp2", "zero2", "zero3"}
+        assert set(shape["offload"]) <= {"parameters", "gradients", "optimizer"}
+        assert shape["reference"] in {"resident", "offloaded", "apart", "none"}
+        assert ("gpu" in shape) <= ("gpu_memory" in shape)
+
+
+@pytest.mark.parametrize("model", load("shapes")["model"], ids=lambda model: model["name"])
+def test_parameters_of_models(model: dict[str, Any]) -> None:
+    """The parameters follow from the other facts, and agree with the model's name."""
+    hidden, heads, head = model["hidden_size"], model["heads"], model["head_size"]
+    wide, narrow = head * heads, head * model["kv_heads"]
+    attention = 2 * hidden * wide + 2 * hidden * narrow
+    attention += wide + 2 * narrow if model["qkv_bias"] else 0
+    attention += 2 * head if model["qk_norm"] else 0
+    experts = model.get("experts", 0)
+    size = model["expert_intermediate_size"] if experts else model["intermediate_size"]
+    layer = attention + 3 * hidden * size * (experts or 1) + hidden * experts + 2 * hidden
+    vocabulary = model["vocab_size"] * hidden * (1 if model["tied"] else 2)
+    assert model["parameters"] == model["layers"] * layer + hidden + vocabulary
+    named = re.search(r"-(\d+(?:\.\d+)?)B", model["name"])
+    assert named is not None
+    assert float(named[1]) == pytest.approx(model["parameters"] / 1e9, rel=0.2)
+    assert model["sources"]
+
+
+SEEDS = load("seeds")["seed"]
+PROBES = [
+    pytest.param(seed, probe, id=f"{seed['id']}-{number}")
+    for seed in SEEDS
+    for number, probe in enumerate(seed.get("check", []))
+]
+
+
+def test_seeds() -> None:
+    """Each row says which document it is of, and in which order things start there."""
+    assert len({seed["id"] for seed in SEEDS}) == len(SEEDS)
+    for seed in SEEDS:
+        assert seed["document"]
+        assert seed["order"]
+        assert set(seed.get("differs", {})) <= set(seed.get("job", {}))
+    assert cited(SEEDS)
+
+
+@pytest.mark.parametrize(("seed", "probe"), PROBES)
+def test_what_the_seeds_give(tmp_path: Path, seed: dict[str, Any], probe: dict[str, Any]) -> None:
+    """A row's command or refusal is the program's own, as long as the row stands."""
+    ours = seed["ours"]
+    own = dict(probe.get("environment", {}))
+    if "data" in probe:
+        own["AGENT_TRAIN_DATA"] = str(tmp_path / "train.jsonl")
+        (tmp_path / "train.jsonl").write_text(probe["data"])
+    given = {} if probe.get("only") else ours["environment"]
+    environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
+    nodes = node_sizes(
+        int(probe.get("nodes", seed["nodes"])), whole_numbers(str(seed["gpus"])), None
+    )
+    release = probe.get("release", ours.get("release"))
+    try:
+        whole = {**environ, **given, **own}
+        command, _ = recipe_command(whole, ours["recipe"], nodes, release)
+        found = (0, " ".join(command.argv))
+    except AgentError as error:
+        found = (error.end.exit_code, error.sentence())
+    assert found[0] == probe["exit"], found[1]
+    for words in [*probe.get("has", []), *([probe["says"]] if "says" in probe else [])]:
+        assert words in found[1]
+    for words in probe.get("lacks", []):
+        assert words not in found[1]
+
+
+def command_of_seed(seed: dict[str, Any]) -> Command:
+    """Return the command that the environment beside a document's job gives."""
+    full = [one for one in seed["check"] if one["exit"] == 0 and not one.get("only")]
+    ours = seed["ours"]
+    environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
+    release = full[0].get("release", ours.get("release"))
+    nodes = node_sizes(int(seed["nodes"]), whole_numbers(str(seed["gpus"])), None)
+    return recipe_command({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])
+def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
+    """Each flag or key of the document's job comes out as typed, or `differs` gives the reason."""
+    if "check" not in seed:
+        return
+    found = parsed(command_of_seed(seed))
+    other = {
+        key
+        for key, value in seed["job"].items()
+        if plain(found.get(key.lstrip("+"))) != plain(value)
+    }
+    assert other == set(seed.get("differs", {}))
+
+
+def test_the_last_assignment_of_a_variable_counts() -> None:
+    """A script that assigns a variable several times runs with the last value."""
+    seeds = [seed for seed in SEEDS if "assigned" in seed]
+    assert seeds
+    for seed in seeds:
+        for variable, values in seed["assigned"].items():
+            assert {seed["job"][key] for key in seed["uses"][variable]} == {values[-1]}
+
+
+def test_nothing_is_typed_that_saves_nothing() -> None:
+    """A document that never saves is not followed in silence: a further attempt resumes."""
+    for seed in SEEDS:
+        typed = seed.get("ours", {}).get("environment", {}).get("AGENT_JOB_ARGS", "")
+        assert "save_freq=-1" not in typed, seed["id"]
+        assert "--save_steps -1" not in typed, seed["id"]
+
+
+def test_a_rate_far_above_the_recipes_is_doubtful() -> None:
+    """The page warns of a learning rate more than five times the recipe's own."""
+    for seed in [seed for seed in SEEDS if "check" in seed]:
+        ours = seed["ours"]["environment"]
+        bare = {**seed["ours"], "environment": {**ours, "AGENT_JOB_ARGS": ""}}
+        if "critic_num_nodes" in seed["job"]:  # its models apart need their arguments
+            continue
+        own, typed = (parsed(command_of_seed({**seed, "ours": x})) for x in (bare, seed["ours"]))
+        for key in [key for key in typed if key.endswith(("learning_rate", "optim.lr"))]:
+            far = key in own and float(typed[key]) > 5 * float(own[key])
+            assert far == (key in seed.get("doubtful", {})), (seed["id"], key)

@@ -1,0 +1,366 @@
+"""Sizes by memory: models, the shapes of the frameworks' own scripts, refusals, monotony."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.frameworks import sizing
+from agent.frameworks.recipe import MisfitError, ModelShape, NodeSize
+from agent.frameworks.sizing import Layout, Workload, sizing_of
+from agent.node.facts import Facts, NodeVersions
+from unit.frameworks.test_framework_defaults import load
+
+MODELS: list[dict[str, Any]] = load("shapes")["model"]
+SHAPES: list[dict[str, Any]] = load("shapes")["shape"]
+LAYOUTS = {
+    "verl": sizing.VERL,
+    "openrlhf": sizing.OPENRLHF,
+    "openrlhf-m": sizing.OPENRLHF,
+    "search-r1": sizing.SEARCH_R1,
+    "trl": sizing.OPENRLHF_TRAIN,
+}
+WITHOUT_ENGINES = {"sft", "rm", "dpo"}
+
+
+def config_of(model: dict[str, Any]) -> dict[str, object]:
+    """Return the `config.json` of a model in shapes.toml."""
+    config = {
+        "hidden_size": model["hidden_size"],
+        "num_hidden_layers": model["layers"],
+        "num_attention_heads": model["heads"],
+        "num_key_value_heads": model["kv_heads"],
+        "head_dim": model["head_size"],
+        "intermediate_size": model["intermediate_size"],
+        "vocab_size": model["vocab_size"],
+        "tie_word_embeddings": model["tied"],
+    }
+    if "experts" in model:
+        config["num_experts"] = model["experts"]
+        config["num_experts_per_tok"] = model["experts_per_token"]
+        config["moe_intermediate_size"] = model["expert_intermediate_size"]
+    return config
+
+
+def by_name(name: str) -> ModelShape:
+    """Return the shape that a name stands for."""
+    found = ModelShape.from_name(name)
+    assert found is not None
+    return found
+
+
+def workload(
+    model: str = "7B",
+    nodes: int = 1,
+    gpus: int = 8,
+    memory: int | None = 80,
+    layouts: tuple[Layout, ...] = sizing.VERL,
+    **more: Any,  # noqa: ANN401 - further fields
+) -> Workload:
+    """Return a workload on equal nodes."""
+    sizes = (NodeSize(gpus, gpu_memory=memory),) * nodes
+    shape = by_name(model)
+    given = {"tokens": 4096, "share": 0.6, "model": shape, **more}
+    return Workload(layouts, nodes=sizes, **given)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
+def test_models(model: dict[str, Any]) -> None:
+    """`config.json` gives the parameters, and the name about as many."""
+    exact = ModelShape.from_config(config_of(model))
+    assert exact is not None
+    assert exact.parameters == pytest.approx(model["parameters"], rel=1e-3)
+    assert exact.cached == model["layers"] * 2 * model["kv_heads"] * model["head_size"]
+    estimate = by_name(model["name"])
+    assert estimate.parameters == pytest.approx(exact.parameters, rel=0.2)
+    assert estimate.token() == pytest.approx(exact.token(), rel=0.25)
+
+
+def test_a_vision_model() -> None:
+    """A model of text and images nests its text part, and adds a vision tower."""
+    text = config_of(next(model for model in MODELS if model["name"] == "Qwen/Qwen2.5-7B"))
+    tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420}
+    plain = ModelShape.from_config(text)
+    nested = ModelShape.from_config({"text_config": text, "vision_config": tower})
+    assert plain is not None
+    assert nested is not None
+    assert 0.5e9 < nested.parameters - plain.parameters < 0.8e9  # 0.67 B in Qwen2.5-VL
+    assert ModelShape.from_config({"hidden_size": "7B"}) is None
+
+
+def test_deepseek_v3() -> None:
+    """671 B parameters with shared experts, dense first layers and a small KV cache."""
+    found = ModelShape.from_config(
+        {
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "head_dim": 64,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "vocab_size": 129280,
+        }
+    )
+    assert found is not None
+    assert found.parameters == pytest.approx(671e9, rel=0.03)
+    assert found.cached == 61 * 576
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("7B", 7),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 0.5),
+        ("OpenRLHF/Llama-3-8b-sft-mixture", 8),
+        ("mistralai/Mixtral-8x7B-v0.1", 56),
+        ("HuggingFaceTB/SmolLM2-135M", 0.135),
+        ("/models/qwen3-30b-a3b", 30),
+        ("microsoft/Phi-3-mini-4k-instruct", None),
+        ("gpt2", None),
+        ("org/model-4bit", None),
+        ("Qwen2.5", None),
+        ("0B", None),
+    ],
+)
+def test_sizes_in_names(name: str, billions: float | None) -> None:
+    """A size in a name is a number before B or M."""
+    found = ModelShape.from_name(name)
+    assert (found and found.parameters / 1e9) == (billions and pytest.approx(billions))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["id"])
+def test_shapes_of_the_frameworks_fit(shape: dict[str, Any]) -> None:
+    """What runs by the frameworks' own scripts is not refused."""
+    apart = shape["reference"] == "apart"  # the actor on 8 GPUs of its own, engines on others
+    no_engines = apart or shape["algorithm"] in WITHOUT_ENGINES or shape["framework"] == "trl"
+    layouts = LAYOUTS[shape["framework"]]
+    known = next((model for model in MODELS if model["name"] == shape["model"]), None)
+    load = Workload(
+        sizing.OPENRLHF_TRAIN if shape["algorithm"] in WITHOUT_ENGINES else layouts,
+        shape.get("total_length") or shape.get("prompt", 512) + shape.get("answer", 512),
+        (NodeSize(shape["gpus"], gpu_memory=shape.get("gpu_memory", 80)),)
+        * (1 if apart else shape["nodes"]),
+        model=by_name(f"{shape['billions']}B")
+        if known is None
+        else ModelShape.from_config(config_of(known)),
+        trained=2 if shape.get("critic") and not apart else 1,
+        frozen=0 if apart or shape["reference"] == "none" else 1,
+        share=0.0 if no_engines else 0.6,
+        adapters="lora_rank" in shape,
+    )
+    found = sizing_of(load)
+    assert found.tokens >= load.tokens
+    assert bool(found.share) == bool(load.share)
+    if "tensor_parallel" in shape and shape["tensor_parallel"] <= shape["gpus"] and not no_engines:
+        sizing_of(replace(load, tensor_parallel=shape["tensor_parallel"]))
+
+
+REFUSED = [
+    (workload("72B", memory=24, layouts=sizing.OPENRLHF, trained=2, frozen=2), "from 24×8 on"),
+    (workload("72B", memory=24, trained=2), "from 3×8 on"),
+    (workload("72B"), "FSDP2 with all states in CPU memory needs 1,192 GB of a node"),
+    (workload("72B"), "from 2×8 on, or with GPUs of 192 GB"),
+    (workload("8B", gpus=1), "from 1×2 on"),
+    (workload("671B-A37B", layouts=sizing.OPENRLHF), "nor on 64 such nodes"),
+    (workload("8B", gpus=1, memory=24, layouts=sizing.OPENRLHF_TRAIN, share=0.0), "from 1×2 on"),
+]
+
+
+@pytest.mark.parametrize(("load", "remedy"), REFUSED)
+def test_refusals_name_what_would_fit(load: Workload, remedy: str) -> None:
+    """What cannot fit is refused, with the arithmetic and the smallest nodes that fit."""
+    with pytest.raises(MisfitError, match=r" B on .* GB: no: .* GB.*; ") as caught:
+        sizing_of(load)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(("load", "remedy"), REFUSED)
+def test_own_arguments_turn_refusals_into_warnings(load: Workload, remedy: str) -> None:
+    """Whoever sets a related argument, or has unknown GPUs, gets a warning instead."""
+    found = sizing_of(replace(load, given=("AGENT_TENSOR_PARALLEL",)))
+    assert remedy in found.warnings[0]
+    assert "Not refused: AGENT_TENSOR_PARALLEL set" in found.warnings[0]
+    known = load.nodes[0].gpu_memory
+    unknown = replace(load, nodes=tuple(replace(node, gpu_memory=None) for node in load.nodes))
+    if known == 80:
+        assert "their memory is not known here" in sizing_of(unknown).warnings[0]
+
+
+def test_figures() -> None:
+    """Each choice has its arithmetic as a sentence."""
+    found = sizing_of(workload("7.6B", nodes=3))
+    assert found.layout is sizing.VERL_RESIDENT
+    assert "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB" in found.why["layout"]
+    assert found.why["tensor_parallel"] == "15.2 GB of weights / 1 = 15.2 GB of 80 GB"
+    assert set(found.why) == {"layout", "tensor_parallel", "share", "tokens", "within_nodes"}
+    assert found.notes == (
+        "sized for 7.6 B parameters, by the name 7.6B",
+        "a node needs 70.4 GB of memory: 40.0 GB to load, 40.0 GB to train, 70.4 GB to save",
+    )
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "size"),
+    [("7B", 80, 1), ("14B", 80, 2), ("32B", 80, 4), ("72B", 80, 8), ("1.5B", 24, 1), ("3B", 24, 1)],
+)
+def test_tensor_parallel_follows_from_the_size(model: str, memory: int, size: int) -> None:
+    """An engine's weights take at most a quarter of a GPU."""
+    assert sizing_of(workload(model, nodes=8, memory=memory)).tensor_parallel == size
+
+
+def test_heads_limit_tensor_parallel() -> None:
+    """Engines divide the attention's heads: 28 of them not by 8."""
+    config = config_of(next(model for model in MODELS if model["name"] == "Qwen/Qwen2.5-7B"))
+    load = replace(workload(memory=24), model=ModelShape.from_config(config))
+    assert sizing_of(load).tensor_parallel == 4
+
+
+@pytest.mark.parametrize(
+    ("load", "layout"),
+    [
+        (workload("7B"), sizing.VERL_RESIDENT),
+        (workload("7B", gpus=2), sizing.VERL_OFFLOAD),
+        (workload("32B", nodes=2, trained=2), sizing.VERL_OFFLOAD),
+        (workload("7B", gpus=4, memory=24), sizing.VERL_CPU),
+        (workload("8B", layouts=sizing.OPENRLHF, trained=2, frozen=2), sizing.ZERO3_SLEEP),
+        (workload("32B", layouts=sizing.OPENRLHF, frozen=1), sizing.ZERO3_OFFLOAD),
+        (workload("8B", layouts=sizing.OPENRLHF_TRAIN, share=0.0), sizing.ZERO2),
+        (workload("32B", layouts=sizing.OPENRLHF_TRAIN, share=0.0, nodes=2), sizing.ZERO3),
+        (workload("32B", layouts=sizing.OPENRLHF_TRAIN, share=0.0), sizing.ZERO3_OFFLOAD),
+    ],
+)
+def test_layouts(load: Workload, layout: Layout) -> None:
+    """The fastest layout that fits with room to spare is taken."""
+    assert sizing_of(load).layout is layout
+
+
+def test_adapters_take_less() -> None:
+    """LoRA on 72B fits where full training does not."""
+    assert sizing_of(workload("72B", adapters=True)).tensor_parallel == 8
+
+
+def test_slow_networks_shard_within_nodes() -> None:
+    """On a slow network shards stay within nodes, if a node holds them all."""
+    assert not sizing_of(workload("7B", nodes=2)).within_nodes
+    slow = sizing_of(workload("7B", nodes=2, link=1e8))
+    assert slow.within_nodes
+    assert "7 B × 16 bytes / 8 GPUs = 14.0 GB" in slow.why["layout"]
+    assert not sizing_of(workload("32B", nodes=4, link=1e8)).within_nodes
+
+
+def test_assumptions_are_named() -> None:
+    """An unknown model is not sized, and unknown GPUs are taken for common ones."""
+    unknown = sizing_of(replace(workload(), model=None))
+    assert (unknown.tensor_parallel, unknown.share, unknown.tokens) == (1, 0.6, 0)
+    assert "the model's size is not known" in unknown.notes[0]
+    assert "sized for GPUs of 80 GB" in " ".join(sizing_of(workload(memory=None)).notes)
+    without = sizing_of(workload(gpus=0))
+    assert (without.layout, without.tensor_parallel) == (sizing.VERL_RESIDENT, 1)
+    assert without.notes == ()
+
+
+def test_long_sequences_are_warned_of() -> None:
+    """A limit on the length is no refusal, since most sequences are shorter."""
+    found = sizing_of(workload("72B", nodes=4, tokens=136_000))
+    assert found.tokens == 136_000
+    assert "a sequence of all 136000 tokens may run out of memory: about " in found.warnings[-1]
+
+
+def gpu_memory(*models: str) -> int | None:
+    """Return the memory of a node with these GPUs."""
+    return Facts("node", {}, node_versions=NodeVersions(gpu_models=models)).gpu_memory
+
+
+@pytest.mark.parametrize(
+    ("model", "memory"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80),
+        ("NVIDIA H100 NVL", 94),
+        ("NVIDIA GH200 480GB", 96),  # 480 GB are the CPU's
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA L40S", 48),
+        ("NVIDIA L4", 24),
+        ("NVIDIA GeForce RTX 4090", 24),
+        ("NVIDIA RTX 6000 Ada Generation", 48),
+        ("Tesla T4", 16),
+        ("AMD Instinct MI300X 192 GiB", 192),
+        ("NVIDIA TITAN", None),
+    ],
+)
+def test_memory_of_gpus(model: str, memory: int | None) -> None:
+    """The name of a GPU has its memory, or stands for it."""
+    assert gpu_memory(model) == memory
+
+
+def test_the_smallest_gpu_counts() -> None:
+    """A node's memory is that of its smallest GPU, if all are known."""
+    assert gpu_memory("NVIDIA H200", "NVIDIA H100 PCIe") == 80
+    assert gpu_memory("NVIDIA H200", "NVIDIA TITAN") is None
+    assert gpu_memory() is None
+
+
+def fits(load: Workload) -> bool:
+    """Return whether a workload is not refused."""
+    try:
+        sizing_of(load)
+    except MisfitError:
+        return False
+    return True
+
+
+LOADS = st.builds(
+    workload,
+    st.sampled_from(["0.5B", "3B", "7B", "14B", "30B-A3B", "32B", "72B", "235B-A22B"]),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([16, 24, 48, 80, 141]),
+    st.sampled_from([sizing.VERL, sizing.OPENRLHF, sizing.OPENRLHF_TRAIN, sizing.SEARCH_R1]),
+    tokens=st.sampled_from([512, 4096, 32_768]),
+    trained=st.sampled_from([1, 2]),
+    frozen=st.sampled_from([0, 1, 2]),
+    share=st.sampled_from([0.0, 0.5, 0.9]),
+    link=st.sampled_from([None, 1e8, 1e10]),
+)
+
+
+@given(
+    LOADS,
+    st.integers(0, 4),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0, 8, 61]),
+)
+def test_more_never_makes_it_refused(load: Workload, nodes: int, times: int, memory: int) -> None:
+    """More nodes, GPUs or memory never make a fit refused, nor does training adapters only."""
+    if not fits(load):
+        return
+    node = load.nodes[0]
+    larger = replace(node, gpus=node.gpus * times, gpu_memory=(node.gpu_memory or 0) + memory)
+    more = replace(load, nodes=(larger,) * (len(load.nodes) + nodes))
+    assert fits(more)
+    assert fits(replace(more, adapters=True))
+
+
+@given(LOADS)
+def test_sizes_stay_within_the_nodes(load: Workload) -> None:
+    """An engine is within a node, its share leaves room, and a sequence fits the cap."""
+    try:
+        found = sizing_of(load)
+    except MisfitError as refusal:
+        assert " GB" in str(refusal)  # noqa: PT017 - refusals have figures
+        return
+    assert load.gpus % found.tensor_parallel == 0
+    assert (0 < found.share <= 0.95) if load.share else found.share == 0
+    assert found.tokens >= load.tokens
+    assert found.layout.name in {layout.name for layout in load.layouts}

@@ -1,0 +1,358 @@
+"""verl's recipes: sized for the nodes in each version's keys, or refused with what fits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.frameworks import verl
+from agent.frameworks.recipe import Command, MisfitError, NodeSize, RecipeInput, Version
+from agent.frameworks.verl import REWARD_FUNCTION, make
+from support.recipe_words import arguments
+from support.verl_asked import MINI, RELEASES, TENSOR, asked
+
+STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("recipe", ["verl-grpo", "verl-ppo"])
+@pytest.mark.parametrize(
+    ("shape", "tensor_parallel", "groups", "batches", "said"),
+    [
+        ("1x1", 1, (1, 1), (1024, 256), "1 GPU = 1 engine × 1; batch 1024 = 4 × 256"),
+        ("1x8", 1, (1, 8), (1024, 256), "8 GPUs = 8 engines × 1; batch 1024 = 4 × 256"),
+        ("2x8", 2, (2, 8), (1024, 256), "16 GPUs = 8 engines × 2; batch 1024 = 4 × 256"),
+        ("3x8", 1, (3, 8), (1056, 264), "24 GPUs = 24 engines × 1; batch 1056 = 4 × 264"),
+        ("16x8", 8, (16, 8), (1024, 256), "128 GPUs = 16 engines × 8; batch 1024 = 4 × 256"),
+        ("2x4", 4, (2, 4), (1024, 256), "8 GPUs = 2 engines × 4; batch 1024 = 4 × 256"),
+        ("2x4", 8, (2, 4), (1024, 256), "8 GPUs = 1 engine × 8; batch 1024 = 4 × 256"),
+        ("8,8,4", 2, (5, 4), (1040, 260), "20 GPUs = 10 engines × 2; batch 1040 = 4 × 260"),
+        ("8,6", 2, (7, 2), (1008, 252), "14 GPUs = 7 engines × 2; batch 1008 = 4 × 252"),
+        ("0/8,8,8", 4, (2, 8), (1024, 256), "16 GPUs = 4 engines × 4; batch 1024 = 4 × 256"),
+    ],
+)
+def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
+    version: Version,
+    recipe: str,
+    shape: str,
+    tensor_parallel: int,
+    groups: tuple[int, int],
+    batches: tuple[int, int],
+    said: str,
+) -> None:
+    """GPUs form equal groups, and batches are divisible by all of them."""
+    what = asked(shape, version, recipe=recipe, tensor_parallel=tensor_parallel)
+    if version < (0, 6) and shape in {"8,8,4", "8,6"}:
+        with pytest.raises(MisfitError, match="places one group on a node"):
+            make(what)
+        return
+    command = make(what)
+    found = arguments(command)
+    assert (int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])) == groups
+    assert (int(found["data.train_batch_size"]), int(found[MINI])) == batches
+    assert int(found[TENSOR]) == tensor_parallel
+    assert command.notes[0] == said
+    assert set(command.why) == set(found)
+    assert all(command.why.values())
+
+
+def test_supported_versions() -> None:
+    """The newest patch of each minor release, and 0.7.0, which has other keys and CPUs."""
+    assert verl.VERSIONS == ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+
+
+def test_grpo_and_ppo_differ() -> None:
+    """GRPO has groups and a reference, PPO has a critic."""
+    grpo, ppo = (arguments(make(asked(recipe=name))) for name in ("verl-grpo", "verl-ppo"))
+    assert grpo["algorithm.adv_estimator"] == "grpo"
+    assert grpo["actor_rollout_ref.rollout.n"] == "8"
+    assert grpo["actor_rollout_ref.actor.use_kl_loss"] == "True"
+    assert ppo["algorithm.adv_estimator"] == "gae"
+    assert ppo["actor_rollout_ref.rollout.n"] == "1"
+    assert ppo["critic.model.path"] == "Qwen/Qwen2.5-7B"
+    assert "critic.model.path" not in grpo
+    assert "actor_rollout_ref.actor.use_kl_loss" not in ppo
+
+
+def test_it_saves_and_resumes() -> None:
+    """Checkpoints are saved, which verl's default does not do, and resumed."""
+    found = arguments(make(asked()))
+    assert found["trainer.default_local_dir"] == "/data/checkpoints"
+    assert found["trainer.resume_mode"] == "auto"
+    assert int(found["trainer.save_freq"]) > 0
+
+
+def test_without_eval_data_nothing_is_evaluated() -> None:
+    """Verl requires a validation file: it gets the training data and does not use it."""
+    command = make(asked())
+    found = arguments(command)
+    assert found["data.val_files"] == "/data/train.parquet"
+    assert found["trainer.val_before_train"] == "False"
+    assert "trainer.test_freq" not in found
+    assert any("AGENT_EVAL_DATA" in note for note in command.notes)
+    found = arguments(make(asked(eval_data="/data/test.parquet")))
+    assert found["data.val_files"] == "/data/test.parquet"
+    assert int(found["trainer.test_freq"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("wandb", "logger"), [(True, '["console","wandb"]'), (False, '["console"]')]
+)
+def test_wandb_needs_a_key(*, wandb: bool, logger: str) -> None:
+    """W&B is used only with a key; verl's default fails without a login."""
+    assert arguments(make(asked(wandb=wandb)))["trainer.logger"] == logger
+
+
+@pytest.mark.parametrize("version", RELEASES[1:])
+def test_the_reward_function_asks_the_server(version: Version) -> None:
+    """Its keys moved in 0.7.1, and 0.6 awaits it only in asynchronous rollouts."""
+    command = make(asked(version=version, scores=True))
+    root = "custom_reward_function" if version < (0, 7, 1) else "reward.custom_reward_function"
+    found = arguments(command)
+    assert found[f"{root}.path"] == REWARD_FUNCTION
+    assert found[f"{root}.name"] == "compute_score"
+    assert f"+{root}.reward_kwargs.url='{{reward_url}}'" in command.argv
+    mode = found.get("actor_rollout_ref.rollout.mode")
+    assert mode == ("async" if version < (0, 7) else None)
+    assert not [key for key in arguments(make(asked(version=version))) if "reward" in key]
+
+
+def test_a_reward_server_needs_asynchronous_rollouts_in_0_6() -> None:
+    """Synchronous rollouts would use the coroutine as the reward."""
+    with pytest.raises(MisfitError, match="only in async"):
+        make(asked("2x8", (0, 6, 1), "actor_rollout_ref.rollout.mode=sync", scores=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor_parallel", "said"),
+    [
+        ("0/8,0/8", 1, "no node has one"),
+        ("1x8", 16, "engines of 16 GPUs do not fit nodes of 8 GPUs"),
+        ("1x6", 4, "engines of 4 GPUs do not fit nodes of 6 GPUs"),
+        ("2x6", 4, "engines of 4 GPUs do not fit nodes of 6, 6 GPUs"),
+        ("8,4", 16, "engines of 16 GPUs do not fit nodes of 8, 4 GPUs"),
+        ("4,2", 6, "engines of 6 GPUs do not fit nodes of 4, 2 GPUs"),
+    ],
+)
+def test_engines_that_do_not_fit_are_refused(shape: str, tensor_parallel: int, said: str) -> None:
+    """The refusal names the nodes."""
+    with pytest.raises(MisfitError, match=said):
+        make(asked(shape, tensor_parallel=tensor_parallel))
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "tensor_parallel", "scores", "needs"),
+    [
+        ((0, 6, 1), "2x8", 2, False, 9),
+        ((0, 6, 1), "2x8", 2, True, 13),
+        ((0, 7, 0), "2x8", 2, False, 29),
+        ((0, 7, 0), "2x4", 8, False, 14),
+        ((0, 7, 1), "2x8", 2, False, 25),
+        ((0, 8, 0), "2x8", 2, True, 25),
+        ((0, 8, 0), "1x1", 1, False, 4),
+    ],
+)
+def test_too_few_cpus_are_refused(
+    version: Version, shape: str, tensor_parallel: int, *, scores: bool, needs: int
+) -> None:
+    """The exact number of CPUs is accepted; one less is refused with the node's name."""
+
+    def made(cpus: int) -> Command:
+        return make(
+            asked(shape, version, tensor_parallel=tensor_parallel, scores=scores, cpus=cpus)
+        )
+
+    assert made(needs)
+    with pytest.raises(MisfitError) as refusal:
+        made(needs - 1)
+    assert f"node 0 has {needs - 1} of {needs} CPUs" in str(refusal.value)
+    assert "AGENT_NUM_CPUS" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cpus", "stores"),
+    [
+        ("2x8", 29, None),
+        ("2x8", 28, "6"),
+        ("2x8", 26, "2"),
+        ("1x8", 33, None),
+        ("1x8", 32, "7"),
+        ("16x8", 26, None),
+        ("0/5,8", 28, None),
+        ("0/4,8", 28, "6"),
+        ("0/2,8", 25, "2"),
+    ],
+)
+def test_the_transfer_queue_uses_free_cpus(shape: str, cpus: int, stores: str | None) -> None:
+    """0.9 places eight stores on all nodes; with fewer free CPUs there are fewer stores."""
+    assert arguments(make(asked(shape, cpus=cpus))).get(STORES) == stores
+
+
+@pytest.mark.parametrize(
+    ("shape", "cpus", "args", "said"),
+    [
+        ("2x8", 25, (), "node 0 has 25 of 29 CPUs"),
+        ("0/0,8", 64, (), "node 0 has 0 of 4 CPUs"),
+        ("0/1,8", 64, (), "node 0 has 1 of 5 CPUs"),
+        ("2x8", 28, (f"{STORES}=8",), "node 0 has 28 of 29 CPUs"),
+    ],
+)
+def test_a_transfer_queue_without_cpus_is_refused(
+    shape: str, cpus: int, args: tuple[str, ...], said: str
+) -> None:
+    """Verl would wait for it forever."""
+    with pytest.raises(MisfitError) as refusal:
+        make(asked(shape, (0, 9, 1), *args, cpus=cpus))
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("version", RELEASES[:-1])
+def test_a_head_without_cpus_is_accepted_before_0_9(version: Version) -> None:
+    """TaskRunner then runs on a node with GPUs."""
+    assert arguments(make(asked("0/0,8/33", version)))["trainer.nnodes"] == "1"
+
+
+def test_notes_on_idle_gpus() -> None:
+    """Idle GPUs are noted."""
+    notes = make(asked("8,8,6", tensor_parallel=4)).notes
+    assert notes[0].startswith("20 GPUs = 5 engines × 4")
+    assert "2 of 22 GPUs stay idle" in notes
+
+
+def test_unknown_cpus_are_noted() -> None:
+    """If the CPUs of a node are unknown, the needed number is noted."""
+    notes = make(asked(cpus=None)).notes
+    assert "a node needs up to 29 CPUs; the CPUs of the nodes are not known here" in notes
+
+
+SIZES = st.lists(
+    st.builds(NodeSize, st.integers(0, 9), st.none() | st.integers(0, 40)), min_size=1, max_size=6
+)
+
+
+@given(
+    SIZES,
+    st.sampled_from(RELEASES),
+    st.sampled_from(["verl-grpo", "verl-ppo"]),
+    st.integers(1, 9),
+    st.none() | st.integers(1, 300),
+    st.none() | st.integers(1, 100),
+)
+def test_any_nodes_fit_or_are_refused(  # noqa: PLR0913 - what a run may differ in
+    sizes: list[NodeSize],
+    version: Version,
+    recipe: str,
+    tensor_parallel: int,
+    train: int | None,
+    mini: int | None,
+) -> None:
+    """Every command meets verl's own conditions."""
+    given_args = [f"data.train_batch_size={train}"] * bool(train) + [f"{MINI}={mini}"] * bool(mini)
+    try:
+        command = make(
+            RecipeInput(
+                recipe,
+                tuple(sizes),
+                version,
+                "m",
+                "/d",
+                checkpoints="/c",
+                tensor_parallel=tensor_parallel,
+                args=tuple(given_args),
+            )
+        )
+    except MisfitError:
+        return
+    found = arguments(command)
+    count, gpus = int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])
+    total, samples = count * gpus, int(found["actor_rollout_ref.rollout.n"])
+    batch, part = int(found["data.train_batch_size"]), int(found[MINI])
+    assert (train or batch, mini or part) == (batch, part)
+    assert sum(node.gpus // gpus for node in sizes) >= count
+    assert total % tensor_parallel == 0
+    assert gpus % tensor_parallel == 0 or tensor_parallel % gpus == 0
+    assert batch * samples % total == 0
+    assert part * samples % total == 0
+    assert batch % part == 0
+    assert version >= (0, 9) or batch * samples % 8 == 0
+    stores = int(found.get(STORES, 8))
+    each = 3 if version >= (0, 7) else 1
+    for node in sizes:
+        if node.cpus is not None:
+            queue = math.ceil(stores / len(sizes)) if version >= (0, 9) else 0
+            assert node.cpus >= node.gpus // gpus * gpus * each + queue
+
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+
+
+def test_micro_batches_turn_off_batches_by_tokens() -> None:
+    """Beside them micro batches are ignored; the parts without any keep them."""
+    found = arguments(make(asked("2x8", (0, 9, 1), MICRO, recipe="verl-ppo")))
+    assert found["actor_rollout_ref.actor.use_dynamic_bsz"] == "False"
+    assert found["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"] == "True"
+    assert found["actor_rollout_ref.ref.log_prob_use_dynamic_bsz"] == "True"
+    assert found["critic.use_dynamic_bsz"] == "True"
+    assert "critic.use_dynamic_bsz" not in arguments(make(asked("2x8", (0, 9, 1), MICRO)))
+
+
+def test_tokens_hold_the_longest_sample() -> None:
+    """It is asserted in the first update, after a whole rollout."""
+    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    assert arguments(make(asked()))[tokens] == "24576"
+    long = asked("2x8", (0, 9, 1), "data.max_response_length=40000", recipe="verl-ppo")
+    found = arguments(make(long))
+    assert found[tokens] == found["critic.ppo_max_token_len_per_gpu"] == "41024"
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ((0, 6, 1), {"reward_model.enable": "True", "reward_model.model.path": "org/rm"}),
+        ((0, 7, 0), {"reward_model.model.path": "org/rm", "reward_model.rollout.name": "vllm"}),
+        (
+            (0, 9, 1),
+            {
+                "reward.reward_model.model_path": "org/rm",
+                "reward.num_workers": "8",
+                "reward.reward_model.rollout.prompt_length": "4096",
+            },
+        ),
+    ],
+)
+def test_a_reward_model(version: Version, wanted: dict[str, str]) -> None:
+    """Its keys moved twice; PPO stays near its reference by the reward, GRPO by its loss."""
+    ppo = arguments(make(replace(asked(version=version, recipe="verl-ppo"), reward_model="org/rm")))
+    assert {key: ppo[key] for key in wanted} == wanted
+    assert ppo["algorithm.use_kl_in_reward"] == "True"
+    grpo = arguments(make(replace(asked(version=version), reward_model="org/rm")))
+    assert "algorithm.use_kl_in_reward" not in grpo
+
+
+def test_verl_0_5_awaits_no_server() -> None:
+    """The refusal says which release does."""
+    make(asked(version=(0, 5, 0)))
+    with pytest.raises(MisfitError, match=r"verl 0\.5 .* install 0\.6\.1"):
+        make(asked(version=(0, 5, 0), scores=True))
+
+
+def test_verl_0_5_places_one_group_on_a_node() -> None:
+    """It counts a node once; the user may choose groups that fit, and later releases place all."""
+    what = asked("8,8,4", (0, 5, 0))
+    with pytest.raises(MisfitError, match=r"8, 8, 4 GPUs are groups of 4: install 0\.6\.1"):
+        make(what)
+    chosen = ("trainer.nnodes=2", "trainer.n_gpus_per_node=8")
+    assert arguments(make(replace(what, args=chosen)))["trainer.nnodes"] == "2"
+    assert arguments(make(replace(what, version=(0, 6, 1))))["trainer.nnodes"] == "5"
+
+
+def test_data_without_prompts_are_refused() -> None:
+    """The scripts of verl write a column prompt; another is named by its key."""
+    what = replace(asked(), columns={"question": False, "answer": False})
+    with pytest.raises(MisfitError, match=r"no column for data\.prompt_key prompt, only question"):
+        make(what)
+    make(replace(what, args=("data.prompt_key=question",)))

@@ -1,0 +1,234 @@
+"""A job's checkpoints: their folder, its disk, their owner, and what can resume from them."""
+
+from __future__ import annotations
+
+import json
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.job.checkpoints import (
+    CHECKPOINT_FILE,
+    TRACKER,
+    CheckpointOwner,
+    FolderContents,
+    folder_of,
+    kept_settings,
+    resumes_from,
+    why_not_resumable,
+    why_untracked,
+    why_unusable,
+)
+from agent.node.facts import Mount
+from agent.node.read import mount_of
+from agent.record.run_folder import read_checkpoints, write_mark
+from support.worlds import settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS = CheckpointOwner("verl-grpo", "verl", "0.9.1", "org/model", 16, 2)
+RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/a.parquet"}
+
+
+def folder(**changes: str) -> str:
+    """Return where the checkpoints of a recipe lie."""
+    return folder_of(settings_of({**RECIPE, **changes}), "/logs", "verl-grpo", None)
+
+
+def test_the_default_folder() -> None:
+    """Another recipe, model or data has another folder; equal ones have the same."""
+    assert folder().startswith("/logs/checkpoints/verl-grpo-")
+    assert folder() == folder(AGENT_JOB_ARGS="--lr 1")
+    assert folder() != folder(AGENT_MODEL="org/other")
+    assert folder() != folder(AGENT_TRAIN_DATA="/data/b.parquet")
+    assert folder(AGENT_CHECKPOINTS="/volume/mine") == "/volume/mine"
+    own = folder_of(settings_of({}), "/logs", "command", ("python", "train.py"))
+    assert own.startswith("/logs/checkpoints/command-")
+
+
+@given(
+    st.builds(
+        CheckpointOwner,
+        *(st.text() for _ in range(4)),
+        world_size=st.integers(0, 10_000),
+        tensor_parallel=st.integers(1, 64),
+        settings=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    )
+)
+def test_a_mark_is_read_as_it_was_written(mark: CheckpointOwner) -> None:
+    """For any texts."""
+    with TemporaryDirectory() as place:
+        assert not write_mark(place, mark)
+        assert read_checkpoints(place).owner == mark
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": "x"}', "null", "nonsense"])
+def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
+    """A foreign file refuses the run and is not overwritten."""
+    (tmp_path / CHECKPOINT_FILE).write_text(text)
+    held = read_checkpoints(str(tmp_path))
+    assert held.owner is None
+    assert held.fault
+    assert "cannot be read" in why_unusable(held, OURS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"version": "0.8.0"}, ""),
+        ({"tensor_parallel": 4}, ""),
+        ({"world_size": 8}, ""),
+        ({"model": "org/other"}, "another model's: org/other, not org/model"),
+        ({"framework": "openrlhf"}, "another framework's: openrlhf, not verl"),
+        ({"recipe": "verl-ppo"}, "another recipe's: verl-ppo, not verl-grpo"),
+    ],
+)
+def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
+    """Another model's or framework's folder is refused; another version's is not."""
+    held = FolderContents(replace(OURS, **changes))
+    assert said in why_unusable(held, OURS)
+    assert bool(said) == bool(why_unusable(held, OURS))
+
+
+@pytest.mark.parametrize(
+    ("framework", "newest", "world", "refused"),
+    [
+        ("verl", "global_step_40", 16, False),
+        ("verl", "global_step_40", 24, True),
+        ("openrlhf", "_actor/global_step40", 8, True),
+        ("openrlhf-m", "_actor/global_step40", 8, True),
+        ("trl", "checkpoint-40", 4, False),
+        ("verl", "", 24, False),
+    ],
+)
+def test_another_size(framework: str, newest: str, world: int, *, refused: bool) -> None:
+    """Shards that depend on the world size cannot be resumed with another one."""
+    ours = replace(OURS, framework=framework)
+    why = why_not_resumable(FolderContents(ours, newest=newest), replace(ours, world_size=world))
+    assert bool(why) == refused
+    assert not refused or ("16" in why and str(world) in why)
+
+
+@pytest.mark.parametrize(
+    ("framework", "folders", "tracked", "step"),
+    [
+        ("verl", ["global_step_8", "global_step_40", "global_step_9"], "40", "global_step_40"),
+        ("verl", ["global_step_20", "global_step_40"], "20", "global_step_20"),
+        ("openrlhf", ["_actor/global_step5", "_critic/global_step5", "x"], "", "global_step5"),
+        ("trl", ["checkpoint-20", "checkpoint-100", "runs"], "", "checkpoint-100"),
+        ("search-r1", ["actor/global_step_100"], "", ""),
+        ("verl", ["logs", "global_step_x"], "", ""),
+        ("trl", [], "", ""),
+    ],
+)
+def test_what_it_resumes_from(
+    framework: str, folders: list[str], tracked: str, step: str, tmp_path: Path
+) -> None:
+    """The newest by number, or the one that the framework's own file names."""
+    for name in folders:
+        (tmp_path / name / "inside").mkdir(parents=True)
+    if tracked:
+        (tmp_path / TRACKER).write_text(tracked)
+    found = resumes_from(read_checkpoints(str(tmp_path)), framework)
+    assert found.endswith(step)
+    assert bool(found) == bool(step)
+
+
+def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
+    """Steps that verl would skip are not lost silently."""
+    (tmp_path / "global_step_40").mkdir()
+    why = why_unusable(read_checkpoints(str(tmp_path)), OURS)
+    assert "begins at step 0" in why
+    assert TRACKER in why
+    assert why_unusable(read_checkpoints(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
+    assert write_mark(str(tmp_path), OURS) == ""  # in that case verl's own save was interrupted
+    own = read_checkpoints(str(tmp_path))
+    assert why_unusable(own, OURS) == ""
+    assert resumes_from(own, "verl") == ""
+    assert "begins at step 0" in why_untracked(own, "verl")
+
+
+def test_the_mark_is_put_whole(tmp_path: Path) -> None:
+    """The owner file is written atomically, and a file in the way is reported."""
+    place = tmp_path / "a" / "b"
+    assert write_mark(str(place), OURS) == ""
+    assert [path.name for path in place.iterdir()] == [CHECKPOINT_FILE]
+    assert read_checkpoints(str(place)).owner == OURS
+    assert set(json.loads((place / CHECKPOINT_FILE).read_text())) >= {
+        "recipe",
+        "framework",
+        "world_size",
+    }
+    assert write_mark(str(place / CHECKPOINT_FILE), OURS)
+    assert read_checkpoints(str(tmp_path / "none")) == FolderContents()
+
+
+MOUNTS = r"""overlay / overlay rw,lowerdir=/x 0 0
+tmpfs /tmp tmpfs rw 0 0
+mfs#10.0.0.1:9421 /workspace fuse rw,relatime 0 0
+10.0.0.9:/export /my\040data nfs4 rw 0 0
+/dev/sda1 /workspace/local ext4 rw 0 0
+/dev/sdb1 /tmp ext4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "mount", "own_and_shared"),
+    [
+        ("/root/checkpoints", Mount("/", "overlay", "overlay"), (True, False)),
+        ("/workspace/run/x", Mount("/workspace", "fuse", "mfs#10.0.0.1:9421"), (False, True)),
+        ("/workspaces/x", Mount("/", "overlay", "overlay"), (True, False)),
+        ("/workspace/local/x", Mount("/workspace/local", "ext4", "/dev/sda1"), (False, False)),
+        ("/my data/x", Mount("/my data", "nfs4", "10.0.0.9:/export"), (False, True)),
+        ("/tmp/x", Mount("/tmp", "ext4", "/dev/sdb1"), (False, False)),
+    ],
+)
+def test_on_what_a_folder_lies(
+    place: str,
+    mount: Mount,
+    own_and_shared: tuple[bool, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The longest mount above it, the later of two; whether it outlasts the pod; who shares it."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert mount_of(place) == mount
+    assert (mount.is_containers_own, mount.is_shared) == own_and_shared
+
+
+def test_this_machines_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's list has a mount for every folder; without the list there is none."""
+    found = mount_of(str(tmp_path))
+    assert found is not None
+    assert str(tmp_path).startswith(found.folder)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
+    assert mount_of("/") is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "own", "said"),
+    [
+        ({}, {"ZeRO stage": "2"}, ""),
+        ({"ZeRO stage": "3"}, {"ZeRO stage": "3"}, ""),
+        ({"ZeRO stage": "3"}, {"ZeRO stage": "2"}, "ZeRO stage 3, and this run has 2"),
+        ({"dtype": "bf16"}, {}, "dtype bf16, and this run has none"),
+    ],
+)
+def test_another_format(kept: dict[str, str], own: dict[str, str], said: str) -> None:
+    """A run with other settings than the checkpoints is refused with both."""
+    held = FolderContents(replace(OURS, settings=kept), newest="global_step_40", tracked="40")
+    assert kept_settings(held, "verl") == kept
+    why = why_not_resumable(held, replace(OURS, settings=own))
+    assert (said in why) if said else not why
+    empty = replace(held, newest="", tracked="")
+    assert kept_settings(empty, "verl") == {}
+    assert why_not_resumable(empty, replace(OURS, settings=own)) == ""

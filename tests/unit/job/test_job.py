@@ -1,0 +1,179 @@
+"""The job and the services beside it: command lines, placeholders, addresses."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.job.job import PLACEHOLDERS, entrypoint, fill
+from agent.job.services import Placeholders, reward_service, reward_url
+from support.worlds import MACHINE, plan_of, settings_of, with_ray
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PYTHON = "/opt/ray/bin/python3"
+URL = "http://10.0.0.1:5000/get_reward"
+PLACE = Placeholders(head_ip="10.0.0.1", log_dir="/logs/run/node")
+
+
+def filled(*words: str) -> list[str]:
+    """Return the words for three nodes of eight GPUs."""
+    return fill(words, [8, 8, 8], PLACE, URL, 2, "/checkpoints/x")
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [
+        ("{nodes}", "3"),
+        ("{gpus_per_node}", "8"),
+        ("{total_gpus}", "24"),
+        ("{head_ip}", "10.0.0.1"),
+        ("--url={reward_url}", "--url=http://10.0.0.1:5000/get_reward"),
+        ("{log_dir}/x-{nodes}", "/logs/run/node/x-3"),
+        ("{attempt}", "2"),
+        ("--save={checkpoints}/a", "--save=/checkpoints/x/a"),
+        ("{}", "{}"),
+        ("{other}", "{other}"),
+        ("{{nodes}}", "{3}"),
+        ("{ nodes }", "{ nodes }"),
+        ('{"a": {"nodes": 1}}', '{"a": {"nodes": 1}}'),
+        ("{nodes", "{nodes"),
+        ("${nodes}", "$3"),
+        ("{NODES}", "{NODES}"),
+    ],
+)
+def test_placeholders(word: str, known: str) -> None:
+    """The contract's placeholders are filled; all other braces stay as they are."""
+    assert filled("cmd", word) == ["cmd", known]
+
+
+def test_the_contracts_placeholders() -> None:
+    """Exactly these are filled, and each has a value."""
+    names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
+    names |= {"attempt", "checkpoints"}
+    assert set(PLACEHOLDERS) == names
+    assert "{" not in "".join(filled(*(f"{{{name}}}" for name in PLACEHOLDERS)))
+
+
+@given(st.text())
+def test_a_value_is_not_filled_again(text: str) -> None:
+    """A filled-in value is not searched for placeholders."""
+    place = Placeholders(head_ip="{nodes}")
+    assert fill(("{head_ip}", "{reward_url}"), [0], place, text, 1, "") == ["{nodes}", text]
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
+def test_quoting_keeps_every_word(words: list[str]) -> None:
+    """A shell parses the entrypoint into exactly the given words."""
+    line, _ = entrypoint(words, 2)
+    assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
+
+
+def test_a_real_shell_expands_nothing() -> None:
+    """Dollars, quotes, globs and line ends reach the job as they were written."""
+    words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
+    line, _ = entrypoint(["printf", "%s|", *words], 1)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
+    assert done.stdout == "".join(f"{word}|" for word in words)
+
+
+def test_secrets_of_a_command_are_read_from_a_file(tmp_path: Path) -> None:
+    """The command line that Ray shows has none; the job gets each word; the file is removed."""
+    hidden = "to'ken $HOME"
+    words = ["--lr=1", f"--hf_token={hidden}", "--api-key", hidden, f"a{hidden}=b", f"={hidden}"]
+    file = tmp_path / "a file"
+    line, secrets = entrypoint(
+        ["printf", "%s|", *words], 3, str(file), lambda text: text.replace(hidden, "*")
+    )
+    assert hidden not in line
+    assert "--lr=1 --hf_token=" in line
+    file.write_text(secrets)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
+    assert done.stdout == "".join(f"{word}|" for word in words)
+    assert not file.exists()
+    again = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
+    assert again.returncode != 0
+    assert again.stdout == b""
+
+
+def test_a_command_without_secrets_needs_no_file() -> None:
+    """Without a file, as on another machine, the words stay as they are."""
+    plain, secret = ["train", "--lr=1"], ["train", "--key=abcdef"]
+    assert "rm -f /x" in entrypoint(plain, 1, "/x", str.upper)[1]
+    assert entrypoint(plain, 1, "/x") == entrypoint(plain, 1)
+    assert entrypoint(secret, 1, "", str.upper) == entrypoint(secret, 1)
+
+
+def test_which_job_is_planned() -> None:
+    """A command is used as given, `none` is none, the default is the rehearsal."""
+    command = plan_of({}, command=["python", "a b"]).job
+    assert command is not None
+    assert (command.name, command.argv, command.recipe) == ("command", ("python", "a b"), None)
+    assert plan_of({"AGENT_JOB": "none"}).job is None
+    recipe = plan_of({"AGENT_JOB_ARGS": "--steps 3"}, with_ray(MACHINE, executable=PYTHON)).job
+    assert recipe is not None
+    assert recipe.name == "rehearsal"
+    assert recipe.argv[0] == PYTHON
+    assert recipe.argv[-2:] == ("--steps", "3")
+    assert {"{reward_url}", "{nodes}", "{log_dir}"} <= set(recipe.argv)
+
+
+TRAIN = ("python", "train.py")
+WITH_URL = (*TRAIN, "--reward={reward_url}")
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "wanted"),
+    [
+        ({}, None, "builtin"),
+        ({"AGENT_JOB": "none"}, None, None),
+        ({"AGENT_JOB": "none", "AGENT_REWARD": "builtin"}, None, "builtin"),
+        ({}, TRAIN, None),
+        ({}, WITH_URL, "builtin"),
+        ({"AGENT_REWARD": "builtin"}, TRAIN, "builtin"),
+        ({"AGENT_REWARD": "off"}, TRAIN, None),
+        ({"AGENT_REWARD": "https://far.example/score"}, WITH_URL, "probed"),
+        ({"AGENT_REWARD": "HTTP://far.example/score"}, None, "probed"),
+        ({"AGENT_REWARD": "python my_rewards.py --big"}, WITH_URL, "shell"),
+    ],
+)
+def test_which_reward_server_runs(
+    environ: dict[str, str], command: tuple[str, ...] | None, wanted: str | None
+) -> None:
+    """AGENT_REWARD decides; else whether the job needs the URL."""
+    settings = settings_of(environ, list(command) if command else None)
+    service = reward_service(settings, command)
+    if service is None:
+        kind = None
+    elif service.argv is None:
+        kind = "probed"
+    else:
+        kind = "shell" if service.argv[0] == "/bin/sh" else "builtin"
+    assert kind == wanted
+
+
+def test_a_reward_servers_address_is_the_heads() -> None:
+    """The job and the other nodes get the head's address, never loopback."""
+    settings = settings_of({"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"})
+    service = reward_service(settings, None)
+    assert service is not None
+    assert reward_url([service], Placeholders("10.0.0.1")) == "http://10.0.0.1:5005/score"
+    assert reward_url([service], Placeholders("fd00::1")) == "http://[fd00::1]:5005/score"
+
+
+def test_a_shell_reward_server_gets_port_and_path() -> None:
+    """A reward server of the user gets its port and path by environment variables."""
+    settings = settings_of({"AGENT_REWARD": "python serve.py", "AGENT_REWARD_PORT": "5005"})
+    service = reward_service(settings, None)
+    assert service is not None
+    assert service.argv == ("/bin/sh", "-c", "python serve.py")
+    assert dict(service.env) == {
+        "AGENT_REWARD_PORT": "5005",
+        "AGENT_REWARD_PATH": "/get_reward",
+    }

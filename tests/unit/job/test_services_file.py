@@ -1,0 +1,297 @@
+"""The services file: what its tables become, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.job.services import (
+    NO_FILE,
+    ON_EVERY,
+    ON_HEAD,
+    HttpProbe,
+    LivenessCheck,
+    LogPattern,
+    Placeholders,
+    ServicesFile,
+    TcpProbe,
+    Where,
+    ordered_steps,
+)
+from agent.job.services_file import parse
+from support.worlds import settings_of
+
+SETTINGS = settings_of({})
+FULL = """
+[services.retriever]
+command = "bash retrieval_launch.sh {rank}"
+where = "every"
+alone = false
+ready.http = "http://{node_ip}:8000/retrieve"
+ready.body = '{"queries": ["x"], "topk": 1, "return_scores": true}'
+ready.expect = "result"
+ready.within = "15m"
+alive = { every = "10s", within = "60s", misses = 3 }
+restarts = 5
+essential = false
+env = { HF_HOME = "/data/hf" }
+after = ["gsm8k", "model", "gsm8k"]
+
+[prepare.gsm8k]
+command = "make data"
+where = "every"
+once = "/data/gsm8k/.prepared"
+within = "3h"
+after = ["AGENT_PREPARE", "reward"]
+"""
+COMMAND = 'command = "serve"\n'
+READY = "ready.tcp = 8000\n"
+
+
+def read(text: str) -> ServicesFile:
+    """Return the contents of a valid file."""
+    found, problems = parse(text, "s.toml", SETTINGS)
+    assert problems == []
+    return found
+
+
+def wrong(text: str, **environ: str) -> list[str]:
+    """Return everything that is wrong with a file."""
+    settings = settings_of(environ)
+    return [problem.sentence() for problem in parse(text, "s.toml", settings)[1]]
+
+
+def service(lines: str) -> str:
+    """Return a file of one service."""
+    return f"[services.retriever]\n{lines}"
+
+
+def test_every_key() -> None:
+    """All that a service and a step can say is taken over."""
+    found = read(FULL)
+    (spec,), (step,) = found.services, found.steps
+    assert spec.command(Placeholders(rank="2")) == ["/bin/sh", "-c", "bash retrieval_launch.sh 2"]
+    body = '{"queries": ["x"], "topk": 1, "return_scores": true}'
+    assert spec.ready == HttpProbe("http://{node_ip}:8000/retrieve", body, "result")
+    assert (spec.name, spec.where, spec.within) == ("retriever", ON_EVERY, 900.0)
+    assert (spec.restarts, spec.essential, spec.port) == (5, False, 8000)
+    assert (spec.alone, spec.alive, spec.log) == (False, LivenessCheck(), "retriever.log")
+    assert spec.environment(Placeholders()) == {"HF_HOME": "/data/hf"}
+    assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
+    assert (step.once, step.log) == ("/data/gsm8k/.prepared", "gsm8k.log")
+    alone = replace(step, after=())
+    assert ordered_steps((alone,)) == (alone,)
+    assert spec.after == ("gsm8k", "AGENT_MODEL")
+    assert step.after == ("AGENT_PREPARE", "reward server")
+
+
+def test_the_least() -> None:
+    """Missing keys have their defaults."""
+    found = read(service(COMMAND + READY) + "[prepare.data]\ncommand = 'make'\n")
+    (spec,), (step,) = found.services, found.steps
+    assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
+    assert (spec.ready, spec.alive, spec.alone) == (TcpProbe(8000), None, False)
+    assert (step.where, step.within, step.once) == (ON_HEAD, 7200.0, None)
+    assert ordered_steps((replace(step, where=ON_EVERY),)) == ()
+    assert (spec.after, step.after) == ((), ())
+    assert read("") == NO_FILE
+
+
+def test_the_texts_of_the_reward_row() -> None:
+    """Its table stands for AGENT_REWARD; without a command it is the bundled server."""
+    found = read('[services.reward]\nwhere = "rank 2"\nalone = true\nready.within = "1m"\n')
+    fields = found.reward_fields
+    assert found.reward == "builtin"
+    assert (fields["where"], fields["alone"], fields["within"]) == (Where("rank", 2), True, 60.0)
+    found = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n")
+    fields = found.reward_fields
+    assert found.reward == "serve"
+    assert fields == {"ready": LogPattern("up")}
+    assert read("[services.reward]\nafter = []\n").reward_fields["after"] == ()
+
+
+@pytest.mark.parametrize(
+    ("ready", "port"),
+    [
+        ("ready.tcp = 81", 81),
+        ("ready.http = 'http://{node_ip}:82/x'", 82),
+        ("ready.http = 'http://localhost/x'", 80),
+        ("ready.http = 'https://127.0.0.1/x'", 443),
+        ("ready.http = 'http://{head_ip}:82/x'", None),
+        ("ready.http = 'http://elsewhere:82/x'", None),
+        ("ready.log = 'up'", None),
+    ],
+)
+def test_the_port_of_a_service(ready: str, port: int | None) -> None:
+    """The port of a service is where its own node probes it."""
+    assert read(service(COMMAND + ready)).services[0].port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("[services", "", "no TOML"),
+        ("x = 1", "x", "an unknown key; expected one of services, prepare"),
+        ("services = 1", "services", "got `int`"),
+        ("[services]\nretriever = 1", "services[...]", "got `int`; expected `object`"),
+        ("[services.'a b']\n" + COMMAND + READY, "[services.a b]", "letters, digits and dashes"),
+        ("[services.head]\n" + COMMAND + READY, "[services.head]", "is taken"),
+        (service(READY), "[services.retriever] command", "got nothing"),
+        (service("command = 3\n" + READY), "[services.retriever] command", "got `int`"),
+        (service("command = ' '\n" + READY), "[services.retriever] command", "`str`"),
+        (service(COMMAND), "[services.retriever] ready", "nothing; expected a value"),
+        (service(COMMAND + READY + "ready.log = 'x'"), "ready", "got log, tcp"),
+        (service(COMMAND + "ready.tcp = '1'"), "[services.retriever] ready.tcp", "got `str`"),
+        (service(COMMAND + "ready.tcp = 70000"), "[services.retriever] ready.tcp", "<= 65535"),
+        (service(COMMAND + "ready.log = '('"), "[services.retriever] ready.log", "missing )"),
+        (service(COMMAND + "ready.http = 'x'"), "[services.retriever] ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://'"), "[services.retriever] ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://[x'"), "ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://{nod_ip}:9/x'"), "ready.http", "a URL"),
+        (service(COMMAND + READY + "ready.body = 'x'"), "ready", "without http"),
+        (service(COMMAND + READY + "ready.expect = 'x'"), "ready", "without http"),
+        (service(COMMAND + READY + "ready.within = 'soon'"), "ready.within", "a duration"),
+        (service(COMMAND + READY + "ready.within = true"), "ready.within", "got `bool`"),
+        (service(COMMAND + READY + "ready.x = 1"), "ready.x", "an unknown key"),
+        (service(COMMAND + "ready = 1"), "[services.retriever] ready", "got `int`"),
+        (service(COMMAND + READY + "where = 'all'"), "where", "head|every|workers|rank"),
+        (service(COMMAND + READY + "where = 2"), "where", "got `int`"),
+        (service(COMMAND + READY + "alone = true"), "alone", 'where = "rank N"'),
+        (service(COMMAND + READY + "alone = true\nwhere = 'rank 0'"), "alone", "from 1 on"),
+        (service(COMMAND + READY + "alone = 'no'"), "alone", "expected `bool`"),
+        (service(COMMAND + READY + "restarts = -1"), "restarts", "`int` >= 0"),
+        (service(COMMAND + READY + "essential = 1"), "essential", "expected `bool`"),
+        (service(COMMAND + READY + "env = 1"), "env", "expected `object`"),
+        (service(COMMAND + READY + "env = { A = 1 }"), "env", "expected `str`"),
+        (service(COMMAND + READY + "alive = { x = 1 }"), "alive.x", "an unknown key"),
+        (
+            service(COMMAND + READY + "ports = 1"),
+            "ports",
+            "an unknown key; expected one of command",
+        ),
+        (service(COMMAND + READY + "gpus = 1"), "gpus", "a key that is not in this version"),
+        (service("command = 'a {address:b}'\n" + READY), "retriever", "{address:b}, which"),
+        (service(COMMAND + READY + "env = {A = '{address:b}'}"), "retriever", "not in this"),
+        ("[services.reward]\nwhere = 'every'", "[services.reward] where", "head|rank"),
+        ("[prepare.data]", "[prepare.data] command", "got nothing"),
+        ("[prepare.data]\ncommand = 'x'\nonce = 'here'", "once", "`str` matching"),
+        ("[prepare.data]\ncommand = 'x'\nwhere = 'workers'", "where", "head|every"),
+        ("[prepare.data]\ncommand = 'x'\nwithin = '0'", "within", "a duration above 0"),
+        (service(COMMAND + READY + "after = 'x'"), "[services.retriever] after", "`array`"),
+        (service(COMMAND + READY + "after = ['x', 1]"), "after[1]", "`str`"),
+        (
+            service(COMMAND + READY + "after = ['gsm9k']"),
+            "[services.retriever] after",
+            "the unknown name 'gsm9k'; expected names out of AGENT_MODEL",
+        ),
+        (
+            "[prepare.data]\ncommand = 'x'\nafter = ['data']",
+            "[prepare.data] after",
+            "a cycle (data waits for data)",
+        ),
+        (
+            "[services.reward]\nafter = ['reward']",
+            "[services.reward] after",
+            "a cycle (reward server waits for reward server)",
+        ),
+        (
+            service(COMMAND + READY + "after = ['data']\n")
+            + "[prepare.data]\ncommand = 'x'\nafter = ['reward']\n"
+            + "[services.reward]\nafter = ['retriever']",
+            "[services.retriever] after",
+            "retriever waits for data waits for reward server waits for retriever",
+        ),
+        (
+            service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
+            "[prepare.retriever]",
+            "is taken",
+        ),
+    ],
+)
+def test_what_is_wrong(text: str, where: str, words: str) -> None:
+    """A problem names the file, the table, the key and the expected value."""
+    (problem,) = wrong(text)
+    assert problem.startswith("AGENT_SERVICES=s.toml")
+    assert where in problem.partition(": got ")[0]
+    assert words in problem
+
+
+def test_all_problems_together() -> None:
+    """One bad table does not hide the next, nor what is missing."""
+    found = wrong(service("where = 'x'\nrestarts = 'y'\n") + "[prepare.x]\nwithin = 'z'")
+    assert len(found) == 5
+
+
+def test_two_reward_servers() -> None:
+    """The table and AGENT_REWARD exclude each other."""
+    (problem,) = wrong("[services.reward]\n", AGENT_REWARD="builtin")
+    assert problem.startswith("AGENT_SERVICES + AGENT_REWARD: ")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text is a traceback."""
+    _, problems = parse(text, "s.toml", SETTINGS)
+    assert all(re.match("AGENT_SERVICES", problem.variable) for problem in problems)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=3,
+)
+
+
+def toml(value: object) -> str:
+    """Write a value as TOML; '' for an unsupported type."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value % 100_000)
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    text = "".join(c for c in str(value) if c.isalnum() and c.isascii())
+    return f'"{text}"'
+
+
+@given(
+    st.sampled_from(["services", "prepare"]),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *("command", "where", "alone", "ready", "alive", "restarts", "env", "once"),
+                *("within", "after"),
+            ]
+        ),
+        VALUES,
+    ),
+)
+def test_any_values_are_read_or_refused(kind: str, values: dict[str, object]) -> None:
+    """Whatever a key holds, it is taken or named."""
+    lines = [f"{key} = {toml(value)}" for key, value in values.items()]
+    _, problems = parse("\n".join([f"[{kind}.x]", *lines]), "s.toml", SETTINGS)
+    assert all(problem.variable.startswith("AGENT_SERVICES=s.toml") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meets"),
+    [
+        (ON_HEAD, ON_HEAD, True),
+        (ON_HEAD, ON_EVERY, True),
+        (ON_HEAD, Where("workers"), False),
+        (ON_HEAD, Where("rank", 1), False),
+        (Where("workers"), Where("rank", 1), True),
+        (Where("rank", 1), Where("rank", 1), True),
+        (Where("rank", 1), Where("rank", 2), False),
+    ],
+)
+def test_where_two_may_meet(one: Where, other: Where, meets: bool) -> None:  # noqa: FBT001 - a table
+    """Two services may have one port where no node has both."""
+    assert one.meets(other) is meets
+    assert other.meets(one) is meets

@@ -1,0 +1,246 @@
+"""The plan: its whole text for typical nodes, and what it decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base.text import NO_TERMINAL, own_command
+from agent.plan.show import MOST_LINES, render, summary, to_json
+from agent.settings.redact import redactor_for
+from support.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
+
+if TYPE_CHECKING:
+    from agent.node.facts import Facts
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
+RUNPOD = {"HEAD_POD_ID": "podaaa", "EXPECTED_WORKERS": "2", "RUNPOD_GPU_COUNT": "8"}
+DSTACK = {
+    "DSTACK_NODES_NUM": "3",
+    "DSTACK_MASTER_NODE_IP": "10.0.0.5",
+    "DSTACK_GPUS_PER_NODE": "8",
+    "DSTACK_RUN_ID": "run-1",
+}
+CASES: dict[str, tuple[dict[str, str], Facts, list[str] | None]] = {
+    "single": ({}, MACHINE, None),
+    "runpod-head": ({**RUNPOD, "RUNPOD_POD_ID": "podaaa"}, POD, None),
+    "runpod-worker": ({**RUNPOD, "RUNPOD_POD_ID": "podbbb"}, POD, None),
+    "dstack-rank-0": ({**DSTACK, "DSTACK_NODE_RANK": "0"}, replace(MACHINE, gpus=8), None),
+    "dstack-rank-2": ({**DSTACK, "DSTACK_NODE_RANK": "2"}, replace(MACHINE, gpus=4), None),
+    "token": (
+        {
+            "RAY_AUTH_TOKEN": SECRET,
+            "WANDB_API_KEY": f"{SECRET}-wandb",
+            "AGENT_HEAD": "10.0.0.5",
+            "HF_TOKEN": f"{SECRET}-hf",
+            "AGENT_PREPARE": f"hf download --token {SECRET}-hf",
+            "AGENT_JOB_ARGS": f"--key {SECRET}-wandb",
+        },
+        MACHINE,
+        None,
+    ),
+    "debug-legacy": ({"DEBUG_RAY": "1", "RAY_DEBUG_POST_MORTEM": "1"}, MACHINE, None),
+    "debug-post-mortem": ({"DEBUG_RAY": "post-mortem"}, MACHINE, None),
+    "no-job": ({"AGENT_JOB": "none", "EXPECTED_WORKERS": "1"}, MACHINE, None),
+    "command": (
+        {
+            "AGENT_PREPARE_EACH": "fetch model",
+            "AGENT_PREPARE": "make data",
+            "AGENT_NODE_IP": "10.0.0.5",
+            "NCCL_SOCKET_IFNAME": "ib0",
+            "AGENT_NUM_GPUS": "4",
+            "AGENT_RESOURCES": '{"h100": 4}',
+            "AGENT_PORT": "9300",
+        },
+        replace(MACHINE, shm=64 << 20, shm_free=64 << 20, nofile_hard=4096, temp_free=1 << 30),
+        ["python", "train.py", "--reward={reward_url}", "--nodes", "{nodes}", "a b"],
+    ),
+}
+
+
+def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
+    """Render a plan, with this machine's paths to Python and Ray taken out of it."""
+    plan = plan_of(environ, facts, command)
+    text = render(plan, redactor_for(environ, plan.settings)) + "\n"
+    for path, name in ((own_command(sys.executable)[1], "AGENT"), (sys.executable, "PYTHON")):
+        text = text.replace(shlex.quote(path), name)
+    return text.replace("ray:    ray start", "ray:    RAY start")
+
+
+def summary_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
+    """Return the plan in twelve lines, without this machine's path to Python."""
+    plan = plan_of(environ, facts, command)
+    text = NO_TERMINAL.render(summary(plan), redactor_for(environ, plan.settings).clean) + "\n"
+    return text.replace(shlex.quote(sys.executable), "PYTHON")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_summary(name: str) -> None:
+    """The summary has at most twelve lines, and equals its golden file."""
+    text = summary_of(*CASES[name])
+    file = GOLDEN / f"{name}.summary"
+    if UPDATE:
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES
+
+
+def test_the_worst_comes_first() -> None:
+    """A refusal precedes warnings, and no number of warnings hides one."""
+    bad = with_ray(replace(MACHINE, shm=0, shm_free=0, nofile_hard=1, temp_free=0), version="2.1")
+    lines = summary(plan_of({**RUNPOD, "RUNPOD_POD_ID": "podaaa"}, bad))
+    signs = [line.label for line in lines if line.tone]
+    assert signs[0] == "FAIL "
+    assert signs == sorted(signs)
+    assert "more warning" in lines[-1].text
+
+
+def test_a_slip_is_the_first_line() -> None:
+    """An unknown name may explain all that follows."""
+    first, second, *_ = summary(plan_of({"AGENT_TRAIN_DATASET": "x"}))
+    assert "AGENT_TRAIN_DATASET (did you mean AGENT_TRAIN_DATA?)" in first.text
+    assert second.label == "role:      "
+
+
+def test_a_mistyped_placeholder_is_named() -> None:
+    """It would reach the command as it is; braces of other kinds are the user's own."""
+    command = ["train", "--n={node}", "{gpus}", "{nodes}", "${node}", "{step}", "{}"]
+    found = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
+    assert [finding.remedy for finding in found] == [
+        "Did you mean {nodes}?",
+        "Did you mean {gpus_per_node}?",
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_json(name: str) -> None:
+    """The plan as JSON has the commands and findings of the text."""
+    environ, facts, command = CASES[name]
+    data = json.loads(json.dumps(to_json(plan_of(environ, facts, command))))
+    assert data["role"] in {"head", "worker"}
+    assert {row["check"] for row in data["findings"]} >= {"ray", "/dev/shm"}
+    text = render(plan_of(environ, facts, command), redactor_for({}, None))
+    assert all(line in text for line in data["commands"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    """The plan equals its golden file; POD_AGENT_UPDATE_GOLDEN=1 rewrites the file."""
+    text = text_of(*CASES[name])
+    file = GOLDEN / f"{name}.txt"
+    if UPDATE:
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_every_golden_has_its_case() -> None:
+    """No file is left over from a case that is gone."""
+    assert {file.stem for file in GOLDEN.glob("*.txt")} == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_secret_in_a_plan(name: str) -> None:
+    """Neither the text nor the plan's own repr of its settings shows a secret."""
+    environ, facts, command = CASES[name]
+    assert SECRET not in text_of(environ, facts, command)
+    assert SECRET not in summary_of(environ, facts, command)
+    assert SECRET not in repr(plan_of(environ, facts, command).settings.ray_auth_token)
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "ip", "how"),
+    [
+        ({"AGENT_NODE_IP": "10.0.0.5"}, MACHINE, "10.0.0.5", "AGENT_NODE_IP"),
+        ({}, MACHINE, "10.0.0.5", "default route"),
+        ({}, replace(MACHINE, default_source=None), "10.0.0.5", "only address"),
+        ({}, replace(MACHINE, default_source=None, interfaces={}), "127.0.0.1", "only address"),
+        ({**RUNPOD, "RUNPOD_POD_ID": "podaaa"}, POD, "10.1.0.10", "podnet1"),
+        ({**RUNPOD, "RUNPOD_POD_ID": "podbbb"}, POD, None, "route to podaaa.runpod.internal"),
+        ({"HEAD_POD_ID": "podaaa"}, POD, None, "must be this node"),
+        ({**DSTACK, "DSTACK_NODE_RANK": "0"}, MACHINE, "10.0.0.5", "is an address of this node"),
+        ({"AGENT_HEAD": "late.lan", "RAY_WORKER": "0"}, MACHINE, None, "late.lan resolves to"),
+    ],
+)
+def test_the_nodes_address(environ: dict[str, str], facts: Facts, ip: str | None, how: str) -> None:
+    """The plan has the node's address, or how `run` finds it."""
+    address = plan_of(environ, facts).address
+    assert address.ip == ip
+    assert how in address.how
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "on_done"),
+    [
+        ({}, MACHINE, "exit"),
+        ({}, replace(MACHINE, is_first_process=True), "exit"),
+        ({"RUNPOD_POD_ID": "podaaa"}, POD, "hold"),
+        ({"RUNPOD_POD_ID": "podaaa"}, replace(POD, is_first_process=False), "exit"),
+        ({"RUNPOD_POD_ID": "podaaa", "AGENT_ON_DONE": "exit"}, POD, "exit"),
+        ({"AGENT_ON_DONE": "hold"}, MACHINE, "hold"),
+    ],
+)
+def test_when_done(environ: dict[str, str], facts: Facts, on_done: str) -> None:
+    """Only RunPod starts a container again whose first process ends, so only there it holds."""
+    assert plan_of(environ, facts).on_done == on_done
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"RAY_AUTH_TOKEN": SECRET}, "0.0.0.0"),
+        ({"AGENT_DASHBOARD_HOST": "10.0.0.5"}, "10.0.0.5"),
+        ({"AGENT_DASHBOARD_HOST": "10.0.0.5", "RAY_AUTH_TOKEN": SECRET}, "10.0.0.5"),
+    ],
+)
+def test_where_the_dashboard_listens(environ: dict[str, str], host: str) -> None:
+    """Without a token Ray's dashboard stays on loopback, unless the user insists."""
+    plan = plan_of(environ)
+    assert f"--dashboard-host={host}" in our_ray(plan).command(is_head=True)
+    assert [p.bind for p in plan.listeners if p.who == "Ray dashboard"] == [host]
+
+
+def test_a_token_that_ray_does_not_know_guards_the_agent_alone() -> None:
+    """Below Ray 2.52 the dashboard stays on loopback, and the plan lists open ports."""
+    environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_ALLOW_INSECURE": "1"}
+    plan = plan_of(environ, with_ray(MACHINE, version="2.51.1"))
+    assert our_ray(plan).dashboard_host == "127.0.0.1"
+    guards = {p.who: p.guard for p in plan.listeners}
+    assert guards["agent"] == "token"
+    assert guards["Ray GCS"] == guards["Ray workers"] == guards["Ray dashboard"] == "none"
+
+
+def test_every_wait_names_its_variable() -> None:
+    """Each wait is shown with its time and the variable that sets it."""
+    environ = {**RUNPOD, "RUNPOD_POD_ID": "podaaa", "AGENT_PREPARE": "make data"}
+    waits = {wait.variable: wait.seconds for wait in plan_of(environ, POD).waits}
+    assert (
+        waits.items()
+        >= {
+            "AGENT_WAIT_HEAD": 600,
+            "AGENT_WAIT_PREPARE": 7200,
+            "AGENT_WAIT_REWARD": 600,
+            "AGENT_WAIT_WORKERS": 600,
+            "AGENT_NODE_GRACE": 60,
+            "AGENT_STOP_GRACE": 25,
+            "AGENT_STALL": 1800,
+        }.items()
+    )
+    for other in ({"AGENT_STALL": "0"}, {"AGENT_JOB": "none"}):
+        waits_then = plan_of({**environ, **other}, POD).waits
+        assert "AGENT_STALL" not in {wait.variable for wait in waits_then}
+
+
+def test_a_worker_submits_and_serves_nothing() -> None:
+    """A worker's plan has no job and none of the head's listeners."""
+    plan = plan_of({**RUNPOD, "RUNPOD_POD_ID": "podbbb"}, POD)
+    assert plan.job is None
+    assert not {p.who for p in plan.listeners} & {"Ray GCS", "Ray dashboard", "reward server"}

@@ -1,0 +1,231 @@
+"""KubeRay: Ray is given, so its address is read from the platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from agent.base import ends
+from agent.decisions import head
+from agent.decisions.attempts import Attempt, JobReport
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_decide import first_state
+from agent.decisions.head.head_state import HeadPhase
+from agent.plan.show import render
+from agent.platforms.rank_variables import GivenRay
+from agent.record.run_record import ChosenRun
+from agent.run.run_keeper import RunKeeper, make_goal
+from agent.settings.redact import redactor_for
+from support import heads
+from support.captured import WITHOUT, changed, plan_of, read
+
+if TYPE_CHECKING:
+    from agent.plan.plan import Plan
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kuberay" / "rayjob.yaml"
+START = "KUBERAY_GEN_RAY_START_CMD"
+SERVICE = "rl-5v7kq-head-svc.default.svc.cluster.local"
+LOCAL = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265", "/tmp/ray")
+REMOTE = GivenRay("KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd")
+
+
+def changed_plan(name: str, changes: dict[str, str]) -> Plan:
+    """Return the plan of a captured environment with some variables changed."""
+    return plan_of(changed(name, changes), read(name)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "given"),
+    [
+        ("kuberay-head", {}, LOCAL),
+        ("kuberay-head", {START: WITHOUT}, LOCAL),
+        ("kuberay-head", {START: "ray start --head --block 'a stray quote"}, LOCAL),
+        (
+            "kuberay-head",
+            {
+                START: "ulimit -n 65536; ray start --head  --port=6380  --dashboard-port=8080 "
+                """ --dashboard-host=10.0.0.5  --temp-dir=/data/ray --resources='{"a b": 1}'"""
+            },
+            GivenRay("KubeRay", "127.0.0.1", 6380, "http://10.0.0.5:8080", "/data/ray"),
+        ),
+        (
+            "kuberay-head",
+            {START: "ray start --head --dashboard-host=::1"},
+            GivenRay("KubeRay", "127.0.0.1", 6379, "http://[::1]:8265", "/tmp/ray"),
+        ),
+        (
+            "kuberay-head",
+            {"AGENT_RAY_PORT": "6380", "AGENT_DASHBOARD_PORT": "8080"},
+            GivenRay("KubeRay", "127.0.0.1", 6380, "http://127.0.0.1:8080", "/tmp/ray"),
+        ),
+        ("kuberay-submitter-head", {}, REMOTE),
+        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": SERVICE}, REMOTE),
+        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": f"http://{SERVICE}:8265"}, REMOTE),
+        (
+            "kuberay-submitter-head",
+            {"RAY_DASHBOARD_ADDRESS": "https://[fd00::7]:443", "AGENT_RAY_PORT": "6380"},
+            GivenRay(
+                "KubeRay",
+                "fd00::7",
+                6380,
+                "https://[fd00::7]:443",
+                None,
+                "rl-8h2pd",
+            ),
+        ),
+    ],
+)
+def test_where_kuberays_ray_answers(name: str, changes: dict[str, str], given: GivenRay) -> None:
+    """The head's own flags give it in its container; the dashboard's address in a submitter."""
+    plan = changed_plan(name, changes)
+    assert plan.topology.given_ray == given
+    assert plan.own_ray is None
+    assert plan.launch == given
+    bridge = [process.argv[-2:] for process in plan.processes]
+    assert bridge == ([(given.gcs, given.dashboard)] if plan.topology.is_head else [])
+
+
+def test_addresses_with_colons_are_bracketed() -> None:
+    """Ray's address has one meaning, IPv6 included."""
+    assert GivenRay("KubeRay", "fd00::7", 6379, "").gcs == "[fd00::7]:6379"
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "job"),
+    [
+        ("kuberay-head", None, "run-7-1"),
+        ("kuberay-submitter-head", "rl-8h2pd", "rl-8h2pd"),
+    ],
+)
+def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path) -> None:
+    """A RayJob looks for its job by its own ID; elsewhere the run's ID is used."""
+    plan = plan_of(*read(name))
+    assert plan.topology.platform.run_id == run
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-7", None))
+    assert first_state(make_goal(plan, keeper, 0.0)).attempt.id == job
+    keeper.close()
+
+
+@pytest.mark.parametrize("later", ["rl-8h2pd-2", "an-id-of-another-version"])
+def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -> None:
+    """A killed agent's attempt is followed by the ID in run.json, and never submitted twice."""
+    plan = plan_of(*read("kuberay-submitter-head"))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
+
+    def next_agents() -> tuple[HeadPhase, int, str]:
+        chosen = ChosenRun("rl-8h2pd", keeper.record)
+        other = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
+        state = first_state(make_goal(plan, other, 0.0))
+        other.close()
+        return state.phase, state.attempt.number, state.attempt.id
+
+    keeper.record_submission(Attempt("rl-8h2pd"))
+    assert next_agents() == (HeadPhase.RESUMING, 1, "rl-8h2pd")
+    keeper.record_attempt_end(ends.RAY_LOST_ON_HEAD.outcome(evidence="it exited"))
+    assert next_agents() == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
+    keeper.record_submission(Attempt(later, 2))
+    assert next_agents() == (HeadPhase.RESUMING, 2, later)
+    keeper.close()
+
+
+@pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])
+def test_nothing_of_ray_is_planned(name: str) -> None:
+    """No `ray start`, no port of Ray, no removal of a stale Ray: the operator owns these."""
+    plan = plan_of(*read(name))
+    text = render(plan, redactor_for(plan.environ, plan.settings))
+    assert "ray start --block" not in text
+    assert "stale" not in text
+    assert {x.who for x in plan.listeners} <= {"agent", "reward server"}
+    idle = name == "kuberay-worker"
+    assert plan.topology.is_idle is idle
+    assert (not plan.listeners, not plan.waits, not plan.findings) == (idle,) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, "disabled"),
+        ({"RAY_AUTH_TOKEN": "0123456789abcdef"}, "token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_ENABLE_K8S_TOKEN_AUTH": "true"}, "token"),
+    ],
+)
+def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
+    """Kubernetes' own tokens, which are not our secret, also enable the mode."""
+    environ = changed_plan("kuberay-head", changes).environment("10.0.0.5", "10.0.0.5")
+    assert environ["RAY_AUTH_MODE"] == mode
+    assert "RAY_ADDRESS" not in environ
+    assert "NCCL_SOCKET_IFNAME" not in environ
+
+
+def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
+    """Requests to the head's service bypass the proxy."""
+    plan = changed_plan("kuberay-submitter-head", {"http_proxy": "http://proxy:3128"})
+    found = plan.environment("10.0.0.5", "10.0.0.5")["no_proxy"].split(",")
+    assert SERVICE in found
+
+
+def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
+    """The example parses; its two worker counts agree; its submitter's pod has a plan."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert text.count("# change (") == 3
+    assert max(n for n, line in enumerate(text.splitlines()) if "# change (" in line) < 15
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    (submitter,) = job["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    given = {x["name"]: x["value"] for x in submitter["env"]}
+    replicas = sum(group["replicas"] for group in cluster["workerGroupSpecs"])
+    assert int(given["EXPECTED_WORKERS"]) == replicas
+    images = {
+        container["image"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+        for container in group["template"]["spec"]["containers"]
+    }
+    assert images == {submitter["image"]}
+    assert submitter["command"][-2].splitlines()[-1] == 'exec sh /workspace/pod-agent "$@"'
+    assert submitter["args"] == ["run"]
+    plan = changed_plan("kuberay-submitter-head", given)
+    assert plan.job is not None
+    assert plan.job.argv[1:3] == ("-m", "verl.trainer.main_ppo")
+    assert plan.topology.expected_workers == replicas
+    assert plan.settings.stop_grace == 90
+
+
+GIVEN = replace(
+    heads.goal(retries=2, given=True), run_id="rl", submission_id="rl", asks_for_jobs=True
+)
+"""Of a head whose log disk is gone: another may have submitted jobs to this Ray."""
+
+
+def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
+    """Not the first, which has failed, while a later attempt runs."""
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    assert trace.effects == [h.ListJobs("rl")]
+    trace.take(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77")), 2.0)
+    assert trace.effects[1:] == [h.AdoptRun("rl", 9, is_running=True), h.FollowJob("rl-10")]
+    trace.take(h.Submitted("rl-10"), 3.0)
+    trace.take(h.JobReported("rl-10", JobReport("SUCCEEDED", driver_exit_code=0)), 9.0)
+    assert [end.exit_code for end in trace.outcomes] == [0]
+
+
+def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
+    """The first attempt, by the id that the RayJob expects."""
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    (wait,) = head.pending_waits(trace.state)
+    assert wait.what == "the list of jobs of KubeRay's Ray"
+    trace.take(h.JobsListed(()), 2.0)
+    assert trace.effects[1:] == [h.SubmitJob("rl")]
+
+
+def test_a_record_says_which_attempt_to_follow(tmp_path: Path) -> None:
+    """Ray is asked only where there is none."""
+    plan = plan_of(*read("kuberay-submitter-head"))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
+    assert make_goal(plan, keeper, 0.0).asks_for_jobs
+    keeper.record_submission(Attempt("rl-8h2pd"))
+    assert not make_goal(plan, keeper, 0.0).asks_for_jobs
+    keeper.close()

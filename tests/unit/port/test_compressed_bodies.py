@@ -1,0 +1,88 @@
+"""Compressed request bodies are refused without inflating them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import zlib
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.reward_process import reward_server
+from support.worlds import SECRET
+from unit.port.test_agent_port import SECONDS, served
+
+pytestmark = pytest.mark.processes
+
+MIB = 1 << 20
+JSON = {"Content-Type": "application/json"}
+REQUESTS = 10
+
+
+def bomb(mib: int) -> bytes:
+    """Return a gzip stream of so many MiB of zeros, which is a thousand times smaller."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    zeros = bytes(MIB)
+    return b"".join([*(packer.compress(zeros) for _ in range(mib)), packer.flush()])
+
+
+def post(port: int, path: str, body: bytes, coding: str = "gzip") -> tuple[int, str]:
+    """Post a body that is compressed; return the status and the sentence of the answer."""
+    headers = {**JSON, "Content-Encoding": coding}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    with closing(connection):
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, str(json.loads(answer.read()).get("error", ""))
+
+
+@pytest.mark.parametrize("token", [None, SECRET])
+def test_the_agents_port_inflates_nothing(token: str | None) -> None:
+    """Bombs of 255 KB cost no CPU time, without a token and before the token is checked."""
+    body = bomb(250)
+    began = time.process_time()
+    zlib.decompress(body, wbits=31)
+    inflating = time.process_time() - began
+    with served(token) as port:
+        began = time.process_time()
+        answers = {post(port.number, "/report", body) for _ in range(REQUESTS)}
+        assert time.process_time() - began < REQUESTS * inflating / 2
+        ((status, sentence),) = answers
+        assert status == 415
+        assert "Content-Encoding" in sentence
+        assert post(port.number, "/login", body)[0] == 415
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip"])
+def test_every_coding_is_refused(coding: str) -> None:
+    """The refusal depends on no library that is installed; identity is no compression."""
+    with served(None) as port:
+        assert post(port.number, "/report", b"{}", coding)[0] == 415
+        assert post(port.number, "/report", b"{", "identity")[0] == 400  # it is no JSON
+
+
+def highest_memory(port: int) -> int:
+    """Return the highest resident memory, in bytes, of the process that listens on a port."""
+    listening = (one for one in psutil.net_connections("tcp4") if one.status == psutil.CONN_LISTEN)
+    pid = next(one.pid for one in listening if one.laddr[1:] == (port,))
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def check_inflates_nothing(port: int, path: str) -> None:
+    """Post 500 MB in half a megabyte: the program refuses them, and its memory does not grow."""
+    before = highest_memory(port)
+    status, sentence = post(port, path, bomb(500))
+    assert highest_memory(port) - before < 50 * MIB
+    assert status == 415
+    assert "Content-Encoding" in sentence
+
+
+def test_the_reward_server_inflates_nothing() -> None:
+    """A small body cannot take its memory."""
+    with reward_server() as server:
+        check_inflates_nothing(server.port, "/get_reward")

@@ -1,0 +1,209 @@
+"""The number of agents that a head stores: all that take part, and the last that departed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from msgspec.structs import asdict, replace
+
+from agent.decisions.attempts import Attempt
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_decide import is_worker_needed
+from agent.decisions.head.retry import MAX_NODES_BY_NAME
+from agent.decisions.shared import SAMPLE, Answer, ItemReport, ServiceReady, Step
+from agent.plan import waits as planned
+from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
+from agent.port.reports import (
+    BASE_LIMIT,
+    Expected,
+    Reports,
+    TooManyAgentsError,
+    agent_limit,
+)
+from agent.record.run_record import ChosenRun
+from agent.record.summary import Timeline
+from agent.run.run_keeper import RunKeeper
+from support.heads import NODES, RETRIEVER, REWARD, TICK, Trace, goal, nodes
+from support.shares import by_torchrun
+from support.worlds import MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FIRST = Reply(1, "run", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
+BYE = Bye("asked to stop by SIGTERM", "the last line")
+KEPT = agent_limit(1)
+WORD = ItemReport(RETRIEVER, Step.READY)
+
+
+class Fleet:
+    """A head's port and decisions, to which pods connect with ever new names."""
+
+    def __init__(self, of: h.HeadGoal, most: int = KEPT) -> None:
+        limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
+        self.story, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
+        self.timeline = Timeline()
+        self.take(ServiceReady(REWARD))
+        self.names: tuple[str, ...] = ()
+        expected = Expected(None, "", "", "")
+        self.reports = Reports(
+            *(FIRST, expected, self.take, self._clock),
+            keep_ranks=self._keep,
+            most=most,
+            is_needed=lambda key: is_worker_needed(self.story.state, key, self.now),
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _keep(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def take(self, event: h.HeadEvent) -> None:
+        """Apply an event to the decisions."""
+        self.story.take(event, self.now)
+        self.timeline.add(event, self.story.state, self.now)
+
+    async def pod(self, n: int, *, leaves: Callable[[int], bool] = bool) -> None:
+        """Let a pod join, report everything possible, and depart, with a goodbye or without."""
+        key, ip = f"agent<{n}>", f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"
+        self.now += 10.0
+        hello = Hello(f"pod<{n}>", None, facts=MACHINE)
+        report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
+        aside = WorkerStats(steps={"fetch": Step.READY})
+        await self.reports.handle(replace(report, aside=aside))
+        self.take(h.RayNodes((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
+        beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))
+        self.now += 5.0
+        self.take(TICK)
+        await self.reports.handle(beat)
+        if leaves(n):
+            await self.reports.handle(replace(beat, bye=BYE, logs={"agent": "the end"}))
+        else:
+            self.take(h.WorkerSilent(key, "connection refused"))
+        self.take(nodes())
+
+    def known(self) -> dict[str, set[str]]:
+        """Return the agents and pods that each part of the head stores, by its own name."""
+        parts = {**asdict(self.story.state), **vars(self.reports), **vars(self.timeline)}
+        parts["names"] = self.names
+        return {name: {*re.findall(r"<(\d+)>", repr(part))} for name, part in parts.items()}
+
+
+@pytest.mark.parametrize(
+    "of", [goal(1, services=(RETRIEVER,), job=False), goal(9, services=(REWARD,)), by_torchrun(1)]
+)
+def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
+    """Data by an agent's or a node's name does not grow with the number of former pods."""
+
+    async def come_and_go() -> Fleet:
+        fleet = Fleet(of)
+        for n in range(3 * KEPT):
+            await fleet.pod(n, leaves=lambda n: n % 2 == 0)
+        return fleet
+
+    fleet = anyio.run(come_and_go)
+    counts = {name: len(found) for name, found in fleet.known().items()}
+    assert {name: n for name, n in counts.items() if n > KEPT} == {}
+    assert counts["_agents"] > KEPT // 10
+    latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
+    assert fleet.reports.byes.keys() - fleet.story.state.shares.by_node.keys() <= latest
+
+
+def test_who_is_there_stays() -> None:
+    """A worker that takes part keeps all its data, however many others come and go."""
+
+    async def trace() -> Fleet:
+        fleet = Fleet(goal(1))
+        stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
+        await fleet.reports.handle(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
+        there = replace(NODES[2], ip="10.9.9.9")
+        for n in range(2 * KEPT):
+            await fleet.pod(n)
+            fleet.take(h.RayNodes((*nodes().nodes, there)))
+        return fleet
+
+    fleet = anyio.run(trace)
+    assert fleet.story.state.fleet.alive == {"10.9.9.9": "stays"}
+    assert fleet.story.state.fleet.facts["agent1"].hostname == MACHINE.hostname
+    agent = fleet.reports.awaited("agent1")
+    assert agent is not None
+    assert agent.ip == "10.9.9.9"
+
+
+@pytest.mark.parametrize("expected", [0, 1, 5_000])
+def test_strangers_take_no_room_for_ever(expected: int) -> None:
+    """The number is limited with room for all workers; more wait until one of those is silent."""
+    now, told = 0.0, list[object]()
+    most = agent_limit(expected)
+    assert most >= max(BASE_LIMIT, 2 * expected)
+    reports = Reports(FIRST, Expected(None, "", "", ""), told.append, lambda: now, most=most)
+
+    async def hello(n: int) -> Reply:
+        return await reports.handle(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
+
+    async def trace() -> None:
+        nonlocal now
+        for n in range(most):
+            await hello(n)
+        with pytest.raises(TooManyAgentsError):
+            await hello(most)
+        assert (await reports.handle(Report("agent0", "", "p"))).refusal == ""
+        now = 60.0
+        assert not (await hello(most)).wants_hello
+        assert sum(isinstance(event, h.WorkerReplaced) for event in told) >= 1
+
+    anyio.run(trace)
+
+
+def test_what_a_run_needs_of_the_departed() -> None:
+    """The result of its ranks, a place of a service, a process that may still run there."""
+    worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, joined=True)
+    gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
+    trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
+    assert is_worker_needed(trace.state, "agent2", 500.0)  # it counts
+    trace.take(gone, 3.0)
+    assert is_worker_needed(trace.state, "agent2", 500.0)  # its share has no end yet
+    assert not is_worker_needed(trace.state, "agent7", 500.0)
+    trace = Trace(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
+    assert not is_worker_needed(trace.state, "agent2", 3.0)
+    silent = replace(worker, joined=False)
+    trace = Trace(goal(2), [(1.0, h.WorkerReported(silent))])
+    assert is_worker_needed(trace.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
+    assert not is_worker_needed(trace.state, "agent2", 61.0)
+
+
+def test_ranks_are_given_again() -> None:
+    """With all names in use, the first rank without a current owner is given again."""
+    kept: list[tuple[str, ...]] = []
+    reports = Reports(
+        *(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0),
+        rank_names=("a", "b"),
+        keep_ranks=kept.append,
+        most=2,
+    )
+
+    def rank(name: str) -> int | None:
+        report = Report(f"of {name}", f"10.0.0.{ord(name)}", "joining", hello=Hello(name))
+        return anyio.run(reports.handle, report).rank
+
+    assert [rank("b"), rank("c")] == [2, 1]
+    assert kept == [("c", "b")]
+
+
+def test_names_of_an_attempt(tmp_path: Path) -> None:
+    """The record keeps the nodes of the attempt that are present, and the latest of the others."""
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
+    keeper.record_submission(Attempt("run-1"))
+    for n in range(0, MAX_NODES_BY_NAME + 2_000, 1_000):
+        keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
+    keeper.close()
+    (attempt,) = keeper.record.attempts
+    assert len(attempt.nodes) == MAX_NODES_BY_NAME
+    assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*attempt.nodes}
+    assert "pod0" not in attempt.nodes

@@ -1,0 +1,155 @@
+"""A worker and a head of its run with a lower epoch: a slow clock, or an earlier head."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agent.decisions.head import head_state as h
+from agent.decisions.worker import worker_state as w
+from agent.port.client import HeadLink
+from agent.port.protocol import Hello, Reply, Report
+from agent.port.reports import Expected, Reports
+from agent.port.server import AgentServer
+from agent.port.sockets import bind
+from agent.processes.waiting import NotYet, until
+from agent.record.run_record import AttemptRecord, ChosenRun, RunRecord
+from agent.run.head_server import first_reply
+from agent.run.run_keeper import RunKeeper
+from support import heads
+from support.free_ports import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aiohttp import web
+
+JOB = "f" * 16
+TRIED = AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
+FOLLOWS = "following the head"
+
+
+class Head:
+    """A head's port, record and decisions; the run ID is the platform's, whatever its disk has."""
+
+    def __init__(self, root: Path, epoch: int, *attempts: AttemptRecord) -> None:
+        before = RunRecord("run", JOB, epoch, attempts=attempts)
+        (root / "run").mkdir(parents=True)
+        self.keeper = RunKeeper(root, JOB, ChosenRun("run", before), job_survives=True)
+        tried = tuple(one.tried for one in attempts)
+        self.story = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
+
+    async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.BaseRunner:
+        """Open its port."""
+        keeper = self.keeper
+
+        def tell(known: h.RunRemembered) -> None:
+            tasks.start_soon(decide, known)
+
+        async def decide(known: h.RunRemembered) -> None:
+            self.story.take(known, 1.0)
+            for deed in self.story.effects:
+                assert isinstance(deed, h.AdoptRun)
+                keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
+            await keeper.flush()
+            reports.publish(epoch=keeper.epoch, attempt=self.story.state.attempt.number)
+            reports.run_decided.set()
+
+        first = await first_reply(keeper, keeper.next_attempt, "10.0.0.1")
+        expected = Expected(None, "", "", "")
+        memory = partial(keeper.recall, tell)
+        reports = Reports(
+            first, expected, lambda _: None, anyio.current_time, on_recalled_run=memory
+        )
+        if keeper.record.open_attempt is not None:
+            proof = keeper.proof(keeper.next_attempt)
+            reports.publish(phase="running", attempt=keeper.next_attempt, fingerprint=proof)
+        site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+        return await site.open([bind("127.0.0.1", port)])
+
+
+class Worker:
+    """A worker's link, with its state from an earlier head."""
+
+    def __init__(self, port: int) -> None:
+        self.last: Reply | None = None
+        self.heard: list[w.WorkerEvent] = []
+        link = (self.hello, lambda _: Report("agent1", "127.0.0.1", FOLLOWS), self.heard.append)
+        self.link = HeadLink("127.0.0.1", port, 1, None, *link, self.on_reply)
+
+    def hello(self) -> Hello:
+        """Return its hello, like boot/hello.py."""
+        last = self.last
+        if last is None:
+            return Hello("pod1", 1)
+        about = (last.run_id, last.submitted, last.fingerprint)
+        return Hello("pod1", 1, None, "", "", *about)
+
+    def on_reply(self, reply: Reply) -> None:
+        """Keep the last reply."""
+        self.last = reply
+
+    async def awaits(self, kind: type[w.WorkerEvent], words: str) -> None:
+        """Wait until the last event is like this one."""
+
+        async def look() -> bool | NotYet:
+            last = self.heard[-1] if self.heard else None
+            return True if isinstance(last, kind) and words in str(last) else NotYet()
+
+        await until(look, 20.0)
+
+
+@pytest.mark.parametrize("killed_when", ["booting", "running"])
+def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_when: str) -> None:
+    """Same run ID, lower epoch: its workers report to it, and it raises its epoch above theirs."""
+    port = free_port()
+    attempts = [TRIED] if killed_when == "running" else []
+    first, second = Head(tmp_path / "a", 900, *attempts), Head(tmp_path / "b", 100)
+    worker = Worker(port)
+
+    async def trace() -> None:
+        async with anyio.create_task_group() as tasks:
+            runner = await first.open(port, tasks)
+            tasks.start_soon(worker.link.run)
+            await worker.awaits(w.HeadSpoke, "epoch=900")
+            await runner.cleanup()
+            runner = await second.open(port, tasks)
+            await worker.awaits(w.HeadSpoke, "epoch=901")
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+
+    anyio.run(trace)
+    assert second.keeper.record.epoch == 901
+    assert second.story.effects == [h.AdoptRun("run", len(attempts), 900)]
+    assert [one.number for one in second.keeper.record.attempts] == [one.number for one in attempts]
+
+
+def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
+    """Its record has its own attempt, so that it adopts nothing, and its epoch stays."""
+    port = free_port()
+    later, earlier = Head(tmp_path / "a", 900, TRIED), Head(tmp_path / "b", 100, TRIED)
+    worker = Worker(port)
+
+    async def trace() -> None:
+        async with anyio.create_task_group() as tasks:
+            runner = await later.open(port, tasks)
+            tasks.start_soon(worker.link.run)
+            await worker.awaits(w.HeadSpoke, "epoch=900")
+            await runner.cleanup()
+            runner = await earlier.open(port, tasks)
+            await worker.awaits(w.HeadSilent, "is an earlier one")
+            greeted = len(worker.heard) + 2
+            with anyio.fail_after(20):
+                while len(worker.heard) < greeted:
+                    await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+
+    anyio.run(trace)
+    assert "is an earlier one" in str(worker.heard[-1])
+    assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.heard)
+    assert (earlier.story.effects, earlier.keeper.record.epoch) == ([], 100)

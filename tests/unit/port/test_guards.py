@@ -1,0 +1,103 @@
+"""Every path of a head's port: requests that are refused before any other work."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.port import access as control_access
+from agent.port.access import UNGUARDED_PATHS
+from agent.port.server import ASSETS
+from support.served import SECONDS
+from support.worlds import SECRET
+from unit.port.test_stream import BY_KEY, BY_TOKEN, Head, a_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JSON = {"Content-Type": "application/json"}
+ROUTES = [
+    *(("GET", path) for path in ("/status", "/metrics", "/", "/events", "/findings", "/sample")),
+    ("GET", "/logs/head/job"),
+    *(("GET", path) for path in ASSETS),
+    *(("POST", path) for path in ("/login", "/report", "/stop")),
+]
+"""All except the probes, which reveal nothing."""
+OPEN = {*ASSETS, "/login"}
+"""The files that a browser needs before its sign-in."""
+FOREIGN = {"Origin": "https://evil.example"}
+
+
+@pytest.fixture(autouse=True)
+def _many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare all of them: these tests send one after the other to the same port."""
+    monkeypatch.setattr(control_access, "MOST_GUESSES", 10_000)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Head]:
+    """A head's port without a token."""
+    with a_head() as head:
+        yield head
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Head]:
+    """A head's port with one."""
+    with a_head(SECRET) as head:
+        yield head
+
+
+def asked(head: Head, method: str, path: str, headers: dict[str, str]) -> int:
+    """Request a path; return the status."""
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+    ) as connection:
+        connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
+        return connection.getresponse().status
+
+
+def test_no_path_is_forgotten(bare: Head) -> None:
+    """A new path is included here automatically."""
+    known = {(method, path.replace("/head/job", "/{node}/{name}")) for method, path in ROUTES}
+    routes = {(route.method, route.path) for route in bare.site.routes()}
+    assert routes - known == {("GET", path) for path in UNGUARDED_PATHS}
+    assert known <= routes
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_page_of_another_site(bare: Head, guarded: Head, method: str, path: str) -> None:
+    """A foreign page is refused for every path; so is a foreign name for this node."""
+    proof = {**BY_KEY, **JSON}
+    assert asked(bare, method, path, {**proof, **FOREIGN}) == 403
+    assert asked(bare, method, path, {**proof, "Sec-Fetch-Site": "cross-site"}) == 403
+    assert asked(bare, method, path, {**proof, "Host": "evil.example"}) == 421
+    if method == "POST":
+        assert asked(guarded, method, path, {**BY_TOKEN, **JSON, **FOREIGN}) == 403
+
+
+@pytest.mark.parametrize("path", ["/report", "/stop"])
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_posts_are_json(bare: Head, guarded: Head, path: str, kind: str | None) -> None:
+    """Content types that a page can post without a preflight change nothing; a form may sign in."""
+    typed = {} if kind is None else {"Content-Type": kind}
+    assert asked(bare, "POST", path, {**BY_KEY, **typed}) == 415
+    assert asked(guarded, "POST", path, {**BY_TOKEN, **typed}) == 415
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in OPEN])
+def test_the_token_opens_it(guarded: Head, method: str, path: str) -> None:
+    """With a token, nothing is served without it, and the key is not accepted."""
+    for proof in ({}, BY_KEY, {"Authorization": "Bearer wrong"}):
+        assert asked(guarded, method, path, {**proof, **JSON}) == 401
+
+
+@pytest.mark.parametrize("path", ["/events", "/findings", "/logs/head/job"])
+def test_without_a_token_the_key_opens_it(bare: Head, path: str) -> None:
+    """Private parts of the status need the key of the head's own node."""
+    assert asked(bare, "GET", path, {}) == 401
+    assert asked(bare, "GET", path, BY_KEY) in {200, 404}
+    assert asked(bare, "POST", "/stop", JSON) == 401

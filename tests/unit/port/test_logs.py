@@ -1,0 +1,376 @@
+"""`logs`: which log of which node is meant, who may read it, and what the head gives."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.base import times
+from agent.base.errors import UnavailableError
+from agent.cli import remote
+from agent.cli.command_line import main
+from agent.cli.remote import ask
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_state import HeadPhase
+from agent.port.log_filter import LogFilter
+from agent.port.protocol import Hello, Reply, Report
+from agent.port.reports import Expected, Reports
+from agent.port.server import LogPart
+from agent.record.run_folder import RunFolder
+from agent.run.head_server import RunStatus
+from agent.run.node_run import NodeRun
+from agent.settings.redact import MASK, redactor_for
+from support import served
+from support.free_ports import free_port
+from support.served import KEY, SECONDS, a_head, environ_of, leave_key
+from support.worlds import SECRET, plan_of
+from unit.cli.test_past_run import leave_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
+
+
+# --- the verb ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "out"),
+    [
+        ([], "step 1\n"),
+        (["job"], "step 1\n"),
+        (["head"], "step 1\n"),
+        (["head", "job"], "step 1\n"),
+        (["pod1"], "joined\n"),
+        (["pod1", "agent"], "joined\n"),
+        (["pod1", "job"], ""),
+        (["retriever"], ""),
+        (["../secrets", "x/y"], ""),
+    ],
+)
+def test_the_words_name_node_and_log(
+    words: list[str], out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node, a log, both or none; an unknown name is an error."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        raises = nullcontext() if out else pytest.raises(UnavailableError, match="has no log")
+        with raises:
+            remote.show_logs(environ_of(head.port, tmp_path), words, LogFilter(), follow=False)
+    assert capsys.readouterr().out == out
+
+
+STEERING = "a\x1b]52;c;aGk=\x07b\x1b[31mred\x1b[0m\x9b2J\x9dx\tc\x1b]0;title\nnext \u202eline\n"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_log_steers_no_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_live: bool,
+    is_terminal: bool,
+) -> None:
+    """A job may print what writes to the clipboard; into a file or pipe it passes unchanged."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    if is_live:
+        monkeypatch.setitem(served.LOGS, ("head", "job"), [STEERING])
+        leave_key(tmp_path, KEY)
+        with a_head() as head:
+            remote.show_logs(environ_of(head.port, tmp_path), [], LogFilter(), follow=False)
+    else:
+        (leave_run(tmp_path, "run-1", 1e9) / "pod0" / "job.log").write_text(STEERING)
+        environ = environ_of(free_port(), tmp_path)
+        remote.show_logs(environ, ["pod0", "job"], LogFilter(), follow=False)
+    shown = capsys.readouterr().out
+    assert shown == ("abred2Jx\tc\nnext line\n" if is_terminal else STEERING)
+
+
+def test_a_worker_s_last_lines_are_not_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are printed once, with the reason why no more follow."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        remote.show_logs(environ_of(head.port, tmp_path), ["pod1"], LogFilter(), follow=True)
+    told = capsys.readouterr()
+    assert told.out == "joined\n"
+    assert "cannot be followed" in told.err
+
+
+def test_logs_need_a_head_and_a_key(tmp_path: Path) -> None:
+    """Both are errors: without token or key no log is shown."""
+    with a_head() as head:
+        where = f"http://127.0.0.1:{head.port}/logs/head/job"
+        assert [ask(where, key).status for key in (None, "another", KEY)] == [401, 401, 200]
+        assert ask(f"{where}?after=-1", KEY).status == 400
+        environ = environ_of(head.port, tmp_path)
+        with pytest.raises(UnavailableError, match="RAY_AUTH_TOKEN"):
+            remote.show_logs(environ, [], LogFilter(), follow=False)
+    with pytest.raises(UnavailableError, match="no head's agent answers"):
+        remote.show_logs(environ, [], LogFilter(), follow=False)
+    with pytest.raises(SystemExit):
+        main(["logs", "a", "b", "c"])
+
+
+# --- a log that is followed ---------------------------------------------------------------------
+
+
+async def _first_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+    await anyio.sleep(0.1 if after else 0.0)
+    return LogPart("" if after else "one\n", 4)
+
+
+async def _second_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+    return LogPart("two\n" if after == 4 else "", 8, is_over=True)
+
+
+def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
+    """Follow the job's log in a thread; return it, and where its code will be."""
+    codes: list[int] = []
+
+    def follow() -> None:
+        try:
+            remote.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
+        except UnavailableError as error:
+            codes.append(error.end.exit_code)
+            print(error, file=sys.stderr)
+        else:
+            codes.append(0)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    return thread, codes
+
+
+class Output(io.StringIO):
+    """A stdout with a wait; `capsys` loses text that is printed while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = threading.Condition()
+
+    def write(self, text: str) -> int:
+        """Write, and notify a waiting test."""
+        with self._written:
+            count = super().write(text)
+            self._written.notify_all()
+        return count
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text was written."""
+        with self._written:
+            assert self._written.wait_for(lambda: text in self.getvalue(), SECONDS)
+
+
+def test_following_survives_a_restarted_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent listens at the same port a moment later; the exit code is the verdict's."""
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
+    leave_key(tmp_path, KEY)
+    with a_head(log=_first_life) as head:
+        thread, codes = _following(head.port, tmp_path)
+        output.wait_for("one\n")
+    with a_head(log=_second_life, port=head.port):
+        output.wait_for("two\n")
+    thread.join(SECONDS)
+    assert (codes, output.getvalue(), capsys.readouterr().err) == ([0], "one\ntwo\n", "")
+
+
+def test_following_ends_when_the_agent_stays_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a verdict the end of the run is unknown: this is an error."""
+    monkeypatch.setattr(times, "AGENT_RESTARTS", 1.0)
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
+    leave_key(tmp_path, KEY)
+    with a_head(log=_first_life) as head:
+        thread, codes = _following(head.port, tmp_path)
+        output.wait_for("one\n")
+    thread.join(SECONDS)
+    assert (codes, output.getvalue()) == ([69], "one\n")
+    told = capsys.readouterr().err
+    assert "no log and no verdict for 1 s: 127.0.0.1" in told
+
+
+# --- what the head gives -------------------------------------------------------------------------
+
+
+class Asked:
+    """A head's logs, and the reports with which a worker sends its own."""
+
+    def __init__(self, root: Path) -> None:
+        environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
+        environ |= {"AGENT_REWARD": "builtin", "AGENT_PREPARE": "true"}
+        plan = plan_of(environ, command=["true"])
+        redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
+        self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+        self.reports = Reports(
+            FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
+        )
+        workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
+        fleet = SimpleNamespace(workers=workers)
+        self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
+        keeper: Any = None
+        self.status = RunStatus(self.run, keeper, lambda: self.state)
+        self.job = self.run.folder.file("job.log")
+
+    def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
+        """Request a part."""
+        return anyio.run(self.status.read_log, self.reports, node, name, after)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    """Return a head's logs."""
+    found = Asked(tmp_path)
+    yield found
+    found.run.close()
+
+
+def test_a_log_is_read_from_any_offset(asked: Asked) -> None:
+    """First its end, then new text, in whole lines and without secrets."""
+    asked.job.write_text(f"step 1\nkey {SECRET}\nhalf")
+    first = asked.part("head", "job")
+    assert first == LogPart(f"step 1\nkey {MASK}\n", len(f"step 1\nkey {SECRET}\n"))
+    with asked.job.open("a") as file:
+        file.write(" a line\nnext")
+    assert isinstance(first, LogPart)
+    assert asked.part("node-a", "job", first.next) == LogPart(
+        "half a line\n", 38 + len(SECRET) - 14
+    )
+
+
+def test_of_a_long_log_the_end_is_read(asked: Asked) -> None:
+    """The end begins with a whole line."""
+    asked.job.write_text("".join(f"line {number}\n" for number in range(60_000)))
+    part = asked.part("head", "job")
+    assert isinstance(part, LogPart)
+    assert part.text.startswith("line ")
+    assert part.text.endswith("line 59999\n")
+    assert part.next == asked.job.stat().st_size
+
+
+def test_a_truncated_log_is_read_from_its_start(asked: Asked) -> None:
+    """An offset beyond its end belongs to the former file."""
+    asked.job.write_text("again\n")
+    assert asked.part("head", "job", 5000) == LogPart("again\n", 6)
+
+
+def test_a_follower_waits_for_new_text(asked: Asked) -> None:
+    """A reader at the end of the log is answered once there is more."""
+    asked.job.write_text("one\n")
+
+    async def follow() -> LogPart | str:
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, grow)
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
+        return found[0]
+
+    def grow() -> None:
+        with asked.job.open("a") as file:
+            file.write("two\n")
+
+    assert anyio.run(follow) == LogPart("two\n", 8)
+
+
+def test_a_verdict_ends_the_wait(asked: Asked) -> None:
+    """A waiting reader is answered before the agent exits."""
+    asked.job.write_text("one\n")
+
+    async def follow() -> LogPart | str:
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            found.append(await asked.status.read_log(asked.reports, "head", "job", 4))
+        return found[0]
+
+    async def end() -> None:
+        await anyio.sleep(0.2)
+        asked.state.phase = HeadPhase.LEAVING
+
+    assert anyio.run(follow) == LogPart("", 4, is_over=True)
+
+
+def test_the_wait_has_a_limit(asked: Asked) -> None:
+    """The answer has the same offset."""
+    asked.job.write_text("one\n")
+    assert asked.part("head", "job", 4) == LogPart("", 4)
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "words"),
+    [
+        (
+            "head",
+            "secrets",
+            "head has no log 'secrets', or did not send it in time: nodes are node-a and pod1",
+        ),
+        ("head", "../../etc/passwd", "has no log"),
+        ("pod0", "agent", "nodes are node-a and pod1; logs agent, ray"),
+        ("pod1", "secrets", "pod1 has no log 'secrets'"),
+        ("pod1", "agent", "pod1 has no log 'agent', or did not send it in time"),
+    ],
+)
+def test_unknown_logs(asked: Asked, node: str, name: str, words: str) -> None:
+    """Names come from a closed set; the error lists those that exist."""
+    assert words in str(asked.part(node, name))
+
+
+def test_a_workers_last_lines(asked: Asked) -> None:
+    """They are ordered, and sent with its next report."""
+
+    async def ask_for_it() -> LogPart | str:
+        report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
+        reply = await asked.reports.handle(report)
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                found.append(await asked.status.read_log(asked.reports, "pod1", "agent", None))
+
+            tasks.start_soon(ask)
+            again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
+            order = (await asked.reports.handle(again)).orders[0]
+            assert (order.kind.value, order.name) == ("send-log", "agent")
+            sent = {"agent": f"one\ntwo {SECRET}\n"}
+            await asked.reports.handle(
+                Report("k1", "10.0.0.2", "joining Ray", logs=sent, obeyed=order.number)
+            )
+        return found[0]
+
+    assert anyio.run(ask_for_it) == LogPart(f"one\ntwo {MASK}\n", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("reward server", "scored"),
+        ("reward-server", "scored"),
+        ("AGENT_PREPARE", "prepared"),
+        ("prepare", "prepared"),
+        ("ray", "started"),
+        ("ray-start", "started"),
+    ],
+)
+def test_a_log_has_its_name_and_that_of_its_file(asked: Asked, name: str, text: str) -> None:
+    """While the run lasts as afterwards, where only the files are left."""
+    files = {"reward-server": "scored", "prepare": "prepared", "ray-start": "started"}
+    for file, line in files.items():
+        asked.run.folder.file(f"{file}.log").write_text(f"{line}\n")
+    assert asked.part("head", name) == LogPart(f"{text}\n", len(text) + 1)

@@ -1,0 +1,152 @@
+"""The metrics, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import to_builtins
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.base.ends import Kind, Outcome
+from agent.port.status import metrics
+from tools.page.runs import status as run_of
+
+DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json"
+EVIL = 'a "name"\\ with\nlines} 1'
+WORKER: dict[str, Any] = {
+    "role": "worker",
+    "phase": "finding the head",
+    "seconds": 3.5,
+    "waits": [{"what": "the head", "evidence": EVIL, "seconds_left": 9.0}],
+    "verdict": to_builtins(Outcome(Kind.LOST, 75, EVIL)),
+}
+
+
+def parsed(status: dict[str, Any]) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Return all samples by name, as Prometheus reads them; no series may come twice."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(metrics(status)):
+        assert family.documentation
+        assert family.type in {"gauge", "counter", "histogram"}
+        for sample in family.samples:
+            series = found.setdefault(sample.name, [])
+            assert sample.labels not in [labels for labels, _ in series]
+            series.append((sample.labels, sample.value))
+    return found
+
+
+def only(samples: list[tuple[dict[str, str], float]]) -> float:
+    """Return the value of a name with one sample."""
+    ((_, value),) = samples
+    return value
+
+
+def test_metrics_of_a_training_run() -> None:
+    """Phases, nodes, services, job and curve equal those of the status."""
+    found = parsed(run_of(256))
+    assert found["pod_agent_phase"] == [({"role": "head", "phase": "running"}, 1.0)]
+    spent = {labels["phase"]: seconds for labels, seconds in found["pod_agent_phase_seconds"]}
+    assert spent == {"booting": 70.0, "submitting": 2.0, "running": 265.0}
+    nodes = {labels["state"]: count for labels, count in found["pod_agent_nodes"]}
+    assert nodes == {"booting": 0, "joined": 255, "silent": 0, "lost": 1, "left": 0}
+    assert len(found["pod_agent_node_join_seconds"]) == 256
+    services = {labels["service"]: up for labels, up in found["pod_agent_service_up"]}
+    assert services["reward server"] == 1
+    assert sum(services.values()) == 1
+    restarts = dict(map(_by_service, found["pod_agent_service_restarts_total"]))
+    assert restarts["reward server"] == 1
+    assert dict(map(_by_service, found["pod_agent_service_outage_seconds"]))["reward server"] == 7.5
+    assert only(found["pod_agent_service_last_answer_seconds"]) == 0.031
+    assert only(found["pod_agent_service_answer_seconds_sum"]) == pytest.approx(0.331)
+    assert only(found["pod_agent_service_answer_seconds_count"]) == 2
+    buckets = {one["le"]: count for one, count in found["pod_agent_service_answer_seconds_bucket"]}
+    assert (buckets["0.02"], buckets["0.05"], buckets["0.25"], buckets["0.5"]) == (0, 1, 1, 2)
+    assert buckets["+Inf"] == 2
+    jobs = {labels["status"]: value for labels, value in found["pod_agent_job_status"]}
+    assert [name for name, value in jobs.items() if value] == ["running"]
+    assert only(found["pod_agent_attempt"]) == 2
+    assert only(found["pod_agent_job_step"]) == 25
+    assert only(found["pod_agent_job_steps"]) == 40
+    assert only(found["pod_agent_job_reward"]) == pytest.approx(0.89)
+
+
+def _by_service(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
+    labels, value = sample
+    return labels["service"], value
+
+
+def test_missing_values_have_no_sample() -> None:
+    """A worker has only own metrics; without a job or a step these metrics are absent."""
+    assert parsed(WORKER).keys() == {
+        "pod_agent_phase",
+        "pod_agent_uptime_seconds",
+        "pod_agent_waits",
+    }
+    no_curve: dict[str, Any] = {"steps": None, "points": []}
+    without = {**run_of(3), "job": None, "curve": no_curve}
+    assert not [name for name in parsed(without) if "job" in name or "attempt" in name]
+    early = {**run_of(3), "curve": no_curve, "services": []}
+    assert not {"pod_agent_job_reward", "pod_agent_service_up"} & parsed(early).keys()
+
+
+@given(st.text(max_size=30))
+def test_labels_are_escaped(name: str) -> None:
+    """A label holds any text, and the parser returns the same text."""
+    run = run_of(1)
+    run["nodes"][0]["name"] = name
+    ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
+    assert labels["node"] == name
+
+
+def test_surrogates_are_escaped() -> None:
+    """A lone surrogate, which a name from the environment may hold, becomes its number."""
+    run = run_of(1)
+    run["nodes"][0]["name"] = "pod\ud800"
+    ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
+    assert labels["node"] == r"pod\ud800"
+
+
+def test_the_dashboard_uses_existing_metrics() -> None:
+    """Every expression of the Grafana dashboard names metrics and labels of a run."""
+    found = parsed(run_of(3))
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expr in asked for name in re.findall(r"\bpod_agent_\w+", expr)}
+    assert names
+    assert names <= found.keys()
+    labels = {label for samples in found.values() for one, _ in samples for label in one}
+    used = {label for expr in asked for label in re.findall(r"\b(\w+)=~?\"", expr)}
+    shown = [target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used |= {label for text in shown for label in re.findall(r"\{\{(\w+)\}\}", text)}
+    assert used <= labels | {"instance", "job"}  # these two are Prometheus' own
+    assert found.keys() - names == {"pod_agent_uptime_seconds", "pod_agent_service_outages"}
+
+
+def test_two_nodes_with_one_name() -> None:
+    """A series has one value: that of the first node."""
+    run = run_of(2)
+    run["services"] *= 2
+    for node in run["nodes"]:
+        node.update(name="pod", rank=None)
+    assert len(parsed(run)["pod_agent_node_join_seconds"]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(run_of(2)))
+def test_a_status_without_a_key(name: str) -> None:
+    """The metrics of a missing key have no sample; the others stay."""
+    run = run_of(2)
+    del run[name]
+    assert parsed(run)
+
+
+def test_a_node_without_a_key() -> None:
+    """A node without a name has no sample, and the metrics of services stay."""
+    run = run_of(2)
+    del run["nodes"][0]["name"]
+    assert "pod_agent_service_up" in parsed(run)

@@ -1,0 +1,294 @@
+"""The messages between a worker's agent and the head's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.ends import Kind, Outcome
+from agent.checks.finding import Finding, Level
+from agent.decisions.shared import Answer, ItemReport, Order, OrderKind, Step
+from agent.port.protocol import (
+    VERSION,
+    Bye,
+    Hello,
+    Reply,
+    Report,
+    protocol_mismatch,
+)
+from agent.port.reports import Expected
+from support.worlds import MACHINE
+
+TEXT = st.text(max_size=50)
+PRINTABLE = st.text(max_size=50).map(lambda text: "".join(filter(str.isprintable, text)))
+NAME = PRINTABLE.filter(bool)
+FINDINGS = st.builds(Finding, NAME, st.sampled_from(Level), PRINTABLE, PRINTABLE)
+HELLOS = st.builds(
+    Hello,
+    name=NAME,
+    rank=st.none() | st.integers(0, 9999),
+    ray=st.none() | PRINTABLE,
+    python=PRINTABLE,
+    services=PRINTABLE,
+    run_id=PRINTABLE,
+    attempt=st.integers(0, 99),
+    fingerprint=PRINTABLE,
+    facts=st.none() | st.just(MACHINE),
+    clock=st.none() | st.floats(0, 1e12),
+    findings=st.lists(FINDINGS, max_size=3).map(tuple),
+)
+ITEMS = st.builds(ItemReport, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
+IPS = st.just("") | st.ip_addresses().map(str)
+ANSWERS = st.builds(Answer, NAME, IPS, PRINTABLE, st.floats(0, 99))
+REPORTS = st.builds(
+    Report,
+    id=NAME,
+    ip=IPS,
+    phase=NAME,
+    detail=PRINTABLE,
+    joined=st.booleans(),
+    preparing=st.booleans(),
+    error=PRINTABLE,
+    items=st.lists(ITEMS, max_size=3).map(tuple),
+    answers=st.lists(ANSWERS, max_size=3).map(tuple),
+    logs=st.none() | st.dictionaries(NAME, PRINTABLE, min_size=1, max_size=3),
+    obeyed=st.integers(0, 99),
+    obeyed_by=PRINTABLE,
+    news=st.integers(-1, 10**9),
+    sequence=st.integers(0, 10**9),
+    hold=st.floats(0, times.REPLY_HELD),
+    hello=st.none() | HELLOS,
+    bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
+)
+CODES = st.integers(0, 255)
+OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
+KINDS = st.sampled_from(OrderKind)
+COUNTS = st.integers(1, 2**53)
+ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, COUNTS, st.none(), IPS)
+REPLIES = st.builds(
+    Reply,
+    epoch=st.integers(0, 10**15),
+    run_id=PRINTABLE,
+    phase=PRINTABLE,
+    ray_ready=st.booleans(),
+    head_ip=st.ip_addresses().map(str),
+    news=st.integers(0, 2**53),
+    attempt=st.integers(1, 99),
+    fingerprint=PRINTABLE,
+    verdict=OUTCOMES,
+    refusal=PRINTABLE,
+    held=st.booleans(),
+    wants_hello=st.booleans(),
+    orders=st.lists(ORDERS, max_size=3).map(tuple),
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = Report.__struct_fields__
+PROPER = {"id": "agent1", "phase": "joining Ray"}
+
+
+@given(REPORTS)
+def test_a_report_survives_the_wire(report: Report) -> None:
+    """The head reads what the worker wrote."""
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@given(REPLIES)
+def test_a_reply_survives_the_wire(reply: Reply) -> None:
+    """A worker reads what the head wrote, with or without a verdict."""
+    assert Reply.from_dict(json.loads(json.dumps(reply.to_dict()))) == reply
+    data = {**reply.to_dict(), "verdict": None}
+    assert Reply.from_dict(json.loads(json.dumps(data))).verdict is None
+
+
+def test_a_report_may_be_short() -> None:
+    """Only id and phase are required: most heartbeats have nothing else."""
+    report = Report.from_dict(PROPER)
+    assert report == Report("agent1", "", "joining Ray")
+    assert len(json.dumps(report.to_dict())) < 250
+
+
+def test_unknown_fields_do_no_harm() -> None:
+    """A newer worker may send fields that this head does not know."""
+    assert Report.from_dict({**PROPER, "mood": "fine"}) == Report.from_dict(PROPER)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", None),
+        ("id", ""),
+        ("id", 7),
+        ("ip", 7),
+        ("phase", ""),
+        ("phase", []),
+        ("detail", {}),
+        ("joined", 1),
+        ("joined", "yes"),
+        ("preparing", None),
+        ("error", 1),
+        ("items", {}),
+        ("items", [{}] * 1000),
+        ("logs", []),
+        ("obeyed", "1"),
+        ("hello", 7),
+        ("bye", "gone"),
+        ("news", "1"),
+        ("news", True),
+        ("news", 1e30),
+        ("hold", None),
+        ("hold", [1]),
+        ("hold", 1e9),
+        ("hold", -5),
+    ],
+)
+def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
+    """The error names the field."""
+    with pytest.raises(ValueError, match=f"^{field}: expected"):
+        Report.from_dict({**PROPER, field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", None),
+        ("name", ""),
+        ("rank", "2"),
+        ("rank", True),
+        ("rank", 1.5),
+        ("ray", 2.6),
+        ("python", 3),
+        ("services", 1),
+        ("attempt", "1"),
+        ("facts", []),
+    ],
+)
+def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
+    """The error for a hello names the field, too."""
+    with pytest.raises(ValueError, match=f"^hello.{field}: expected"):
+        Report.from_dict({**PROPER, "hello": {"name": "pod1", field: value}})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Report("agent1", "", "p").to_dict(), ""),
+        (
+            {"name": "pod1", "phase": "joining Ray"},
+            "this worker runs pod-agent of an earlier version",
+        ),
+        ({"protocol": VERSION + 1, "agent": "9.1"}, "this worker runs pod-agent 9.1, this one"),
+        ([], ""),
+    ],
+)
+def test_another_version_of_the_agent_is_refused_by_name(data: object, words: str) -> None:
+    """Agents with different protocol versions refuse each other instead of misreading."""
+    said = protocol_mismatch(data, "this worker")
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+def test_the_version_names_the_wire_format_of_facts() -> None:
+    """Version 3 sends taken ports as an object; an agent of version 2 is refused by a sentence."""
+    facts = replace(MACHINE, taken_ports={8265: "another Ray"})
+    sent = json.loads(
+        json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
+    )
+    assert sent["protocol"] == VERSION == 6
+    assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
+    assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
+    assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")
+
+
+@pytest.mark.parametrize("data", [None, [], "report", 7, True, [PROPER]])
+def test_what_is_no_object(data: object) -> None:
+    """A report is a JSON object; anything else is an error."""
+    with pytest.raises(ValueError, match="a report is a JSON object"):
+        Report.from_dict(data)
+
+
+@given(JSON | st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
+    """For any request, the head's port answers 200 or 400, never 500."""
+    try:
+        report = Report.from_dict(data)
+    except ValueError:
+        return
+    assert report.id
+    assert report.phase
+    assert 0 <= report.hold <= times.REPLY_HELD
+
+
+@given(
+    JSON
+    | REPLIES.map(Reply.to_dict).flatmap(lambda d: st.sampled_from([{**d, f: None} for f in d]))
+)
+def test_what_is_no_reply(data: dict[str, object]) -> None:
+    """For any answer on the head's port, a worker reads a reply or handles an error."""
+    try:
+        reply = Reply.from_dict(data)
+    except ValueError:
+        return
+    assert isinstance(reply.news, int)
+
+
+def test_texts_are_bounded() -> None:
+    """A worker cannot fill the head's memory."""
+    report = Report.from_dict({**PROPER, "detail": "x" * 60_000})
+    assert len(report.detail) == 2000
+    hello = Report.from_dict({**PROPER, "hello": {"name": "\x1b" * 6_000}}).hello
+    assert hello is not None
+    assert len(hello.name) == 2000
+
+
+def test_deeply_nested_data_are_refused() -> None:
+    """An unknown field may hold as much as a JSON parser reads."""
+    nested = json.loads("[" * 900 + "]" * 900)
+    with pytest.raises(ValueError, match="expected less nested data"):
+        Report.from_dict({**PROPER, "more": nested})
+
+
+@given(st.text(min_size=1), st.text(), st.text())
+def test_texts_are_printable(name: str, detail: str, error: str) -> None:
+    """Line ends, escape sequences and lone surrogates are removed; the rest is unchanged."""
+    said = {**PROPER, "hello": {"name": name}, "detail": detail, "error": error}
+    report = Report.from_dict(json.loads(json.dumps(said)))
+    assert report.hello is not None
+    pairs = ((report.hello.name, name), (report.detail, detail), (report.error, error))
+    for text, given_text in pairs:
+        assert text.isprintable()
+        assert not given_text.isprintable() or text == given_text[: len(text)]
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "words"),
+    [
+        (("2.60.0", "3.11.7", ""), ("2.60.0", "3.11.7", ""), ""),
+        (("2.60.0", "3.11.7", ""), ("2.60.1", "3.11.7", ""), "Ray 2.60.1 here, 2.60.0 on the head"),
+        (("2.60.0", "3.11.7", ""), ("2.60.0", "3.11.8", ""), "Python 3.11.8 here, 3.11.7 on"),
+        (("2.60.0", "3.11.7", ""), (None, "", ""), ""),
+        ((None, "", ""), ("2.60.0", "3.11.7", ""), ""),
+        ((None, "", "2.13.0"), (None, "", "2.12.0"), "torch 2.12.0 here, 2.13.0 on the head"),
+    ],
+)
+def test_versions_must_agree(
+    head: tuple[str | None, str, str], worker: tuple[str | None, str, str], words: str
+) -> None:
+    """Ray refuses any difference, even in the patch, so the head refuses it first, by name."""
+    ray, python, torch = worker
+    hello = Hello("pod1", ray=ray, python=python, torch=torch)
+    told = Expected(*head, services="").refusal_of(hello)
+    assert words in told
+    assert bool(told) == bool(words)

@@ -1,0 +1,91 @@
+"""`stop`: the clients that may end a run through the head's port, and the replies."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.base.errors import UnavailableError
+from agent.cli import remote as stop_verb
+from agent.cli.remote import ask
+from agent.port.server import AgentServer
+from agent.port.sockets import bind
+from agent.record import run_folder
+from support.served import KEY, a_head, environ_of, leave_key
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_key_in_the_run_folder_is_enough(tmp_path: Path) -> None:
+    """On the head's node no token is needed; the verb returns once the head has exited."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        stop_verb.stop(environ_of(head.port, tmp_path))
+        assert head.stopped.is_set()
+
+
+def test_with_a_token_the_key_is_refused(tmp_path: Path) -> None:
+    """Where a token is set, only it is accepted."""
+    leave_key(tmp_path, KEY)
+    with a_head(SECRET) as head:
+        assert ask(f"http://127.0.0.1:{head.port}/stop", KEY, post=True).status == 401
+        stop_verb.stop({**environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET})
+        assert head.stopped.is_set()
+
+
+@pytest.mark.parametrize("found", ["", "another"], ids=["no key", "a key of another run"])
+def test_without_token_and_key_nothing_is_stopped(found: str, tmp_path: Path) -> None:
+    """Whoever reaches the port may not end the run; the one who may is told how."""
+    if found:
+        leave_key(tmp_path, found)
+    with a_head() as head:
+        with pytest.raises(UnavailableError, match=r"RAY_AUTH_TOKEN.*AGENT_LOG_DIR"):
+            stop_verb.stop(environ_of(head.port, tmp_path))
+        assert not head.stopped.is_set()
+
+
+def test_no_head_answers(tmp_path: Path) -> None:
+    """An error with the evidence."""
+    free = bind("127.0.0.1", 0)
+    port = free.getsockname()[1]
+    free.close()
+    with pytest.raises(UnavailableError, match="connection refused"):
+        stop_verb.stop(environ_of(port, tmp_path))
+
+
+def test_a_worker_refuses() -> None:
+    """A worker's port names the head."""
+
+    async def answer() -> int:
+        socket = bind("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
+        runner = await AgentServer(token=None, ready=lambda: True, status=dict[str, object]).open(
+            [socket]
+        )
+        found = await anyio.to_thread.run_sync(lambda: ask(url, post=True))
+        await runner.cleanup()
+        return found.status
+
+    assert anyio.run(answer) == 409
+
+
+def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
+    """The key of a previous agent is replaced, whatever its mode."""
+    folder = tmp_path / "run-1" / "pod0"
+    folder.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("run-1")
+    (folder / run_folder.KEY_FILE).write_text("old")
+    key = run_folder.make_key(folder)
+    assert key is not None
+    assert run_folder.newest_key(tmp_path) == key
+    assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
+
+
+def test_without_a_writable_key_the_run_continues(tmp_path: Path) -> None:
+    """Only verbs without a token are refused then."""
+    assert run_folder.make_key(tmp_path / "nowhere") is None

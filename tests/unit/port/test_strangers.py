@@ -1,0 +1,398 @@
+"""Reports that anyone can send where no token is set: they neither delay nor end a run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions.attempts import Attempt
+from agent.decisions.head import head_state as h
+from agent.decisions.head.fleet import Worker
+from agent.decisions.shared import ItemReport, ServiceReady, Step
+from agent.decisions.worker.worker_state import HeadSpoke
+from agent.job.services import Where
+from agent.port.client import HeadLink
+from agent.port.protocol import Bye, Hello, Reply, Report
+from agent.port.reports import (
+    BASE_LIMIT,
+    MOST_DEPARTED,
+    Expected,
+    Reports,
+    TooManyAgentsError,
+    _Pace,
+)
+from support.heads import (
+    PREPARED,
+    RETRIEVER,
+    RETRIEVER_SPEC,
+    SUBMITTED,
+    TICK,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+)
+from support.shares import by_torchrun
+from unit.port.test_agent_port import JSON, served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
+HELLO = Hello("pod1", 1, ray="2.60.0")
+POD1 = Report("agent1", "10.0.0.2", "following the head", joined=True, hello=HELLO)
+EVIL = replace(POD1, id="evil", ip="10.6.6.6", joined=False)
+
+
+class Port:
+    """A head's reports, of which one agent is held."""
+
+    def __init__(self, *, has_token: bool = False) -> None:
+        self.now = 100.0
+        self.events: list[object] = []
+        self.reports = Reports(
+            *(FIRST, Expected("2.60.0", "", "", ""), self.events.append, lambda: self.now),
+            has_token=has_token,
+        )
+
+    async def follow(self, report: Report, count: int = 99) -> None:
+        """Report as an agent does that was registered: again after each reply."""
+        for _ in range(count):
+            held = replace(report, hello=None, news=self.reports._reply.news, hold=10.0)  # noqa: SLF001 - as the client knows it
+            await self.reports.handle(held)
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Return the workers of all events."""
+        return [one.worker for one in self.events if isinstance(one, h.WorkerReported)]
+
+
+def answered(port: Port, *reports: Report) -> list[Reply]:
+    """Return the replies to reports, while agent1 goes on reporting."""
+    replies = list[Reply]()
+
+    async def story() -> None:
+        await port.reports.handle(POD1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(port.follow, POD1)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(20):
+                replies.extend([await port.reports.handle(report) for report in reports])
+            tasks.cancel_scope.cancel()
+
+    anyio.run(story)
+    return replies
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        replace(EVIL, ip="10.0.0.2", hello=Hello("evil", 7, ray="2.60.0")),
+        replace(EVIL, ip="10.0.0.2", bye=Bye("over")),
+        EVIL,
+        replace(EVIL, bye=Bye("over"), hello=Hello("evil", 1, ray="2.60.0")),
+    ],
+)
+def test_an_address_and_a_rank_keep_their_agent(evil: Report) -> None:
+    """A later agent with the address or rank of one that reports is refused."""
+    port = Port()
+    (reply,) = answered(port, evil)
+    assert "pod1 (10.0.0.2) still reports" in reply.refusal
+    assert {worker.key for worker in port.workers} == {"agent1"}
+    assert all(worker.joined for worker in port.workers)
+    assert not any(isinstance(event, h.WorkerReplaced) for event in port.events)
+
+
+def test_a_refused_agent_takes_no_address() -> None:
+    """An agent of another version keeps a real worker's agent where it is, its goodbye as well."""
+    port = Port()
+    old = replace(EVIL, ip="10.0.0.2", hello=replace(HELLO, ray="2.50.0"))
+    first, _ = answered(port, old, replace(old, hello=None, bye=Bye("over")))
+    assert "version mismatch" in first.refusal
+    assert not any(isinstance(event, h.WorkerReplaced) for event in port.events)
+
+
+def test_a_successor_on_the_same_node() -> None:
+    """An agent whose connection broke is replaced at once, one that is silent after its time."""
+    port = Port()
+
+    async def story() -> None:
+        await port.reports.handle(POD1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(port.follow, POD1)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(times.RECONNECT + 1):
+            reply = await port.reports.handle(replace(POD1, id="agent2"))
+        assert (reply.refusal, reply.wants_hello) == ("", False)
+
+    anyio.run(story)
+    assert h.WorkerReplaced("agent1") in port.events
+
+
+def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is not known whether the former one is gone, the later one is asked again."""
+    monkeypatch.setattr(times, "HOLDER_REPORTS", 0.05)
+    port = Port()
+
+    async def story() -> None:
+        await port.reports.handle(POD1)
+        reply = await port.reports.handle(replace(POD1, id="agent2"))
+        assert (reply.wants_hello, reply.refusal) == (True, "")
+        port.now += times.AGENT_SILENT
+        reply = await port.reports.handle(replace(POD1, id="agent2"))
+        assert (reply.wants_hello, reply.refusal) == (False, "")
+
+    anyio.run(story)
+    assert port.workers[-1].key == "agent2"
+
+
+# --- the sender's address ------------------------------------------------------------------------
+
+
+def post(number: int, report: Report, source: str) -> Reply:
+    """Post a report from an address of this machine; return the reply."""
+    one = http.client.HTTPConnection("127.0.0.1", number, timeout=20, source_address=(source, 0))
+    with closing(one):
+        one.request("POST", "/report", json.dumps(report.to_dict()), JSON)
+        return Reply.from_dict(json.loads(one.getresponse().read()))
+
+
+@pytest.mark.parametrize("named", ["10.0.0.2", "127.0.0.1"])
+def test_an_address_comes_from_the_connection(named: str) -> None:
+    """Without a token a report from another address than it names is refused, with the remedy."""
+    with served(None) as port:
+        reply = post(port.number, replace(POD1, ip=named, bye=Bye("over")), "127.6.6.6")
+        assert f"address is {named}, and its report came from 127.6.6.6" in reply.refusal
+        assert "set RAY_AUTH_TOKEN" in reply.refusal
+        assert port.heard == []
+        assert not post(port.number, replace(POD1, ip=""), "127.6.6.6").refusal
+        (event,) = port.heard
+        assert isinstance(event, h.WorkerReported)
+        assert event.worker.ip == "127.6.6.6"
+
+
+@pytest.mark.parametrize("ip", ["127.5.5.5", "10.254.254.254"])
+def test_a_worker_sends_from_its_own_address(ip: str) -> None:
+    """The one with which it joins Ray; where it has no such address, the head refuses it."""
+    replies: list[HeadSpoke] = []
+
+    async def story(number: int) -> None:
+        def take(event: object) -> None:
+            assert isinstance(event, HeadSpoke)
+            replies.append(event)
+            tasks.cancel_scope.cancel()
+
+        link = HeadLink(
+            *("127.0.0.1", number, 1, None, lambda: HELLO),
+            *(lambda _: replace(POD1, ip=ip, hello=None), take, lambda _: None),
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+
+    with served(None) as port:
+        anyio.run(story, port.number)
+    assert ("its report came from 127.0.0.1" in replies[0].refusal) == (ip != "127.5.5.5")
+
+
+# --- decisions -----------------------------------------------------------------------------------
+
+
+def stranger(**more: object) -> h.WorkerReported:
+    """Return a report of an agent of a rank that no node of the run has."""
+    worker = Worker("evil", "evil", "10.6.6.6", rank=9, phase="x", last_report_at=4.0)
+    return h.WorkerReported(replace(worker, **more))
+
+
+def running() -> Trace:
+    """Return a head whose job runs on the head and one worker, with a retriever on each."""
+    spec_goal = goal(1, services=(RETRIEVER,))
+    ready = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
+    begun = [(1.0, event) for event in PREPARED]
+    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
+    return Trace(spec_goal, [*begun, *joined, (4.0, SUBMITTED)])
+
+
+def deeds(state: h.HeadState) -> Iterator[h.HeadEvent]:
+    """Yield everything that a stranger may report."""
+    number = state.attempt.number
+    lost = (ItemReport(RETRIEVER, Step.LOST, "no"),)
+    yield stranger()
+    yield stranger(items=lost)
+    yield stranger(items=(ItemReport(RETRIEVER, Step.LOST, "no", 4),), joined=True)
+    yield stranger(notice=5.0, joined=True)
+    yield stranger(name="pod2", notice=5.0)
+    yield stranger(running_attempt=number, memory="killed")
+    yield stranger(service_only=True, joined=True, preparing=True)
+    yield stranger(has_left=True, notice=0.0)
+
+
+def test_an_unknown_rank_ends_no_run() -> None:
+    """Whatever it reports, its services and its departure are not the run's."""
+    trace = running()
+    trace.take(job("RUNNING"), 5.0)
+    assert trace.state.phase is h.HeadPhase.RUNNING
+    for number, event in enumerate(deeds(trace.state)):
+        trace.take(event, 6.0 + number)
+        trace.take(TICK, 6.5 + number)
+    trace.take(TICK, 50.0)
+    assert trace.outcomes == []
+    assert trace.state.phase is h.HeadPhase.RUNNING
+    assert trace.state.attempt.announced_nodes == ()
+    assert not any(isinstance(deed, h.StopJob | h.SaveJob) for deed in trace.effects)
+
+
+def test_an_unknown_rank_delays_no_boot() -> None:
+    """Its service is not awaited."""
+    begun = [(1.0, event) for event in PREPARED]
+    ready = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
+    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
+    trace = Trace(goal(1, services=(RETRIEVER,)), [*begun, (1.5, stranger()), *joined])
+    assert trace.state.phase is h.HeadPhase.SUBMITTING
+    assert trace.state.services["evil", RETRIEVER].step is Step.PENDING
+
+
+def test_a_further_worker_that_joined_ray_is_one_of_the_run() -> None:
+    """A spare counts once GCS lists it: then its essential service is lost for good with it."""
+    trace = running()
+    trace.take(job("RUNNING"), 5.0)
+    gone = stranger(joined=True, items=(ItemReport(RETRIEVER, Step.LOST, "no"),))
+    spare = replace(nodes(2).nodes[-1], node_id="spare", ip="10.6.6.6")
+    trace.take(stranger(joined=True), 6.0)
+    trace.take(h.RayNodes((*nodes(2).nodes, spare)), 6.5)
+    trace.take(gone, 7.0)
+    assert trace.state.phase is h.HeadPhase.STOPPING
+
+
+def test_a_refused_agent_changes_nothing() -> None:
+    """Neither an address, nor leftovers, nor memory, nor a notice of it counts."""
+    trace = running()
+    trace.take(job("RUNNING"), 5.0)
+    before = trace.state
+    for event in (
+        stranger(ip="10.0.0.2", rank=1, refused="version mismatch", memory="killed", notice=1.0),
+        stranger(ip="10.0.0.2", rank=1, refused="version mismatch", has_left=True),
+    ):
+        trace.take(event, 6.0)
+        assert trace.state.fleet.alive == before.fleet.alive
+        assert trace.state.fleet.agent_at == before.fleet.agent_at
+    assert trace.state.phase is h.HeadPhase.RUNNING
+
+
+def test_a_service_stays_where_it_is() -> None:
+    """A later agent of its rank does not become its node while the first one reports."""
+    spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
+    trace = Trace(replace(goal(1), services=(spec,)), [(1.0, reported(2, rank=1))])
+    later = stranger(rank=1)
+    trace.take(later, 2.0)
+    assert trace.state.service_home(RETRIEVER) == "agent2"
+    trace.take(h.WorkerSilent("agent2", "no answer"), 3.0)
+    trace.take(later, 4.0)
+    assert trace.state.service_home(RETRIEVER) == "evil"
+
+
+def test_a_stranger_gets_no_share_of_torchrun() -> None:
+    """One of a further rank takes part only in place of an expected worker."""
+    trace = Trace(by_torchrun(1), [(1.0, stranger(joined=True))])
+    assert trace.state.phase is h.HeadPhase.BOOTING
+    own = Worker("agent2", "pod2", "10.0.0.2", rank=1, last_report_at=2.0, joined=True)
+    trace.take(h.WorkerReported(own), 2.0)
+    assert [*trace.state.shares.by_node] == ["head", "agent2"]
+
+
+def test_a_stranger_says_nothing_about_leftovers() -> None:
+    """Another attempt does not wait for it."""
+    trace = Trace(goal(1, retries=1), [])
+    attempt = Attempt("run-2", 2, 0.0)
+    trace.state = replace(trace.state, attempt=attempt, leftovers={"agent2": 1.0})
+    trace.take(stranger(running_attempt=1), 2.0)
+    trace.take(stranger(name="agent2"), 3.0)
+    assert trace.state.leftovers == {"agent2": 1.0}
+
+
+# --- quotas --------------------------------------------------------------------------------------
+
+
+def test_one_goodbye_per_agent() -> None:
+    """Further ones with other logs are not kept."""
+    port = Port()
+    leaves = replace(POD1, hello=None, bye=Bye("over", "the end"))
+
+    async def story() -> None:
+        await port.reports.handle(POD1)
+        for number in range(20):
+            await port.reports.handle(replace(leaves, logs={f"log{number}": "x" * 1000}))
+
+    anyio.run(story)
+    assert port.reports.logs == {("agent1", "log0"): "x" * 1000}
+    assert [worker.has_left for worker in port.workers] == [False, True]
+
+
+@pytest.mark.parametrize("ray", ["2.60.0", "2.50.0"])
+def test_one_address_does_not_push_out_the_others(ray: str) -> None:
+    """Of the agents that departed from an address, or were refused there, a few are kept."""
+    port = Port()
+
+    async def story() -> None:
+        with anyio.fail_after(60):
+            for number in range(2 * BASE_LIMIT):
+                hello = Hello(f"evil{number}", None, ray=ray)
+                evil = Report(f"evil{number}", "10.6.6.6", "x", hello=hello)
+                port.reports._pace = _Pace()  # noqa: SLF001 - how fast they come is another quota
+                await port.reports.handle(replace(evil, bye=Bye("over"), logs={"x": "y"}))
+            assert len(port.reports.byes) <= MOST_DEPARTED + 1
+            assert len(port.reports.logs) <= MOST_DEPARTED + 1
+            await port.reports.handle(POD1)
+
+    anyio.run(story)
+    assert port.workers[-1].key == "agent1"
+    assert not any(event == h.WorkerReplaced("agent1") for event in port.events)
+
+
+def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More reports than a burst are delayed, then refused; those of other addresses are not."""
+    monkeypatch.setattr(times, "REPORT_PACE", 0.02)
+    monkeypatch.setattr(times, "REPORT_DELAY", 0.1)
+    port, counts = Port(), dict[str, int]()
+
+    async def send(report: Report, joined: bool) -> None:  # noqa: FBT001 - what toggles
+        try:
+            await port.reports.handle(replace(report, joined=joined))
+            counts[report.id] = counts.get(report.id, 0) + 1
+        except TooManyAgentsError:
+            pass
+
+    async def story() -> None:
+        evil = replace(EVIL, hello=Hello("evil", 9, ray="2.60.0"))
+        with anyio.move_on_after(0.5):
+            await port.reports.handle(POD1)
+            while True:
+                async with anyio.create_task_group() as tasks:
+                    for number in range(20):
+                        tasks.start_soon(send, evil, number % 2 == 0)
+        await send(POD1, joined=True)
+
+    anyio.run(story)
+    assert counts["agent1"] == 1
+    assert counts["evil"] <= 50 + 0.6 / times.REPORT_PACE
+
+
+def test_a_token_has_no_pace() -> None:
+    """Agents that hold it are trusted."""
+    port = Port(has_token=True)
+
+    async def story() -> None:
+        with anyio.fail_after(10):
+            for _ in range(500):
+                await port.reports.handle(POD1)
+
+    anyio.run(story)
+    assert len(port.workers) == 500

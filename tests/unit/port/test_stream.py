@@ -1,0 +1,235 @@
+"""`/events`: who may read it, what it sends when, and what a slow reader costs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.base import times
+from agent.port import server
+from agent.port.access import COOKIE
+from agent.port.server import AgentServer, Control
+from agent.port.sockets import bind
+from support.served import KEY, SECONDS, a_log, served
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+BY_KEY = {"Authorization": f"Bearer {KEY}"}
+BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
+
+
+class Head:
+    """A head's port with a status that the test changes."""
+
+    def __init__(self, token: str | None, *, is_head: bool = True) -> None:
+        self.socket = bind("127.0.0.1", 0)
+        self.port = int(self.socket.getsockname()[1])
+        self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
+        self.looks = 0
+        self.up, self.over = threading.Event(), threading.Event()
+        more = {"warnings": ["a warning"]}
+        control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
+        self.site = AgentServer(
+            token=token,
+            ready=lambda: True,
+            status=self._look,
+            control=control if is_head else None,
+        )
+
+    def _look(self) -> dict[str, object]:
+        self.looks += 1
+        return {**self.status, "seconds": time.monotonic()}
+
+    def live(self) -> None:
+        """Serve until the test is over."""
+        anyio.run(self._live)
+
+    async def _live(self) -> None:
+        runner = await self.site.open([self.socket])
+        self.up.set()
+        await anyio.to_thread.run_sync(self.over.wait)
+        await runner.cleanup()
+
+
+def a_head(token: str | None = None, *, is_head: bool = True) -> AbstractContextManager[Head]:
+    """Have it served in a thread."""
+    return served(Head(token, is_head=is_head))
+
+
+@contextlib.contextmanager
+def reading(head: Head, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+    """Open the stream."""
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+    ) as connection:
+        connection.request("GET", "/events", headers=headers)
+        yield connection.getresponse()
+
+
+def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return the next status of a stream."""
+    line, blank = answer.readline(), answer.readline()
+    assert line.startswith(b"data: ")
+    assert blank == b"\n"
+    data: dict[str, Any] = json.loads(line[6:])
+    return data
+
+
+def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first status at once, then each that differs in more than its clocks, or a repeat."""
+    monkeypatch.setattr(times, "STATUS_REPEATED", 3.0)
+    with a_head() as head, reading(head, BY_KEY) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.headers["Cache-Control"] == "no-store"
+        first = told(answer)
+        assert (first["phase"], first["warnings"]) == ("booting", ["a warning"])
+        head.status["phase"] = "running"
+        second = told(answer)
+        assert second["phase"] == "running"
+        assert second["seconds"] - first["seconds"] < 2.5
+        third = told(answer)
+        assert third["phase"] == "running"
+        assert third["seconds"] - second["seconds"] > 2.5
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "status"),
+    [
+        (None, {}, 401),
+        (None, {"Authorization": "Bearer wrong"}, 401),
+        (None, BY_KEY, 200),
+        (None, {**BY_KEY, "Origin": "https://evil.example"}, 403),
+        (None, {**BY_KEY, "Host": "evil.example"}, 421),
+        (SECRET, {}, 401),
+        (SECRET, BY_KEY, 401),
+        (SECRET, BY_TOKEN, 200),
+        (SECRET, {"Cookie": f"{COOKIE}=0"}, 401),
+    ],
+)
+def test_the_stream_needs_token_or_key(
+    token: str | None, headers: dict[str, str], status: int
+) -> None:
+    """The token where one is set, else the key on the node itself."""
+    with a_head(token) as head, reading(head, headers) as answer:
+        assert answer.status == status
+
+
+def test_the_cookie_of_the_page_is_enough() -> None:
+    """A browser with the cookie needs no token."""
+    with a_head(SECRET) as head:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+        ) as connection:
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            connection.request("POST", "/login", f"token={SECRET}", form)
+            cookie = str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]
+        with reading(head, {"Cookie": cookie}) as answer:
+            assert told(answer)["phase"] == "booting"
+
+
+def test_a_worker_has_no_stream() -> None:
+    """A worker's port names the head."""
+    with a_head(is_head=False) as head, reading(head, BY_KEY) as answer:
+        assert answer.status == 409
+
+
+def test_log_text_needs_the_token() -> None:
+    """Without a token anyone may read the status: it has no text of logs or findings."""
+    for token, headers, expected in ((None, {}, False), (SECRET, BY_TOKEN, True)):
+        with (
+            a_head(token) as head,
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+            ) as connection,
+        ):
+            connection.request("GET", "/status", headers=headers)
+            assert ("warnings" in json.loads(connection.getresponse().read())) is expected
+
+
+def test_other_hosts_get_no_output_of_programs() -> None:
+    """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
+    evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
+    reason = "the job failed with exit code 1 (rank 3 on pod1): ValueError: my-line"
+    seen = []
+    for source in ("127.0.0.1", "127.0.0.9"):
+        with (
+            a_head() as head,
+            contextlib.closing(
+                http.client.HTTPConnection(
+                    "127.0.0.1", head.port, timeout=SECONDS, source_address=(source, 0)
+                )
+            ) as connection,
+        ):
+            verdict = {"remedy": remedy, "reason": reason}
+            head.status |= {"services": [{"detail": evidence}], "verdict": verdict}
+            connection.request("GET", "/status")
+            status = json.loads(connection.getresponse().read())
+            seen.append((status["services"][0]["detail"], status["verdict"]))
+    shown = {"remedy": "", "reason": "the job failed with exit code 1 (rank 3 on pod1)"}
+    assert seen == [(evidence, verdict), ("exit code 1", shown)]
+
+
+def test_readers_are_limited() -> None:
+    """All share one read of the status; one more is refused until another leaves."""
+    with a_head() as head, contextlib.ExitStack() as readers:
+        first = contextlib.ExitStack()
+        assert first.enter_context(reading(head, BY_KEY)).status == 200
+        for _ in range(server.MAX_READERS - 1):
+            assert told(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
+        assert head.looks < server.MAX_READERS
+        with reading(head, BY_KEY) as answer:
+            assert answer.status == 503
+            assert "/status" in json.loads(answer.read())["error"]
+        first.close()
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            with reading(head, BY_KEY) as answer:
+                if answer.status == 200:
+                    return
+        raise AssertionError("the place of a reader that left is not free")
+
+
+def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that accepts nothing is disconnected; others are served, and the port closes."""
+    monkeypatch.setattr(times, "READER_STALLED", 1.0)
+    with a_head() as head:
+        head.status["padding"] = "x" * 8_000_000
+        with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
+            asked = ("GET /events HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")
+            lazy.sendall("\r\n".join([*asked, "", ""]).encode())
+            assert lazy.recv(10).startswith(b"HTTP/1.1")
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", head.port, timeout=2.0)
+            ) as connection:
+                connection.request("GET", "/livez")
+                assert connection.getresponse().status == 200
+            until = time.monotonic() + SECONDS
+            while head.site._stream._readers and time.monotonic() < until:  # noqa: SLF001 - its only sign
+                head.over.wait(0.05)
+            assert not head.site._stream._readers  # noqa: SLF001 - same
+
+
+def test_a_slow_status_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the status takes a small share of the loop's time."""
+    now = [0.0]
+
+    def look() -> dict[str, object]:
+        now[0] += 0.2
+        return {}
+
+    made = server.StatusStream(look)
+    monkeypatch.setattr("agent.port.server.time.monotonic", lambda: now[0])
+    made._refresh()  # noqa: SLF001 - its pace is its own affair
+    assert made._next_read == pytest.approx(10.0)  # noqa: SLF001 - same

@@ -1,0 +1,254 @@
+"""Adoption of running processes, identified by PID and start time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+
+from agent.base import times
+from agent.node.read import taken_ports
+from agent.plan.plan import RAY
+from agent.port.sockets import bind
+from agent.processes import parent, process
+from agent.processes.process import Child, adopt, start_time
+from agent.processes.waiting import NotYet, until
+from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
+from agent.record.run_folder import RunFolder
+from agent.run import make_ready
+from agent.run.make_ready import prepare_machine
+from agent.run.node_run import SurvivingProcesses, find_surviving_processes
+from support.free_ports import free_port
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.processes
+
+LOG = Path(os.devnull)
+LIMIT = 20.0
+
+
+async def is_so(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+
+    async def check() -> bool | NotYet:
+        return holds() or NotYet()
+
+    await until(check, LIMIT)
+
+
+def orphan(*argv: str) -> int:
+    """Start a session that is not our child; return its leader's PID."""
+    line = 'setsid "$@" >/dev/null 2>&1 & echo $!'
+    told = subprocess.run(
+        ["sh", "-c", line, "sh", *argv], capture_output=True, text=True, check=True
+    )
+    return int(told.stdout)
+
+
+def taken(pid: int) -> Child:
+    """Adopt a process."""
+    child = adopt("sleep", pid, start_time(pid), lambda: LOG)
+    assert child is not None
+    return child
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_its_end_is_noticed_and_its_session_ended() -> None:
+    """As with a child process, none of its session is left."""
+    pid = orphan("sh", "-c", "sleep 60 & exec sleep 61")
+
+    async def story() -> None:
+        child = taken(pid)
+        await is_so(lambda: bool(psutil.Process(pid).children()))
+        (other,) = psutil.Process(pid).children()
+        os.kill(pid, 9)
+        with anyio.fail_after(LIMIT):
+            await child.wait()
+        assert not child.running
+        await is_so(lambda: not lives(other.pid))
+
+    anyio.run(story)
+
+
+def test_it_is_stopped() -> None:
+    """TERM, the grace, and KILL for a process that ignores TERM."""
+    pid = orphan("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+
+    async def story() -> None:
+        child = taken(pid)
+        with anyio.fail_after(20):
+            await child.stop(0.3)
+            assert not lives(pid)
+
+    anyio.run(story)
+
+
+def test_another_process_of_that_pid_is_left_alone() -> None:
+    """A PID without its start time identifies no process."""
+    pid = orphan("sleep", "60")
+
+    async def story() -> None:
+        assert adopt("sleep", pid, start_time(pid) - 1, lambda: LOG) is None
+        assert adopt("sleep", 2**22 + 1, 1, lambda: LOG) is None
+
+    anyio.run(story)
+    assert lives(pid)
+    os.kill(pid, 9)
+
+
+def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank has its own session below our parent; its torchrun was killed with the agent."""
+    rank, other = (
+        orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
+    )
+    monkeypatch.setattr(process, "list_descendants", lambda: [*map(psutil.Process, (rank, other))])
+    anyio.run(is_so, lambda: all(psutil.Process(p).name() == "sleep" for p in (rank, other)))
+    torchrun = subprocess.Popen(["sleep", "60"])
+    record = record_with(torchrun=torchrun.pid)
+    torchrun.kill()
+    torchrun.wait()
+    try:
+        SurvivingProcesses(record, (RAY,))
+        anyio.run(is_so, lambda: not lives(rank))
+        assert lives(other)
+    finally:
+        os.kill(other, 9)
+
+
+def record_with(**pids: int) -> NodeRecord:
+    """Return the record of an ended agent that started these."""
+    own = own_record("pod0", "run-1")
+    started = tuple(
+        p for name, pid in pids.items() if (p := process_of(name.replace("_", " "), pid))
+    )
+    return NodeRecord("pod0", "run-1", own.place, own.agent, started, passed_on=9, done=("a",))
+
+
+def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exiting process frees its ports last; a port that stays taken is refused."""
+    monkeypatch.setattr(make_ready, "stale_ray", lambda *_, **__: [])
+    monkeypatch.setattr(make_ready, "raise_open_files", lambda _: None)
+    monkeypatch.setattr(times, "DESCENDANTS_EXIT", 0.5)
+    plan = plan_of({"AGENT_PORT": str(free_port())})
+    left = SurvivingProcesses(record_with(), ())
+    taken = bind("127.0.0.1", plan.ports.node_manager)
+
+    def prepared(former: SurvivingProcesses | None) -> str:
+        end = anyio.run(prepare_machine, plan, former)
+        return "" if end is None else end.reason
+
+    assert str(plan.ports.node_manager) in prepared(None)
+    assert str(plan.ports.node_manager) in prepared(left)
+    freed = threading.Timer(0.2, taken.close)
+    freed.start()
+    assert str(plan.ports.node_manager) not in prepared(left)
+    freed.join()
+
+
+@pytest.mark.parametrize(
+    ("ray", "kept"),
+    [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
+)
+def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
+    """Ray and services are adopted once; a bridge is stopped, and everything of a lost Ray."""
+    names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
+    pids = {name: orphan("sleep", "60") for name in names}
+    record = record_with(**pids)
+
+    async def story() -> None:
+        if ray == "is gone":
+            os.kill(pids["ray_start"], 9)
+            await is_so(lambda: not lives(pids["ray_start"]))
+        left = SurvivingProcesses(record, (RAY, "reward"))
+        assert left.has_ray is (ray == "lives")
+        assert left.running.keys() == {*kept}
+        names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
+        assert names == kept
+        assert left.running == {}
+        assert left.adopt("reward", lambda: LOG) is None
+        await is_so(lambda: not lives(pids["ray_bridge"]))
+        await is_so(lambda: lives(pids["reward"]) is bool(kept))
+
+    anyio.run(story)
+    for name in kept:
+        os.kill(pids[name.replace(" ", "_")], 9)
+
+
+def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
+    """Adopted processes and finished steps are kept; the killed agent's PID identifies the run."""
+    former = record_with()
+    folder = tmp_path / "run-1" / "pod0"
+    folder.mkdir(parents=True)
+    assert former.write(folder / "node.json") is None
+    assert NodeRecord.read(folder / "node.json") == former
+    new = own_record("pod0", "").continuing(former)
+    assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
+    killed = former.agent.pid
+    assert folder_of(tmp_path, "pod0", (killed,)) == tmp_path / "run-1" / "pod0"
+    assert folder_of(tmp_path, "pod0", (killed + 1, killed))  # the last agent left no record
+    assert folder_of(tmp_path, "pod0", (killed + 1,)) is None
+    assert folder_of(tmp_path, "pod1", (killed,)) is None
+
+
+@pytest.mark.parametrize(("before", "found"), [(0, True), (1, True), (2, False)])
+def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, *, found: bool
+) -> None:
+    """An agent killed while the disk was full could not record which agent it replaced."""
+    first = RunFolder(tmp_path, "run-1", "pod0", link=False)
+    record = record_with()
+    assert record.write(first.path / "node.json") is None
+    first.close()
+    killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
+    monkeypatch.setattr(parent, "former_agents", killed)
+    monkeypatch.setattr(process, "list_descendants", list)
+    again = RunFolder(tmp_path, "run-1", "pod0", link=False)
+    left = find_surviving_processes(again, (RAY,))
+    again.close()
+    assert (left is not None) is found
+
+
+def test_who_is_ended_holds_no_port_any_more() -> None:
+    """A process releases its ports after the entries in /proc that identify it."""
+    line = "import socket, time; kept = bytearray(400 << 20); own = socket.create_server(('', 0)); "
+    line += "print(own.getsockname()[1], flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", line], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    port = int(child.stdout.readline())
+    assert taken_ports([port])
+    process.kill_tree(child.pid)
+    assert not taken_ports([port])
+    child.communicate()
+
+
+def test_what_a_run_that_cannot_be_continued_left_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a readable record its job would run beside the next one; another pod's is left."""
+    pid, other = (orphan("sleep", "60") for _ in range(2))
+    monkeypatch.setattr(process, "list_descendants", lambda: [psutil.Process(pid)])
+    folder = RunFolder(tmp_path, "run-2", "pod0", link=False)
+    assert find_surviving_processes(folder, (RAY,)) is None
+    assert lives(pid)
+    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
+    assert find_surviving_processes(folder, (RAY,)) is None
+    assert (lives(pid), lives(other)) == (False, True)
+    os.kill(other, 9)
+    folder.close()

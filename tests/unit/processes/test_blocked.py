@@ -1,0 +1,380 @@
+"""Blocked readers and full disks: neither delays the agent nor changes its exit code.
+
+Each test runs real code in a separate process whose pipes nobody reads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.processes
+
+LIMIT = 60.0
+"""Maximum duration of each of these, on a busy machine."""
+CLEAN = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+
+CHATTER = """
+import sys
+from agent.record.log import log_to_file, say
+from agent.processes.signals import exit_now
+from pathlib import Path
+
+if len(sys.argv) > 1:
+    log_to_file(Path(sys.argv[1]))
+for number in range(40_000):
+    say(f"sentence {number} of many that nobody reads")
+say("done: the last word")
+exit_now(7)
+"""
+
+JOB = """
+import sys
+from pathlib import Path
+from agent.record.log import say
+from agent.processes.signals import exit_now
+from agent.processes.output import OutputCopies, PreambleFilter
+
+source, copy = map(Path, sys.argv[1:3])
+passed = [0]
+output = OutputCopies(source, PreambleFilter("run-1", "true"))
+output.to_stdout(0, passed.append)
+output.to_file(copy, 0, lambda _: None)
+output.start()
+output.finish(float(sys.argv[3]))
+say(f"done: passed on {passed[-1]}")
+exit_now(7)
+"""
+BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+@contextmanager
+def unread_pipe() -> Iterator[int]:
+    """Make a pipe with a reader that never reads; return its write end."""
+    reader, writer = os.pipe()
+    try:
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def run(
+    script: str,
+    *arguments: object,
+    unbuffered: str = "",
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> tuple[int, bytes, bytes]:
+    """Run a script; return its exit code and its captured output."""
+    env = {**CLEAN, "PYTHONUNBUFFERED": unbuffered} if unbuffered else CLEAN
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(
+        command, env=env, stdout=stdout, stderr=stderr, timeout=LIMIT, check=False
+    )
+    return done.returncode, done.stdout or b"", done.stderr or b""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return a job's output file of 5 MB."""
+    path = tmp_path / "job-driver.log"
+    path.write_bytes(b"".join(b"line %07d of the job's own output\n" % n for n in range(130_000)))
+    return path
+
+
+@BUFFERED
+def test_a_stderr_that_nobody_reads_freezes_nothing(unbuffered: str) -> None:
+    """40,000 lines into a full pipe, and the exit code is the intended one."""
+    with unread_pipe() as pipe:
+        assert run(CHATTER, stderr=pipe, unbuffered=unbuffered)[0] == 7
+
+
+def test_a_log_file_goes_on_where_stderr_is_blocked(tmp_path: Path) -> None:
+    """The file gets the last line although nobody reads stderr."""
+    file = tmp_path / "agent.log"
+    with unread_pipe() as pipe:
+        assert run(CHATTER, file, stderr=pipe)[0] == 7
+    assert file.read_text().endswith(" done: the last word\n")
+
+
+def test_a_disk_that_stalls_freezes_nothing(tmp_path: Path) -> None:
+    """Opening a FIFO without a reader blocks for ever; stderr and the exit are not affected."""
+    file = tmp_path / "agent.log"
+    os.mkfifo(file)
+    code, _, err = run(CHATTER, file)
+    assert code == 7
+    assert err.endswith(b" done: the last word\n")
+
+
+def test_a_full_disk_is_logged_once() -> None:
+    """One line, in the log's own format; the last line is still the last."""
+    code, _, err = run(CHATTER, "/dev/full")
+    assert code == 7
+    told = [line for line in err.splitlines() if b"cannot be written" in line]
+    assert len(told) == 1
+    assert b"WARN" in told[0]
+    assert b"No space left on device" in told[0]
+    assert err.endswith(b" done: the last word\n")
+
+
+@BUFFERED
+def test_a_chatty_job_cannot_hold_up_the_exit(
+    source: Path, tmp_path: Path, unbuffered: str
+) -> None:
+    """Nobody reads the job's output: the copy is complete, and the exit code the intended one."""
+    copy = tmp_path / "job.log"
+    with unread_pipe() as pipe:
+        code, _, err = run(JOB, source, copy, 2, stdout=pipe, unbuffered=unbuffered)
+    assert code == 7
+    assert copy.read_bytes() == source.read_bytes()
+    assert b" done: passed on " in err.splitlines()[-1]
+
+
+def test_both_blocked(source: Path, tmp_path: Path) -> None:
+    """One pipe for both streams, which nobody reads."""
+    with unread_pipe() as pipe:
+        code, _, _ = run(JOB, source, tmp_path / "job.log", 1, stdout=pipe, stderr=pipe)
+    assert code == 7
+
+
+@BUFFERED
+def test_what_is_read_arrives_whole(source: Path, tmp_path: Path, unbuffered: str) -> None:
+    """A reader that reads gets every byte of the job, and so does the copy."""
+    copy = tmp_path / "job.log"
+    copy.write_bytes(b"of the attempt before\n")
+    code, out, err = run(JOB, source, copy, 30, unbuffered=unbuffered)
+    assert code == 7
+    assert out == source.read_bytes()
+    assert copy.read_bytes() == b"of the attempt before\n" + out
+    assert err.decode().endswith(f" done: passed on {len(out)}\n")
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/no such folder/job.log", "a fifo"])
+def test_a_copy_that_cannot_be_costs_the_copy_alone(
+    source: Path, tmp_path: Path, place: str
+) -> None:
+    """The job's output still reaches stdout; the failure is logged once, a stalled disk is not."""
+    if place == "a fifo":
+        os.mkfifo(tmp_path / "job.log")
+        place = str(tmp_path / "job.log")
+    code, out, err = run(JOB, source, place, 3)
+    assert code == 7
+    assert out == source.read_bytes()
+    told = [line for line in err.splitlines() if b"cannot be written" in line]
+    assert len(told) == (0 if place.startswith(str(tmp_path)) else 1), err
+    assert all(b"WARN" in line for line in told)
+
+
+def test_an_unreadable_output_is_logged_once(tmp_path: Path) -> None:
+    """A source that is not a file ends no thread silently."""
+    source = tmp_path / "job-driver.log"
+    source.mkdir()
+    code, out, err = run(JOB, source, tmp_path / "job.log", 1)
+    assert (code, out) == (7, b"")
+    assert err.count(b"cannot be read") == 1, err
+    assert b"Traceback" not in err
+
+
+@BUFFERED
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(source: Path, tmp_path: Path, closed: str, unbuffered: str) -> None:
+    """A closed stream is ignored, and affects no file that is opened later."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from agent.processes.signals import make_streams_safe\nmake_streams_safe()\n" + JOB
+    )
+    copy = tmp_path / "job.log"
+    line = f'exec "$@" {closed}'
+    words = [sys.executable, str(script), str(source), str(copy), "10"]
+    env = {**CLEAN, "PYTHONUNBUFFERED": unbuffered} if unbuffered else CLEAN
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *words], env=env, timeout=LIMIT, check=False, capture_output=True
+    )
+    assert done.returncode == 7, done.stderr
+    assert copy.read_bytes() == source.read_bytes()
+    assert done.stdout == (b"" if ">&- " in f"{closed} ".replace("2>&-", "") else copy.read_bytes())
+    assert (b"done: passed on" in done.stderr) == ("2>&-" not in closed)
+
+
+@BUFFERED
+def test_a_reader_that_leaves(source: Path, tmp_path: Path, unbuffered: str) -> None:
+    """`| head -1` ends the reading, not the job: exit code and copy are unchanged."""
+    copy = tmp_path / "job.log"
+    line = '("$@"; echo $? >code) | head -1'
+    words = [sys.executable, "-c", JOB, str(source), str(copy), "30"]
+    env = {**CLEAN, "PYTHONUNBUFFERED": unbuffered} if unbuffered else CLEAN
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *words],
+        env=env,
+        cwd=tmp_path,
+        timeout=LIMIT,
+        check=False,
+        capture_output=True,
+    )
+    assert done.stdout == b"line 0000000 of the job's own output\n"
+    assert (tmp_path / "code").read_text() == "7\n"
+    assert copy.read_bytes() == source.read_bytes()
+    assert done.stderr.decode().endswith(f"passed on {source.stat().st_size}\n")
+
+
+@pytest.mark.parametrize("stderr", ["unread", "full"])
+def test_a_refusal_that_nobody_reads_still_ends(stderr: str) -> None:
+    """Wrong settings end with 78, even if the message cannot be written."""
+    agent = str(Path(sys.executable).parent / "pod-agent")
+    env = {**CLEAN, "RAY_WORKER": "maybe"}
+    if stderr == "full":
+        with Path("/dev/full").open("wb") as full:
+            code = subprocess.run([agent], env=env, stderr=full, timeout=LIMIT, check=False)
+    else:
+        with unread_pipe() as pipe:
+            os.set_blocking(pipe, False)
+            with suppress(BlockingIOError):  # until it is full
+                while True:
+                    os.write(pipe, b"x" * 4096)
+            os.set_blocking(pipe, True)
+            code = subprocess.run([agent], env=env, stderr=pipe, timeout=LIMIT, check=False)
+    assert code.returncode == 78
+
+
+LITTLE_ROOM = """
+import resource, sys, threading
+from pathlib import Path
+from agent.record.log import log_to_file, say
+from agent.processes.signals import exit_now
+
+def allow(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+file = Path(sys.argv[1])
+allow(10_000)
+log_to_file(file)
+for number in range(1000):
+    say(f"sentence {number}")
+for line in sys.stdin:
+    say(line.strip())
+    allow(resource.RLIM_INFINITY)
+exit_now(7)
+"""
+
+
+def test_a_disk_with_room_again_gets_all_lines(tmp_path: Path) -> None:
+    """Full in the middle of a line; once there is space, the file continues without a gap."""
+    file = tmp_path / "agent.log"
+    with subprocess.Popen(
+        [sys.executable, "-c", LITTLE_ROOM, str(file)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=CLEAN,
+        text=True,
+    ) as running:
+        assert running.stdin is not None
+        assert running.stderr is not None
+        heard = []
+        while "File too large" not in (line := running.stderr.readline()):
+            heard.append(line)
+        told = [line]
+        assert file.stat().st_size == 10_000
+        print("there is room again", file=running.stdin, flush=True)
+        while "can be written again" not in line:
+            line = running.stderr.readline()
+            (heard if "sentence" in line else told).append(line)
+        running.stdin.close()
+        assert running.wait(LIMIT) == 7
+    assert told[0].startswith("WARN agent.log cannot be written: File too large. ", 9)
+    assert [line[9:] for line in told] == [
+        told[0][9:],
+        "there is room again\n",
+        "WARN agent.log can be written again\n",
+    ]
+    kept = [line[9:] for line in file.read_text().splitlines(keepends=True)]
+    sentences = [f"sentence {number}\n" for number in range(1000)]
+    assert [line for line in kept if line.startswith("sentence")] == sentences
+    assert [line for line in kept if line not in sentences] == [line[9:] for line in told]
+
+
+TAKEOVER = """
+import sys
+from pathlib import Path
+from agent.processes.signals import exit_now
+from agent.processes.output import OutputCopies, PreambleFilter
+
+for number, (name, skip) in enumerate(word.rsplit(":", 1) for word in sys.argv[3:]):
+    own = PreambleFilter("run-1", "true")
+    passed, output = [int(skip)], OutputCopies(Path(name), own)
+    output.to_stdout(int(skip), passed.append)
+    output.to_file(Path(sys.argv[1]), int(skip), lambda _: None)
+    output.start()
+    output.finish(float(sys.argv[2]))
+    print(passed[-1], file=sys.stderr)
+exit_now(7)
+"""
+RUNNING = b"Running entrypoint for job run-1: true\n"
+
+
+@pytest.mark.parametrize("skip", [0, 5, 6, 20, 45, 46, 200_000], ids=str)
+def test_an_agent_that_takes_over_goes_on_where_it_was(tmp_path: Path, skip: int) -> None:
+    """From any byte that the former agent passed on: nothing is lost, Ray's lines are removed."""
+    job = b"more of the job's\n" * 20_000
+    text = b"early\n" + RUNNING + job + RUNNING
+    source = tmp_path / "job-driver.log"
+    source.write_bytes(text)
+    held = skip if skip in {0, 5, 6, 200_000} else 6 if skip < 45 else 45
+    code, out, err = run(TAKEOVER, tmp_path / "job.log", 30, f"{source}:{held}")
+    whole = b"early\n" + job + RUNNING
+    assert code == 7
+    assert out == whole[held if held <= 6 else held - len(RUNNING) :]
+    assert (tmp_path / "job.log").read_bytes() == out
+    assert int(err) == len(text)
+
+
+def test_an_attempt_waits_for_the_one_before(source: Path, tmp_path: Path) -> None:
+    """A late reader gets all of the first attempt before the second."""
+    second = tmp_path / "second.log"
+    second.write_bytes(b"second attempt\n" * 5)
+    command = [sys.executable, "-c", TAKEOVER, tmp_path / "job.log", "1"]
+    with subprocess.Popen(
+        [*map(str, command), f"{source}:0", f"{second}:0", f"{second}:0", f"{tmp_path}/none:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=CLEAN,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        passed = [int(running.stderr.readline()) for _ in range(2)]
+        out = running.stdout.read()
+        assert running.wait(LIMIT) == 7
+    assert passed == [passed[0], 0]
+    assert passed[0] < source.stat().st_size
+    assert source.read_bytes().startswith(out[: source.stat().st_size])
+    copy = (tmp_path / "job.log").read_bytes()
+    assert copy == source.read_bytes() + second.read_bytes() * 2
+
+
+def test_an_output_without_a_line_s_end_is_not_held_back(tmp_path: Path) -> None:
+    """A job that writes without a line end is passed on, and does not fill the memory."""
+    source = tmp_path / "job-driver.log"
+    source.write_bytes(b"." * 100_000)
+    command = [sys.executable, "-c", TAKEOVER, tmp_path / "job.log", "20", f"{source}:0"]
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=CLEAN
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.read() == source.read_bytes()
+        assert running.wait(LIMIT) == 7
+
+
+def test_a_source_whose_folder_was_removed_is_logged(tmp_path: Path) -> None:
+    """A missing log folder of Ray is logged; a job that never began is no error."""
+    code, out, err = run(JOB, tmp_path / "gone" / "a.log", tmp_path / "job.log", 1)
+    assert (code, out) == (7, b"")
+    assert err.count(b"cannot be read") == 1
+    assert b"cannot be read" not in run(JOB, tmp_path / "a.log", tmp_path / "job.log", 1)[2]

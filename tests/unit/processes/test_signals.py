@@ -1,0 +1,275 @@
+"""Signals: passed on while there is a handler, ignored after that, and never inherited."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.processes.parent import NOTICES, STOPS
+from agent.record.run_folder import OutageRecord, RunFolder
+from agent.record.run_record import AttemptRecord
+from agent.run import node_run as node_run_module
+from agent.run.node_run import NodeRun
+from agent.settings.redact import redactor_for
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.processes
+
+REPO = Path(__file__).parents[3]
+
+STORY = """
+import os, signal, anyio
+from agent.processes import signals
+from agent.processes.signals import exit_now
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        await anyio.wait_all_tasks_blocked()
+        os.kill(os.getpid(), {number})
+        with anyio.fail_after(5):
+            while not heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    return heard
+
+heard = anyio.run(live)
+os.kill(os.getpid(), {number})
+print(*map(int, heard), flush=True)
+exit_now(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "passed_on"),
+    [
+        (signal.SIGTERM, 15),
+        (signal.SIGINT, 2),
+        (signal.SIGHUP, 1),
+        (signal.SIGQUIT, 3),
+        (signal.SIGXCPU, 24),
+        (signal.SIGALRM, 14),
+        (signal.SIGRTMIN + 3, int(signal.SIGRTMIN) + 3),
+        (signal.SIGUSR1, -10),
+        (signal.SIGUSR2, -12),
+    ],
+)
+def test_a_late_signal_does_not_change_the_code(number: int, passed_on: int) -> None:
+    """The first one is heard, the one after the end is not, and the code stays."""
+    assert told(STORY.format(number=int(number))) == (7, f"{passed_on}\n")
+
+
+def told(story: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
+    """Run a coroutine in a separate Python; return its code and its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", story],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=before,  # one thread here; what is inherited is what is tried
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_every_terminating_signal_is_handled() -> None:
+    """By default a signal that is neither a request nor a notice is harmless, or a fault."""
+    left = signal.valid_signals() - STOPS.keys() - set(NOTICES)
+    assert {signal.Signals(number).name for number in left} == {
+        *("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGPIPE", "SIGXFSZ"),
+        *("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"),
+        *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"),
+    }
+    assert {STOPS[number] for number in STOPS.keys() - {signal.SIGINT}} == {signal.SIGTERM}
+    assert STOPS[signal.SIGINT] == signal.SIGINT
+
+
+EARLY = """
+import os, signal
+from agent.processes.parent import install_handlers
+install_handlers()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR1)
+
+import anyio
+from agent.processes import signals
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        with anyio.fail_after(5):
+            while not heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    return heard
+
+print(*map(int, anyio.run(live)))
+"""
+
+
+def test_a_signal_during_imports_is_handled_later() -> None:
+    """A notice of the first moments is noted and reaches the story, once."""
+    assert told(EARLY) == (0, "-10\n")
+
+
+STRUCK = """
+import os
+from agent.processes.parent import install_handlers
+install_handlers()
+os.kill(os.getpid(), {number})
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_request_while_we_import_ends_us_at_once(number: int) -> None:
+    """Our parent then says by which; a KeyboardInterrupt would be a 130 without a word."""
+    assert told(STRUCK.format(number=int(number))) == (-number, "")
+
+
+CHILD = (
+    "import signal; "
+    "print([n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN "
+    "and n not in (signal.SIGPIPE, signal.SIGXFSZ)], "
+    "list(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+)
+PARENT = f"""
+import subprocess, sys
+from agent.processes.parent import set_handler, ignore_signals, install_handlers
+for step in (install_handlers, lambda: set_handler(lambda _: None), ignore_signals):
+    step()
+    subprocess.run([sys.executable, "-I", "-c", {CHILD!r}], check=True)
+"""
+
+
+def test_children_start_with_defaults() -> None:
+    """Whatever was ignored or blocked when we were started, nothing of it is inherited."""
+
+    def spoil() -> None:
+        for number in (1, 2, 3, 10, 12, 14, 15, 17):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {10, 12, 15})
+
+    assert told(PARENT, spoil) == (0, "[] []\n" * 3)
+
+
+IGNORED = """
+import os, signal, subprocess, anyio
+from agent.processes import signals
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        await anyio.wait_all_tasks_blocked()
+        for number in (1, 2, 2, 10, 15):
+            os.kill(os.getpid(), number)
+        with anyio.fail_after(5):
+            while signal.SIGTERM not in heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    print(*sorted(map(int, heard)), subprocess.run(["sh", "-c", "exit 3"]).returncode)
+
+anyio.run(live)
+"""
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    """A background job continues on Ctrl-C and hangup; SIGUSR1 and SIGUSR2 still arrive."""
+
+    def ignore() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+
+    assert told(IGNORED, ignore) == (0, "-10 15 3\n")
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"]])
+def test_a_notice_in_the_first_moments_kills_no_run(words: list[str]) -> None:
+    """SIGUSR1 repeatedly during the program's imports: it continues to its settings."""
+    environ = {"PATH": os.defpath, "EXPECTED_WORKERS": "many"}
+    argv = [sys.executable, "-m", "agent", *words]
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True, cwd=REPO) as agent:
+        until = time.monotonic() + 60
+        while not catches(agent.pid, signal.SIGUSR1):
+            assert agent.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        for _ in range(5):
+            agent.send_signal(signal.SIGUSR1)
+            time.sleep(0.005)
+        _, stderr = agent.communicate(timeout=60)
+    assert agent.returncode == 78, stderr
+
+
+def catches(pid: int, number: int) -> bool:
+    """Say whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+TWICE = """
+import os, signal, anyio
+from agent.processes import signals
+
+async def live():
+    async with anyio.create_task_group() as tasks:
+        asked = anyio.Event()
+        record = lambda: print("recorded", flush=True)
+        await tasks.start(signals.watch_signals, lambda _: asked.set(), lambda _: None, record)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep_forever()
+
+os.dup2(1, 2)
+anyio.run(live)
+"""
+
+
+def test_a_second_sigint_records_the_end_first() -> None:
+    """outcome.json and the last line are written before the exit with 130."""
+    code, out = told(TWICE)
+    assert code == 130
+    assert "recorded" in out.splitlines()
+
+
+def test_the_end_by_a_second_sigint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its kind, code, phase and sentence, with the attempts and outages so far."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    folder = RunFolder(tmp_path, "run-1", "node-a")
+    logged: list[str] = []
+    monkeypatch.setattr(node_run_module, "say", lambda sentence, _level: logged.append(sentence))
+    node_run = NodeRun(plan, redactor_for({}, plan.settings, ()), folder, 0.0, "run-1")
+    attempt = AttemptRecord(1, "run-1-1", "2026-11-26T10:00:00Z")
+    node_run.attempts = lambda: (attempt,)
+    node_run.outages = lambda: (OutageRecord("retriever", "pod1", "a", None),)
+    node_run.set_phase("running")
+    node_run.record_kill()
+    node_run.close()
+    data = json.loads((folder.path / "outcome.json").read_text())
+    assert (data["kind"], data["exit_code"], data["phase"]) == ("stopped", 130, "running")
+    assert data["reason"] == "asked to stop by a second SIGINT"
+    assert [one["number"] for one in data["attempts"]] == [1]
+    assert [one["service"] for one in data["outages"]] == ["retriever"]
+    assert logged == ["stopped: asked to stop by a second SIGINT (exit code 130)"]

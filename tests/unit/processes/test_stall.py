@@ -1,0 +1,274 @@
+"""A job without progress: when it is inspected, its CPU use, and its stacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.decisions.attempts import (
+    DIAGNOSTICS_PER_LIMIT,
+    Quiet,
+    diagnostics_interval,
+    informative_stack_lines,
+    quiet_period,
+)
+from agent.node.gpus import TOOLS
+from agent.processes.driver import (
+    NO_PTRACE,
+    NO_PY_SPY,
+    JobProcess,
+    Utilization,
+    busy_cores,
+    find_py_spy,
+    output_of,
+    processes_to_dump,
+    stacks_of,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+LIMIT = 100.0
+
+
+# --- when ----------------------------------------------------------------------------------------
+
+
+@given(st.floats(1, 100_000), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_a_job_is_examined_before_it_counts_as_hung(limit: float, since: float, now: float) -> None:
+    """Several times, where its limit is not tiny; a sign of work makes it young again."""
+    quiet = Quiet(1, since)
+    assert quiet.lasts(diagnostics_interval(limit), now) or not quiet.lasts(limit, now)
+    assert diagnostics_interval(limit) <= max(1.0, limit / DIAGNOSTICS_PER_LIMIT)
+    assert not quiet.with_work_at(now).lasts(diagnostics_interval(limit), now)
+    assert quiet.with_work_at(now).since == max(since, now)
+
+
+def test_each_attempt_is_reported_once() -> None:
+    """A reported stall is not reported again; another attempt starts anew."""
+    told = Quiet(1, 0.0, is_reported=True)
+    assert not told.lasts(diagnostics_interval(LIMIT), 1e6)
+    assert not told.lasts(LIMIT, 1e6)
+    assert quiet_period(told, 1, 5.0, lost_a_node=False) is told
+    assert quiet_period(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
+    assert quiet_period(told, None, 5.0, lost_a_node=False) is None
+    assert Quiet(1, 3.0).with_work_at(None) == Quiet(1, 3.0)
+
+
+def test_a_loss_begins_a_new_time() -> None:
+    """What was quiet before it was lost for another reason; the first loss counts, and is told."""
+    told = Quiet(1, 0.0, is_reported=True)
+    since = quiet_period(told, 1, 5.0, lost_a_node=True)
+    assert since == Quiet(1, 5.0, has_lost_node=True)
+    assert quiet_period(since, 1, 9.0, lost_a_node=True) is since
+
+
+IN_ITS_STEAD = """
+from agent.processes import parent
+from agent.processes.driver import job_processes
+parent.former_agents = {former}
+print([one.process.pid for one in job_processes(None) if one.role == "ray::Trainer"])
+"""
+
+
+@pytest.mark.parametrize("former", [(1,), ()])
+def test_a_stall_of_a_killed_agent_is_examined_by_the_next(former: tuple[int, ...]) -> None:
+    """It is below our parent then: who looked only below us would take the job for idle."""
+    left = ["ray::Trainer", "-c", "input()"]
+    with subprocess.Popen(left, executable=sys.executable, stdin=subprocess.PIPE) as trainer:
+        try:
+            argv = [sys.executable, "-c", IN_ITS_STEAD.format(former=former)]
+            found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        finally:
+            trainer.kill()
+    assert found.stdout == f"{[trainer.pid] if former else []}\n"
+
+
+STACKS_OF_ONE = """\
+driver (pid 7):
+Process 7: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 7 (idle): "MainThread"
+    get (ray/_private/worker.py:3009)
+    wait_for_the_trainers (train.py:15)
+Thread 8 (idle): "PythonGCThread"
+    Condition.wait (threading.py:327)
+    PythonGCThread.run (ray/_private/gc_collect_manager.py:29)
+Thread 9 (idle): "loader"
+    get (queue.py:171)
+    load (data.py:3)
+busiest: ray::A (pid 9):
+Thread 9 (idle): "MainThread"
+    main_loop (ray/_private/worker.py:974)
+Thread 10 (active)
+    Thread.run (threading.py:982)"""
+
+
+def test_threads_that_only_wait_are_left_out_of_the_log() -> None:
+    """The main thread is always included, others only with frames outside of Python and Ray."""
+    told = informative_stack_lines(STACKS_OF_ONE)
+    kept = [line for line in STACKS_OF_ONE.splitlines() if line]
+    assert told == [*kept[:6], *kept[9:15]]
+    assert informative_stack_lines(NO_PY_SPY) == [NO_PY_SPY]
+    assert informative_stack_lines("") == []
+
+
+# --- how busy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("used", "seconds", "processes", "is_busy"),
+    [(0.0, 10.0, 4, False), (1.0, 10.0, 4, False), (5.0, 10.0, 4, True), (0.0, 0.0, 0, False)],
+)
+def test_processors_that_work(
+    used: float, seconds: float, processes: int, *, is_busy: bool
+) -> None:
+    """Processes that only wait use a little each."""
+    assert bool(busy_cores(used, seconds, processes)) is is_busy
+
+
+def fake(folder: Path, name: str, script: str) -> str:
+    """Make a tool from a shell script; return its path."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_gpus_own_tool_is_asked_where_there_are_gpus(tmp_path: Path) -> None:
+    """If one fails, CPU use decides; the first look cannot."""
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    async def look(maker: str, **scripts: str) -> str:
+        for name, script in scripts.items():
+            fake(tmp_path, f"{name}-smi", script)
+        return await Utilization(TOOLS.get(maker, ()), env, lambda name: tmp_path / name).sample(
+            None
+        )
+
+    def said(maker: str, **scripts: str) -> str:
+        return anyio.run(partial(look, maker, **scripts))
+
+    idle, works = """echo '{"card0": {"GPU use (%)": "0"}}'""", "echo '0, 0'; echo '1, 55'"
+    assert said("nvidia", nvidia=works) == "GPU 1 at 55 %"
+    assert said("nvidia", nvidia="echo '0, 0'") == ""
+    for nothing in ("exit 9", "echo '0, [N/A]'", "echo no devices were found"):
+        assert said("nvidia", nvidia=nothing) == "looked at for the first time"
+    assert said("", nvidia=works) == "looked at for the first time"
+    assert said("amd", rocm=idle) == ""
+    amd = """echo '[{"gpu": 0, "usage": {"gfx_activity": {"value": 7, "unit": "%"}}}]'"""
+    assert said("amd", rocm=idle, amd=amd) == ""
+    assert said("amd", rocm="exit 1") == "GPU 0 at 7 %"
+    assert said("amd", rocm="echo no JSON", amd="exit 1") == "looked at for the first time"
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+def test_a_tool_has_its_time(tmp_path: Path) -> None:
+    """What it prints, or why there is nothing; it is not waited for for ever."""
+    log = tmp_path / "tool.log"
+
+    async def ask(script: str, limit: float = 20.0) -> tuple[str, str]:
+        return await output_of([fake(tmp_path, "tool", script)], {}, lambda: log, limit)
+
+    assert anyio.run(ask, "echo one; echo two") == ("one\ntwo\n", "")
+    said, fault = anyio.run(ask, "echo one; echo broken >&2; exit 3")
+    assert (said, fault) == ("one\n", "exit code 3; last output: broken")
+    assert anyio.run(ask, "exec sleep 100", 0.3) == ("", "tool did not end within 0.3 s")
+    missing = anyio.run(output_of, ["/none/py-spy"], {}, lambda: log, 5.0)
+    assert missing == ("", "[Errno 2] No such file or directory: '/none/py-spy'")
+
+
+def myself(what: str) -> JobProcess:
+    """Return this very process in a role."""
+    return JobProcess(what, psutil.Process())
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            "echo 'Thread 1 (idle): \"MainThread\"'",
+            "driver (pid {pid}):\nThread 1 ",
+        ),
+        ("echo 'Error: Permission Denied: Try sudo' >&2; exit 1", NO_PTRACE),
+        ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NO_PTRACE),
+        (
+            "echo 'Failed to find python version' >&2; exit 1",
+            "no stack: exit code 1; last output",
+        ),
+    ],
+)
+def test_stacks(script: str, told: str, tmp_path: Path) -> None:
+    """From py-spy; without permission the message names the missing capability."""
+    tool = fake(tmp_path, "py-spy", script)
+    text = anyio.run(stacks_of, [myself("driver")], tool, {}, lambda: tmp_path / "log")
+    assert told.replace("{pid}", str(psutil.Process().pid)) in text
+
+
+REAL = find_py_spy(sys.executable, None)
+_DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
+
+
+@pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
+@pytest.mark.parametrize("may_trace", [True, False])
+def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
+    """It names the function in which a process waits; without SYS_PTRACE the message says so."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can do both")
+    script = "def waits_here():\n    input()\nprint('up', flush=True)\nwaits_here()"
+    tool = fake(tmp_path, "py-spy", f'exec {"" if may_trace else _DROPS} {REAL} "$@"')
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        found = [JobProcess("driver", psutil.Process(child.pid))]
+        text = anyio.run(stacks_of, found, tool, dict(os.environ), lambda: tmp_path / "log")
+        child.kill()
+    assert ("waits_here" in text) if may_trace else text.endswith(NO_PTRACE)
+
+
+def test_no_py_spy_and_no_process(tmp_path: Path) -> None:
+    """Both are logged."""
+    assert anyio.run(stacks_of, [myself("driver")], None, {}, lambda: tmp_path / "log") == NO_PY_SPY
+    nothing = anyio.run(stacks_of, [], None, {}, lambda: tmp_path / "log")
+    assert nothing == "no Python process of the job runs here"
+
+
+def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
+    """An image's Python may have it where PATH does not lead."""
+    python = str(tmp_path / "env/bin/python")
+    assert find_py_spy(python, str(tmp_path)) is None
+    on_path = fake(tmp_path, "py-spy", "true")
+    assert find_py_spy(python, str(tmp_path)) == on_path
+    (tmp_path / "env/bin").mkdir(parents=True)
+    assert find_py_spy(python, str(tmp_path)) == on_path
+    beside = fake(tmp_path / "env/bin", "py-spy", "true")
+    assert find_py_spy(python, str(tmp_path)) == beside
+
+
+def test_the_driver_and_the_busiest_other_are_examined() -> None:
+    """Of many actors the one that has worked most; a shell has no Python stack."""
+    found = processes_to_dump(
+        [myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")]
+    )
+    assert [one.role for one in found] == ["driver", "busiest: ray::A"]
+    ranks = [myself("rank 1 of this node"), myself("rank 0 of this node"), myself("ray::A")]
+    shown = [one.role for one in processes_to_dump(ranks)]
+    assert shown == ["rank 0 of this node", "busiest: rank 1 of this node"]
+    with subprocess.Popen(["sleep", "100"]) as sleeper:
+        assert processes_to_dump([JobProcess("driver", psutil.Process(sleeper.pid))]) == []
+        sleeper.kill()

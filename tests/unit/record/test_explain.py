@@ -1,0 +1,182 @@
+"""`explain` summarizes any run folder in ten lines."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.ends import Kind, Outcome
+from agent.base.errors import UnavailableError
+from agent.cli.command_line import main
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_state import WorkerReported
+from agent.decisions.shared import ServiceGone, ServiceReady
+from agent.record import events as e
+from agent.record.run_folder import RunFolder, outcome_text, write_outcome
+from agent.record.run_record import AttemptRecord, RunRecord
+from agent.record.summary import explain
+from agent.run.node_run import NodeRun
+from agent.settings.redact import Redactor
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+START = "2026-11-22T06:48:25.000Z"
+HEAD: tuple[tuple[float, object], ...] = (
+    (0.3, e.Waited("Ray on this node", 600, "")),
+    (0.3, e.Waited("workers", 600, "0 of 2 joined; 2 never reported")),
+    (4.0, e.WaitsOver(("Ray on this node",))),
+    (6.0, WorkerReported(Worker("k1", "pod1", joined=True))),
+    (9.0, e.Waited("workers", 600, "1 of 2 joined; pod2 last reported: joining Ray")),
+    (13.0, WorkerReported(Worker("k2", "pod2", joined=True))),
+    (13.5, e.WaitsOver(("workers",))),
+    (13.5, e.PhaseEntered("submitting")),
+    (14.0, e.PhaseEntered("running")),
+    (20.0, ServiceGone("reward server", "exit code 1")),
+    (22.0, ServiceReady("reward server")),
+    (30.0, ServiceGone("retriever", "killed by SIGKILL", node="pod2")),
+    (200.0, e.GoodbyeReceived("pod2", "asked to stop by SIGTERM", "the end of its log")),
+    (201.0, e.PhaseEntered("leaving")),
+    (202.0, e.Ended(202.0)),
+)
+FAILURES = (
+    "reward server failed 1 x (exit code 1); retriever on pod2 failed 1 x (killed by SIGKILL)"
+)
+FAILED = Outcome(
+    *(Kind.JOB_FAILED, 7, "the job failed with exit code 7", "leaving", "job"),
+    remedy="job.log shows why: a GPU ran out of memory",
+)
+
+
+def write(
+    folder: Path, *told: tuple[float, object], role: e.Role = "head", start: str = START
+) -> None:
+    """Write a node's events, as an agent does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / e.EVENTS_FILE
+    times = iter([0.0, *(at for at, _ in told)])
+    began = e.Began(role, "run-1", start, "1.0")
+    recorder = e.EventRecorder(lambda: nullcontext(path), str, began, lambda: next(times))
+    for _, event in told:
+        recorder.add(event)
+    recorder.finish()
+
+
+def run_of(root: Path) -> Path:
+    """Write a whole run: its head, a worker on the same disk, its record."""
+    run = root / "run-1"
+    write(run / "pod0", *HEAD)
+    write_outcome(run / "pod0", outcome_text(FAILED))
+    write(run / "pod1", (1.0, e.PhaseEntered("joining Ray")), (3.0, e.Ended(3.0)), role="worker")
+    write_outcome(run / "pod1", outcome_text(Outcome(Kind.LOST, 75, "its head was lost")))
+    record = RunRecord("run-1", "f", 1, "pod0").begin_attempt(
+        AttemptRecord(1, "run-1-1", "2026-11-22T06:48:39.000Z")
+    )
+    record.end_attempt("2026-11-22T06:51:39.000Z", "", 7).write(run / "run.json")
+    return run
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    """Phases, waits, nodes, services, the job and the end, by the head's own records."""
+    assert explain(run_of(tmp_path)) == [
+        "run run-1, recorded by the head pod0: began 2026-11-22T06:48:25.000Z, lasted 3 min 22 s",
+        "phases: booting 13.5 s, submitting 0.5 s, running 3 min 7 s, leaving 1.0 s",
+        "waited for workers 13.2 s; last: 1 of 2 joined; pod2 last reported: joining Ray",
+        "waited for Ray on this node 3.7 s",
+        "joined: pod2 after 13.0 s and pod1 after 6.0 s",
+        "left: pod2 (asked to stop by SIGTERM)",
+        f"services: {FAILURES}",
+        "job: attempt 1: 3 min, exit code 7",
+        "end: job-failed, exit code 7: the job failed with exit code 7",
+        "remedy: job.log shows why: a GPU ran out of memory",
+    ]
+
+
+def test_a_workers_folder_by_itself(tmp_path: Path) -> None:
+    """On its own disk a worker's folder is summarized alone, without a run.json."""
+    run = run_of(tmp_path)
+    (run / "run.json").unlink()
+    assert explain(run / "pod1") == [
+        "run run-1, recorded by the worker pod1: began 2026-11-22T06:48:25.000Z, lasted 3.0 s",
+        "phases: finding the head 1.0 s, joining Ray 2.0 s",
+        "end: lost, exit code 75: its head was lost",
+    ]
+
+
+def test_an_unfinished_wait(tmp_path: Path) -> None:
+    """A wait that nothing ended was in vain; while the run goes on, it is one so far."""
+    told = (
+        (2.0, e.Waited("workers", 600, "0 of 1 joined; 1 never reported")),
+        (600.0, e.Ended(600.0)),
+    )
+    write(tmp_path / "pod0", *told)
+    line = "waited for workers 9 min 58 s{}; last: 0 of 1 joined; 1 never reported"
+    assert line.format(" so far") in explain(tmp_path)
+    write_outcome(
+        tmp_path / "pod0", outcome_text(Outcome(Kind.UNAVAILABLE, 69, "workers not ready in time"))
+    )
+    assert line.format(", in vain") in explain(tmp_path)
+
+
+def test_an_agent_that_was_started_again(tmp_path: Path) -> None:
+    """Agents are counted by their start time; a rotated file begins no new agent."""
+    write(tmp_path / "pod0", (5.0, e.PhaseEntered("running")))
+    write(tmp_path / "pod0", (7.0, e.PhaseEntered("running")))
+    write(tmp_path / "pod0", (3.0, e.PhaseEntered("running")), start="2026-11-22T06:49:25.000Z")
+    first = explain(tmp_path)[0]
+    assert first.endswith("lasted 63 s; its agent was started 2 times")
+
+
+def test_it_is_never_more_than_ten_printable_lines(tmp_path: Path) -> None:
+    """Any recorded text is one line; the end is always among the lines."""
+    run = run_of(tmp_path)
+    write(
+        run / "pod0",
+        *((300.0 + n, e.Waited(f"thing {n}\x1b[31m\nx", 900, "a\tb")) for n in range(9)),
+    )
+    lines = explain(run)
+    assert len(lines) == 10
+    assert all(line.isprintable() for line in lines)
+    assert lines[-2].startswith("end: job-failed")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": 3}', "\x00"])
+def test_a_broken_outcome_is_skipped(tmp_path: Path, text: str) -> None:
+    """The rest of the summary does not depend on outcome.json."""
+    write(tmp_path / "pod0", (1.0, e.Ended(1.0)))
+    (tmp_path / "pod0/outcome.json").write_text(text)
+    assert explain(tmp_path)[0].startswith("run run-1, recorded by the head")
+
+
+def test_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`explain` takes the latest run, or a folder; without a run it ends with 69."""
+    monkeypatch.setenv("AGENT_LOG_DIR", str(tmp_path))
+    with pytest.raises(UnavailableError):
+        explain(tmp_path / "latest")
+    assert main(["explain"]) == 69
+    assert "holds no run" in capsys.readouterr().err
+    run = run_of(tmp_path)
+    (tmp_path / "latest").symlink_to(run.name, target_is_directory=True)
+    assert main(["explain"]) == 0
+    last = capsys.readouterr().out
+    assert main(["explain", str(run)]) == 0
+    assert capsys.readouterr().out == last
+    assert len(last.splitlines()) == 10
+    assert json.loads((run / "run.json").read_text())["head"] == "pod0"
+
+
+def test_the_first_phase_is_an_event(tmp_path: Path) -> None:
+    """An agent that starts in a later phase records it: it was never finding a head."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    for phase in ("following", "following", "leaving"):
+        run.set_phase(phase)
+    run.close()
+    found = [one.data for one in e.read_events(run.folder.path) if one.kind == "PhaseEntered"]
+    assert found == [{"phase": "following"}, {"phase": "leaving"}]

@@ -1,0 +1,271 @@
+"""A pod after its run: held or stopped by RunPod's API, with a server of its description."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.base import ends, times
+from agent.base.errors import SettingsError
+from agent.decisions.pod_stop import (
+    PodAnswer,
+    PodState,
+    PodStop,
+    after_answer,
+)
+from agent.plan.show import held_sentence, render
+from agent.processes.waiting import NotYet, until
+from agent.run import holding
+from agent.run.holding import Held
+from agent.settings.redact import redactor_for
+from support.runpod_server import RunPodServer, serve
+from support.worlds import POD as POD_FACTS
+from support.worlds import plan_of, settings_of, topology_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+KEY = "rpa_0123456789abcdef0123"
+POD = "7h9k2m4n6p"
+DONE = ends.JOB_SUCCEEDED.outcome(before="")
+READ, ACT = False, True
+RUNNING = PodState("RUNNING", ("stop", "restart", "terminate"), 0.44, locked=False)
+
+
+@pytest.fixture
+def runpod() -> Iterator[RunPodServer]:
+    """Return a server with one running pod."""
+    state = RunPodServer(KEY, {POD: {}})
+    server = serve(state)
+    yield state
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses."""
+    for name in ("POD_RETRY_PAUSE", "POD_STOPS", "LONGEST_POD_RETRY_PAUSE"):
+        monkeypatch.setattr(times, name, 0.05)
+    monkeypatch.setattr(times, "HOLD_REMINDER", 0.2)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines that are logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(holding, "say", lambda line, _level="info": lines.append(line))
+    return lines
+
+
+def held_by(url: str, on_done: str, key: str = KEY, **more: str) -> Held:
+    """Return a pod whose run is over."""
+    environ = {"AGENT_RUNPOD_API": url, "AGENT_ON_DONE": on_done, **more}
+    environ |= {"RUNPOD_API_KEY": key} if key else {}
+    settings = settings_of(environ)
+    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "")
+
+
+def hold_until(held: Held, holds: Callable[[], bool]) -> None:
+    """Hold the pod until a condition holds."""
+
+    async def main() -> None:
+        await held.hold(DONE, partial(until_true, holds))
+
+    anyio.run(main)
+
+
+async def until_true(holds: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+
+    async def look() -> bool | NotYet:
+        return holds() or NotYet()
+
+    await until(look, 10)
+
+
+@pytest.mark.parametrize(
+    ("on_done", "status"), [("stop-pod", "EXITED"), ("terminate-pod", "TERMINATED")]
+)
+def test_a_pod_is_stopped(runpod: RunPodServer, on_done: str, status: str) -> None:
+    """The pod is read, stopped once, and read again; no other pod is requested."""
+    hold_until(held_by(runpod.url, on_done), lambda: len(runpod.requests) >= 4)
+    action = on_done.removesuffix("-pod")
+    assert runpod.pods[POD]["status"] == status
+    assert runpod.requests[:2] == [
+        ("GET", POD, "", 200),
+        ("POST", POD, action, 204 if action == "terminate" else 200),
+    ]
+    assert [one for one in runpod.requests if one[0] == "POST"] == runpod.requests[1:2]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("code", [0, 409, 429, 500, 503])
+def test_what_fails_for_a_moment_is_tried_again(
+    runpod: RunPodServer, said: list[str], method: str, code: int
+) -> None:
+    """After temporary errors of the API, the pod is stopped and logged."""
+    runpod.faults[method] = [(code, {"Retry-After": "0"})] * 3
+    hold_until(held_by(runpod.url, "stop-pod"), lambda: runpod.pods[POD].get("status") == "EXITED")
+    (line,) = (line for line in said if "holding the pod" in line)
+    assert line.startswith("holding the pod")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rights": False}, "RUNPOD_API_KEY lacks the right to it (403)"),
+        ({"key": "rpa_of_somebody_else"}, "RunPod refuses RUNPOD_API_KEY (401)"),
+        ({"pods": {}}, "RunPod lists no such pod for RUNPOD_API_KEY (404)"),
+        ({"pods": {POD: {"locked": True}}}, "it is locked"),
+        ({"pods": {POD: {"cluster": {"id": "c1", "rank": 0}}}}, "it belongs to cluster c1"),
+    ],
+)
+def test_a_pod_that_cannot_be_stopped_is_held(
+    runpod: RunPodServer, said: list[str], change: dict[str, Any], words: str
+) -> None:
+    """It is held, with warnings about price and command; the stop is retried."""
+    usual = {name: getattr(runpod, name) for name in change}
+    for name, value in change.items():
+        setattr(runpod, name, value)
+
+    def refused_twice() -> bool:
+        if sum(words in line for line in said) < 2:
+            return False
+        for name, value in usual.items():
+            setattr(runpod, name, value)
+        return runpod.pods[POD].get("status") == "EXITED"
+
+    hold_until(held_by(runpod.url, "stop-pod"), refused_twice)
+    (first, *_) = (line for line in said if "holding the pod, which RunPod does not stop" in line)
+    assert words in first
+    end = "to end it: delete the cluster" if "cluster" in words else "to end it: curl"
+    assert any(end in line for line in said)
+    assert KEY not in "".join(said)
+    if "locked" in words or "cluster" in words:  # the key is not even requested
+        assert sum(one[0] == "POST" for one in runpod.requests) == 1
+
+
+def test_a_held_pod_logs_its_price(runpod: RunPodServer, said: list[str]) -> None:
+    """The default: the pod is never stopped, and its published price is repeated."""
+    hold_until(held_by(runpod.url, "hold"), lambda: sum("to end it: curl" in x for x in said) >= 3)
+    assert any(line.startswith("holding the pod, which would be started again") for line in said)
+    assert any("the pod bills $0.44/h" in line for line in said)
+    assert not any(one[0] == "POST" for one in runpod.requests)
+
+
+def test_the_price_that_the_user_sets_counts(runpod: RunPodServer, said: list[str]) -> None:
+    """AGENT_PRICE_PER_HOUR precedes the published cost, and needs no key."""
+    held = held_by(runpod.url, "hold", key="", AGENT_PRICE_PER_HOUR="2.5")
+    hold_until(held, lambda: any("to end it" in line for line in said))
+    assert any("the pod bills $2.50/h" in line for line in said)
+    assert runpod.requests == []
+
+
+def test_a_certificate_is_verified(tmp_path: Path, said: list[str]) -> None:
+    """The key is not sent to a server without a trusted certificate."""
+    files = (str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    make += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    state = RunPodServer(KEY, {POD: {}})
+    server = serve(state, tls=files)
+    try:
+        held = held_by(state.url, "stop-pod")
+        hold_until(held, lambda: any("holding the pod" in line for line in said))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert any("certificate verify failed" in line.lower() for line in said)
+    assert state.requests == []
+
+
+def test_the_head_waits_for_its_workers(runpod: RunPodServer, said: list[str]) -> None:
+    """The head's pod is stopped once the agents of the other pods no longer answer."""
+    held = held_by(runpod.url, "stop-pod")
+
+    async def main() -> None:
+        done = partial(until_true, lambda: runpod.pods[POD].get("status") == "EXITED")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            async with anyio.create_task_group() as tasks:
+                address = ("127.0.0.1", listener.getsockname()[1])
+                tasks.start_soon(held.hold, DONE, done, [address])
+                for _ in range(2):  # it is probed again and again
+                    (await anyio.to_thread.run_sync(listener.accept))[0].close()
+                assert runpod.requests == []
+                listener.close()
+
+    anyio.run(main)
+    assert runpod.pods[POD]["status"] == "EXITED"
+    assert not any("have stopped" in line for line in said)
+
+
+ROWS: list[tuple[PodStop, PodAnswer, bool, bool]] = [
+    # state, answer, next request, whether it is accepted
+    (PodStop("stop"), PodAnswer(200, pod=RUNNING), ACT, False),
+    (PodStop("stop", ACT), PodAnswer(200, pod=RUNNING), READ, True),
+    (PodStop("terminate", ACT), PodAnswer(204), READ, True),
+    (PodStop("stop", ACT), PodAnswer(409, "wrong status"), READ, False),
+    (PodStop("stop"), PodAnswer(409, "?"), READ, False),
+    (PodStop("terminate", accepted=True), PodAnswer(404), READ, True),
+    (PodStop("terminate"), PodAnswer(404), READ, False),
+    (PodStop("stop", accepted=True), PodAnswer(200, pod=RUNNING), ACT, True),
+]
+
+
+@pytest.mark.parametrize(("stop", "answer", "acts", "accepted"), ROWS)
+def test_what_follows_from_an_answer(
+    stop: PodStop, answer: PodAnswer, *, acts: bool, accepted: bool
+) -> None:
+    """Each answer leads to one next request."""
+    after, _ = after_answer(stop, answer)
+    assert (after.acts, after.accepted) == (acts, accepted)
+
+
+def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one second to one minute."""
+    monkeypatch.undo()
+    stop, pauses = PodStop("stop"), []
+    for _ in range(8):
+        stop, _line = after_answer(stop, PodAnswer(503))
+        pauses.append(stop.pause)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_pod_outside_of_runpod_cannot_be_stopped() -> None:
+    """Without RUNPOD_POD_ID there is no pod: 78 at the start, by the variable's name."""
+    with pytest.raises(SettingsError) as caught:
+        topology_of({"AGENT_ON_DONE": "stop-pod", "RUNPOD_API_KEY": KEY})
+    assert caught.value.problems[0].variable == "AGENT_ON_DONE"
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        (
+            {},
+            "the pod bills by the hour; to end it: curl -X POST https://api.runpod.io/v2/pods/7h9",
+        ),
+        ({"AGENT_PRICE_PER_HOUR": "3"}, "the pod bills $3.00/h; to end it: curl"),
+        ({"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "1", "NODE_RANK": "0"}, "delete the cluster"),
+    ],
+)
+def test_the_plan_has_the_price_of_a_held_pod(environ: dict[str, str], line: str) -> None:
+    """`plan` shows the price and what ends the pod, without a request."""
+    given = {"RUNPOD_POD_ID": POD, **environ}
+    assert line in render(plan_of(given, POD_FACTS), redactor_for(given, None))
+
+
+def test_the_line_of_a_held_pod() -> None:
+    """Price, cost so far and the command; without a price, that it bills."""
+    assert held_sentence(0, None, "X") == "the pod bills by the hour; to end it: X"
+    line = held_sentence(1800, 0.5, "X")
+    assert line == "held for 30 min: the pod bills $0.50/h, $0.25 since the end; to end it: X"

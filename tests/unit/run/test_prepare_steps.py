@@ -1,0 +1,137 @@
+"""Prepare steps run in parallel, are stopped when necessary, and run again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions.shared import StepOver
+from agent.job.services import ON_EVERY, Placeholders, PrepareStep
+from agent.processes.waiting import NotYet, until
+from agent.record.run_folder import RunFolder
+from agent.run import local_services
+from agent.run.local_services import LocalWork
+from agent.run.node_run import NodeRun
+from agent.settings.redact import redactor_for
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.run.local_services import LocalEvent
+
+
+def a_run(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
+    """Return the run of a node with these steps."""
+    environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
+    plan = replace(plan_of(environ, command=["true"]), steps=steps)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
+    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+
+
+def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
+    """All of them with their child processes, without a report."""
+    go, pids = tmp_path / "go", tmp_path / "pids"
+    command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
+    names = ("one", "two")
+    steps = tuple(PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in names)
+    run = a_run(tmp_path, steps)
+    sent: list[LocalEvent] = []
+    work = LocalWork(run, sent.append, Placeholders)
+
+    async def have_begun() -> bool | NotYet:
+        return True if pids.exists() and len(pids.read_text().split()) == 2 else NotYet()
+
+    def is_gone(pid: str) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    async def are_gone() -> bool | NotYet:
+        return True if all(map(is_gone, pids.read_text().split())) else NotYet()
+
+    async def story() -> None:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for name in names:
+                    tasks.start_soon(work.prepare, name)
+                await until(have_begun, None)
+                work.stop_steps()
+            assert sent == []
+            await until(are_gone, None)
+            go.touch()
+            for name in names:
+                await work.prepare(name)
+            assert sent == [StepOver("one", ""), StepOver("two", "")]
+
+    anyio.run(story)
+    run.close()
+
+
+def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork, list[LocalEvent]]:
+    """Return a run whose one step has this marker, and the events that it sends."""
+    run = a_run(root, (PrepareStep("data", "exit 0", ON_EVERY, 60.0, "within", once=str(marker)),))
+    sent: list[LocalEvent] = []
+    return run, LocalWork(run, sent.append, Placeholders), sent
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_marker_that_cannot_be_read(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read again, with a log line; then the step fails with the disk's error."""
+    marker, found = tmp_path / "marker", [*(OSError(number, os.strerror(number)),) * 2]
+
+    def broken(path: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:
+        if path == marker and found:
+            raise found.pop()
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", broken)
+    run, work, sent = with_marker(tmp_path / "runs", marker)
+    said: list[str] = []
+    monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
+
+    async def story() -> None:
+        await work.prepare("data")
+        assert sent == [StepOver("data", "")]
+        assert any(os.strerror(number) in line for line in said)
+        monkeypatch.setattr(times, "IDLE_DISK", 0.5)
+        found.extend([OSError(number, os.strerror(number))] * 100)
+        await work.prepare("data")
+        assert sent[1:] == [StepOver("data", f"{marker} cannot be read: {os.strerror(number)}")]
+
+    anyio.run(story)
+    run.close()
+
+
+def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is logged; the step fails at its limit, and a stop does not wait for the disk."""
+    marker, answers = tmp_path / "marker", threading.Event()
+
+    def hangs(path: Path, exists: Callable[[Path], bool] = Path.exists) -> bool:
+        if path == marker:
+            answers.wait(30)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", hangs)
+    monkeypatch.setattr(times, "IDLE_DISK", 1.0)
+    monkeypatch.setattr(times, "STALLED_DISK", 0.1)
+    run, work, sent = with_marker(tmp_path / "runs", marker)
+    said: list[str] = []
+    monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
+    anyio.run(work.prepare, "data")
+    assert sent == [StepOver("data", f"{marker} does not answer")]
+    assert f"data: waiting for its marker, {marker} does not answer" in said
+    answers.set()
+    run.close()

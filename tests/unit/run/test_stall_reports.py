@@ -1,0 +1,335 @@
+"""A job without progress: the worker's reports, and the head's log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from agent.bridge.link import RayLink
+from agent.decisions import head
+from agent.decisions.attempts import StalledSinceLoss
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import SAMPLE, SCORE, Answer
+from agent.decisions.worker import worker_state as w
+from agent.job.services import Placeholders
+from agent.record.run_folder import RunFolder
+from agent.run import orders as asked_module
+from agent.run import stall as looks_module
+from agent.run.head_server import request_log
+from agent.run.node_run import NodeRun
+from agent.run.orders import HeadRequests, Prober
+from agent.run.stall import BUSY, IDLE, STACKS, Diagnostics, StallWatch, log_stacks
+from agent.settings.redact import MASK, Redactor
+from support.free_ports import free_port
+from support.heads import goal, reported
+from support.worlds import SECRET, plan_of
+from unit.run.test_orders import OneWorker, head_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.decisions.head import head_state as h
+    from agent.decisions.head.head_state import HeadState
+    from agent.port.protocol import Report
+    from agent.port.reports import Reports
+    from agent.run.head_server import RunStatus
+
+
+# --- a worker, and the head ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[NodeRun]:
+    """Return a head's run that takes a job to hang after ten seconds."""
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "10s", "PATH": str(tmp_path)}
+    plan = plan_of(environ, command=[sys.executable])
+    made = NodeRun(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    yield made
+    made.close()
+
+
+def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
+    """By the names under which it is asked, with its next report."""
+    asked, told = HeadRequests(run), []
+
+    async def tell_both() -> None:
+        for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
+            await asked.fetch_log(what, lambda: told.append(1))
+
+    anyio.run(tell_both)
+    assert asked.for_report()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
+    assert len(told) == 4
+
+
+def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
+    """Output since the last look is progress; otherwise CPU use decides."""
+    looks, lines = Diagnostics(run), run.stats.share_lines(1)
+
+    async def look() -> str:
+        return await looks.collect(BUSY)
+
+    assert anyio.run(look) == "looked at for the first time"
+    assert anyio.run(look) == IDLE
+    lines.write(b"step 1\n", lambda _: False)
+    assert anyio.run(look) == "its share of the job writes"
+    assert anyio.run(look) == IDLE
+
+
+def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the head asks for, as many lines as a log can bear."""
+    said: list[str] = []
+    monkeypatch.setattr(looks_module, "say", said.append)
+    log_stacks("podb", 'driver (pid 7):\nThread 1 (idle): "MainThread"\n    wait (a.py:1)', "")
+    assert said[1:] == [
+        'stacks of podb: Thread 1 (idle): "MainThread"',
+        "stacks of podb:     wait (a.py:1)",
+    ]
+    said.clear()
+    log_stacks("podb", "\n".join(f"line {number}" for number in range(100)), "at the head")
+    assert len(said) == 61
+    assert said[-1] == "stacks of podb: (40 more lines at the head)"
+    said.clear()
+    anyio.run(HeadRequests(run).fetch_log, STACKS, lambda: None)
+    assert said == ["stacks of node-a: no Python process of the job runs here"]
+
+
+def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent, also that of a probe finished while another report was answered."""
+    may_end = anyio.Event()
+
+    class Slow(Prober):
+        async def probe(self, probe: str, at: str, *_: object) -> Answer:
+            if probe == SAMPLE:
+                await may_end.wait()
+            return Answer(probe, at)
+
+    monkeypatch.setattr(asked_module, "Prober", Slow)
+    asked, place = HeadRequests(run), Placeholders("127.0.0.1", "127.0.0.1", "1")
+
+    async def both() -> list[tuple[Answer, ...]]:
+        told = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked.probe, SAMPLE, "", place, lambda: None)
+            await anyio.wait_all_tasks_blocked()
+            await asked.probe(SCORE, "", place, lambda: None)
+            told.append(asked.for_report()[1])
+            asked.clear_sent()
+            may_end.set()
+        return [*told, asked.for_report()[1]]
+
+    assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
+
+
+class Asks(OneWorker):
+    """A worker behind a real link that also sends requested data."""
+
+    def __init__(self, port: int, asked: HeadRequests) -> None:
+        super().__init__(port)
+        self.asked = asked
+
+    def _report(self, ip: str) -> Report:
+        logs, _ = self.asked.for_report()
+        return replace(super()._report(ip), logs=logs)
+
+    def _take(self, event: w.WorkerEvent) -> None:
+        if isinstance(event, w.HeadSpoke):  # a reply has come
+            self.asked.clear_sent()
+        super()._take(event)
+
+    async def obey(self) -> None:
+        """Do what is ordered, as it comes."""
+        while True:
+            while self.deeds:
+                deed = self.deeds.pop(0)
+                if isinstance(deed, w.SendLog):
+                    await self.asked.fetch_log(deed.name, self.link.report_now)
+            await self.changed.wait()
+
+
+def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
+    """By an order and a report over the real port, as a log's end does; none comes twice."""
+
+    async def look_twice() -> list[str | None]:
+        port = free_port()
+        worker = Asks(port, HeadRequests(run))
+        found = []
+        async with head_at(port) as reports, anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.link.run)
+            tasks.start_soon(worker.obey)
+            with anyio.fail_after(20):
+                while not worker.state.last_reply_at:
+                    await worker.changed.wait()
+            for what in (BUSY, BUSY, STACKS):
+                found += [await request_log(reports, "agent1", what, 20.0)]
+            tasks.cancel_scope.cancel()
+        return found
+
+    first, second, stacks = anyio.run(look_twice)
+    assert first == "looked at for the first time"
+    assert second == IDLE
+    assert stacks == "no Python process of the job runs here"
+
+
+class Job(NamedTuple):
+    """What is known of the job's output."""
+
+    last_output: float | None = None
+
+
+class Shown:
+    """What a head shows."""
+
+    def __init__(self) -> None:
+        self.job_lines = Job()
+        self.stalls: tuple[object, ...] = ()
+
+
+class Ray(RayLink):
+    """A bridge that reports when a task finished last."""
+
+    def __init__(self, finished: float | None) -> None:
+        self.finished = finished
+
+    async def last_finished(self, _limit: float) -> float | None:
+        """Tell it."""
+        return self.finished
+
+
+class OneHead:
+    """A head that watches a job, with a test clock."""
+
+    def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts
+        self.answers = {BUSY: IDLE, STACKS: f"driver (pid 7):\n{SECRET}"}
+        self.workers = {BUSY: IDLE, STACKS: "rank 1 of this node (pid 9):\nwait"}
+        self.asked: list[str] = []
+        self.shown, self.ray = Shown(), Ray(None)
+        monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
+        for module in (looks_module, looks_module):
+            monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
+        monkeypatch.setattr(looks_module, "request_log", self._sent)
+        state = head.first_state(goal(1))
+        fleet = state.fleet.with_report(reported(2).worker)
+        self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
+        shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
+        self.told: list[h.HeadEvent] = []
+        tell = self.told.append
+        self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state, tell)
+        monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's looks
+
+    async def _own(self, what: str, _id: str | None) -> str:
+        self.asked.append(what)
+        return self.run.redactor.clean(self.answers[what])
+
+    async def _sent(self, _reports: object, key: str, what: str, _limit: float) -> str | None:
+        assert key == "agent2"
+        return self.workers.get(what)
+
+    def look(self, at: float) -> None:
+        """Let the watch look at a time."""
+        self.time = at
+        anyio.run(self.watch._check)  # noqa: SLF001 - one turn of its loop
+
+
+def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
+    """Return a state with other workers in another phase."""
+    return replace(state, fleet=fleet, phase=phase)
+
+
+@pytest.fixture
+def watched(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> OneHead:
+    """Return a head whose job has begun."""
+    one = OneHead(run, monkeypatch)
+    one.look(0.0)
+    return one
+
+
+def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
+    """Not before its time; then in the log, in a file, and among the warnings, without a secret."""
+    for at in range(1, 10):
+        watched.look(float(at))
+    assert watched.said == []
+    watched.look(10.0)
+    assert watched.said[0] == (
+        "the job shows no sign of work for 10 s (AGENT_STALL): looking where it is"
+    )
+    assert f"stacks of node-a: {MASK}" in watched.said
+    assert "stacks of pod2: wait" in watched.said
+    file = watched.run.folder.file("stacks-1.log")
+    assert file.read_text() == (
+        f"--- node-a\ndriver (pid 7):\n{MASK}\n\n--- pod2\nrank 1 of this node (pid 9):\nwait\n"
+    )
+    assert watched.said[-1].startswith("stall: the job shows no sign of work for 10 s")
+    assert str(file) in watched.said[-1]
+    assert "`pod-agent stop`" in watched.said[-1]
+    assert len(watched.shown.stalls) == 1
+    count = len(watched.said)
+    watched.look(1000.0)
+    assert len(watched.said) == count
+
+
+def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
+    """The limit counts from the loss; the head's decisions get an event, and stop the job."""
+    watched.look(10.0)
+    assert watched.told == []
+    lost = replace(watched.state.attempt, lost_nodes=("pod2",))
+    watched.state = replace(watched.state, attempt=lost)
+    watched.look(15.0)
+    watched.look(24.0)
+    assert watched.told == []
+    watched.look(25.0)
+    assert watched.told == [StalledSinceLoss(1, "10 s")]
+    assert len(watched.shown.stalls) == 2
+    watched.look(1000.0)
+    assert len(watched.told) == 1
+
+
+@pytest.mark.parametrize(
+    "sign", ["output", "a busy node", "a busy worker", "a silent worker", "a finished task", "over"]
+)
+def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
+    """Output, a node that is busy or does not tell, a task that finished; a job that is over."""
+    if sign == "output":
+        watched.shown.job_lines = Job(8.0)
+    elif sign == "a busy node":
+        watched.answers[BUSY] = "GPU 0 at 90 %"
+    elif sign == "a busy worker":
+        watched.workers[BUSY] = "1.00 cores"
+    elif sign == "a silent worker":
+        del watched.workers[BUSY]
+    elif sign == "a finished task":
+        watched.ray.finished = time.time() - 3.0
+    else:
+        watched.state = replace_state(watched.state, watched.state.fleet, HeadPhase.STOPPING)
+    watched.look(10.0)
+    assert watched.said == []
+    assert STACKS not in watched.asked
+
+
+def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
+    """Nothing is asked of nodes while output comes."""
+    for at in range(1, 30):
+        watched.shown.job_lines = Job(float(at))
+        watched.look(float(at) + 0.5)
+    assert watched.asked == []
+
+
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    """AGENT_STALL=0 looks at nothing."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
+    watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print)
+
+    async def ends() -> None:
+        with anyio.fail_after(20):
+            await watch.run()
+
+    anyio.run(ends)
+    run.close()

@@ -1,0 +1,86 @@
+"""The pod lab by hand: its command line, the pods' identities, and what it prints."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools.lab import cli, rights
+from tools.lab.stream import Follower, prefix, wants_color
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_identity_is_the_same_but_for_the_pod() -> None:
+    """--runpod gives every pod one environment, RUNPOD_POD_ID apart; --env wins over it."""
+    names = ["a", "b", "c"]
+    first, second = (cli.environment(n, names, [("X", "1")], runpod=True) for n in "ab")
+    assert first == {
+        "RUNPOD_POD_ID": "a",
+        "HEAD_POD_ID": "a",
+        "EXPECTED_WORKERS": "2",
+        "X": "1",
+    }
+    assert {**first, "RUNPOD_POD_ID": "b"} == second
+    given = [("EXPECTED_WORKERS", "9")]
+    assert cli.environment("a", names, given, runpod=True)["EXPECTED_WORKERS"] == "9"
+    assert cli.environment("a", names, [], runpod=False) == {}
+
+
+def test_command_line() -> None:
+    """What follows -- is the command, options included."""
+    args = cli.make_parser().parse_args(["run", "--env", "A=b=c", "--", "sh", "-c", "x --pods"])
+    assert (args.command, args.env, args.pods) == (["sh", "-c", "x --pods"], [("A", "b=c")], 2)
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "--env", "A", "--", "x"], []])
+def test_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Misuse is told by argparse, with 2."""
+    with pytest.raises(SystemExit) as end:
+        cli.make_parser().parse_args(words)
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no lab can be made, the command says why in a sentence and ends with 77."""
+    monkeypatch.setattr(cli, "missing", lambda: "the pod lab needs root")
+    assert cli.main(["clean"]) == 77
+    assert capsys.readouterr().err == "lab: the pod lab needs root\n"
+
+
+def test_missing_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not root and no tools are told apart, the latter with the packages' names."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "needs root" in str(rights.missing.__wrapped__())
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda _tool: None)
+    assert "iproute2 dnsmasq-base" in str(rights.missing.__wrapped__())
+
+
+def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
+    """A line appears when it is complete, the last one also without its end."""
+    path, sink = tmp_path / "log", io.StringIO()
+    path.touch()
+    follower = Follower(path, prefix("pod0", 5, 0, color=False), sink)
+    with path.open("a") as log:
+        log.write("one\ntw")
+        log.flush()
+        follower.step()
+        assert sink.getvalue() == "pod0  | one\n"
+        log.write("o\nthree")
+    follower.close()
+    assert sink.getvalue() == "pod0  | one\npod0  | two\npod0  | three\n"
+
+
+def test_color_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR and pipes get none."""
+    sink = io.StringIO()
+    assert not wants_color(sink, {})
+    monkeypatch.setattr(sink, "isatty", lambda: True)
+    assert wants_color(sink, {})
+    assert not wants_color(sink, {"NO_COLOR": "1"})
+    assert prefix("p", 1, 0, color=True).startswith("\033[")

@@ -1,0 +1,276 @@
+"""Settings: every variable of the contract, each with its good and its bad values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.text import NO_TERMINAL
+from agent.settings import load
+from agent.settings.load import env_lines, env_rows
+from agent.settings.model import FIELD_OF, KNOWN_NAMES, SECRETS, VARIABLES
+from agent.settings.values import duration
+from support.worlds import SECRET, settings_of
+
+CONTRACT = [
+    *("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "DEBUG_RAY", "WANDB_API_KEY"),
+    *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "AGENT_JOB", "AGENT_JOB_ARGS"),
+    *("AGENT_JOB_RETRIES", "AGENT_LAUNCHER", "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"),
+    *("AGENT_REWARD", "AGENT_REWARD_PORT", "AGENT_REWARD_PATH", "AGENT_REWARD_TOKEN"),
+    *("AGENT_SERVICES",),
+    *("AGENT_PREPARE", "AGENT_PREPARE_EACH", "AGENT_HEAD", "AGENT_NODE_IP", "AGENT_RESOURCES"),
+    *("AGENT_NUM_GPUS", "AGENT_NUM_CPUS", "AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"),
+    *("AGENT_DASHBOARD_HOST", "AGENT_WAIT_HEAD", "AGENT_WAIT_WORKERS", "AGENT_WAIT_REWARD"),
+    *("AGENT_WAIT_PREPARE", "AGENT_NODE_GRACE", "AGENT_STOP_GRACE", "AGENT_PARTIAL"),
+    *("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA", "AGENT_CHECKPOINTS"),
+    *("AGENT_TENSOR_PARALLEL", "AGENT_RAY_ARGS", "AGENT_HEAD_GRACE", "AGENT_PREFLIGHT"),
+    *("AGENT_STALL", "AGENT_MIN_WORKERS", "AGENT_LOG_DIR", "AGENT_LOG", "AGENT_ON_DONE"),
+    *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME", "AGENT_LOG_MODE"),
+    *(
+        "AGENT_MAX_HOURS",
+        "AGENT_MODEL_REVISION",
+        "AGENT_NOTICE_SIGNAL",
+        "AGENT_PRICE_PER_HOUR",
+        "AGENT_RERUN",
+        "AGENT_RUNPOD_API",
+        "RUNPOD_API_KEY",
+    ),
+]
+"""Every name of the contract's table of variables."""
+
+
+def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tuple[Problem, ...]:
+    """Return the problems of an environment that must be refused."""
+    with pytest.raises(SettingsError) as caught:
+        load(environ, command)
+    assert caught.value.end.exit_code == 78
+    return caught.value.problems
+
+
+def test_the_contracts_names_and_no_others() -> None:
+    """The variables are those of the contract, and the file form of each secret."""
+    assert sorted(KNOWN_NAMES) == sorted([*CONTRACT, *(f"{name}_FILE" for name in SECRETS)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("RAY_WORKER", "1", True),
+        ("RAY_WORKER", "true", True),
+        ("RAY_WORKER", "0", False),
+        ("RAY_WORKER", "False", False),
+        ("HEAD_POD_ID", "abc123", "abc123"),
+        ("EXPECTED_WORKERS", "0", 0),
+        ("EXPECTED_WORKERS", " 3 ", 3),
+        ("DEBUG_RAY", "0", "0"),
+        ("DEBUG_RAY", "1", "1"),
+        ("DEBUG_RAY", "post-mortem", "post-mortem"),
+        ("AGENT_JOB", "rehearsal", "rehearsal"),
+        ("AGENT_JOB", "none", "none"),
+        ("AGENT_JOB_ARGS", "--steps 3 'a b' $HOME", ("--steps", "3", "a b", "$HOME")),
+        ("AGENT_MODEL", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("AGENT_TRAIN_DATA", "/data/train.parquet", "/data/train.parquet"),
+        ("AGENT_EVAL_DATA", "/data/test.parquet", "/data/test.parquet"),
+        ("AGENT_CHECKPOINTS", "/workspace/ckpt", "/workspace/ckpt"),
+        ("AGENT_TENSOR_PARALLEL", "4", 4),
+        ("AGENT_JOB_ARGS", "", ()),
+        ("AGENT_JOB_RETRIES", "0", 0),
+        ("AGENT_LAUNCHER", "ray", "ray"),
+        ("AGENT_RUNTIME_ENV", "{}", "{}"),
+        ("AGENT_WORKING_DIR", "/work", "/work"),
+        ("AGENT_REWARD", "python serve.py", "python serve.py"),
+        ("AGENT_REWARD", "https://rewards.example/score", "https://rewards.example/score"),
+        ("AGENT_REWARD_PORT", "5001", 5001),
+        ("AGENT_REWARD_PATH", "/score", "/score"),
+        ("AGENT_PREPARE", "make data", "make data"),
+        ("AGENT_PREPARE_EACH", "make cache", "make cache"),
+        ("AGENT_HEAD", "10.0.0.1", "10.0.0.1"),
+        ("AGENT_HEAD", "head.example.", "head.example"),
+        ("AGENT_HEAD", "fd00::0:1", "fd00::1"),
+        ("AGENT_NODE_IP", "10.0.0.5", "10.0.0.5"),
+        ("AGENT_RESOURCES", '{"h100": 8}', {"h100": 8.0}),
+        ("AGENT_NUM_GPUS", "0", 0),
+        ("AGENT_NUM_CPUS", "8", 8),
+        ("AGENT_RAY_PORT", "7000", 7000),
+        ("AGENT_RAY_PORT", "tcp://10.0.0.1:6379", None),
+        ("AGENT_DASHBOARD_PORT", "7001", 7001),
+        ("AGENT_DASHBOARD_PORT", "tcp://10.0.0.1:8265", None),
+        ("AGENT_PORT", "7002", 7002),
+        ("AGENT_PORT", "tcp://10.0.0.1:80", None),
+        ("AGENT_DASHBOARD_HOST", "0.0.0.0", "0.0.0.0"),
+        ("AGENT_WAIT_HEAD", "90s", 90.0),
+        ("AGENT_WAIT_WORKERS", "10m", 600.0),
+        ("AGENT_WAIT_REWARD", "1h30m", 5400.0),
+        ("AGENT_WAIT_PREPARE", "2h", 7200.0),
+        ("AGENT_NODE_GRACE", "45", 45.0),
+        ("AGENT_STOP_GRACE", "1.5s", 1.5),
+        ("AGENT_PARTIAL", "fail", "fail"),
+        ("AGENT_LOG_DIR", "/logs", "/logs"),
+        ("AGENT_LOG", "json", "json"),
+        ("AGENT_LOG_MODE", "group", "group"),
+        ("AGENT_ON_DONE", "hold", "hold"),
+        ("AGENT_ALLOW_INSECURE", "1", True),
+        ("AGENT_PRICE_PER_HOUR", " 2.79 ", 2.79),
+        ("AGENT_RERUN", "1", True),
+        ("AGENT_MAX_HOURS", "1.5", 1.5),
+        ("AGENT_RUNPOD_API", "https://api.example:8443", "https://api.example:8443"),
+        ("AGENT_RUNPOD_API", "http://127.0.0.1:9999", "http://127.0.0.1:9999"),
+        ("RUNPOD_API_KEY", "", None),
+    ],
+)
+def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
+    """A valid value is converted to its type."""
+    assert getattr(settings_of({name: text}), FIELD_OF[name]) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RAY_WORKER", None),
+        ("DEBUG_RAY", "0"),
+        ("AGENT_JOB", None),
+        ("AGENT_JOB_RETRIES", 0),
+        ("AGENT_LAUNCHER", None),
+        ("AGENT_REWARD_PORT", None),
+        ("AGENT_REWARD_PATH", "/get_reward"),
+        ("AGENT_WAIT_HEAD", 600),
+        ("AGENT_WAIT_WORKERS", 600),
+        ("AGENT_WAIT_REWARD", 600),
+        ("AGENT_WAIT_PREPARE", 7200),
+        ("AGENT_NODE_GRACE", 60),
+        ("AGENT_STOP_GRACE", 25),
+        ("AGENT_PARTIAL", "fail"),
+        ("AGENT_LOG_DIR", "./agent-logs"),
+        ("AGENT_LOG", "auto"),
+        ("AGENT_LOG_MODE", "private"),
+        ("AGENT_ALLOW_INSECURE", False),
+    ],
+)
+def test_defaults(name: str, value: object) -> None:
+    """An unset variable has the contract's default."""
+    assert getattr(settings_of({}), FIELD_OF[name]) == value
+
+
+BAD = {
+    "RAY_WORKER": ["yes", "", "2", "worker"],
+    "HEAD_POD_ID": ["abc.runpod.internal", "-a", "", "a b"],
+    "EXPECTED_WORKERS": ["-1", "1.5", "99999", "two", "", "１２"],  # noqa: RUF001 - no ASCII digits
+    "DEBUG_RAY": ["2", "legacy", ""],
+    "RAY_AUTH_TOKEN": ["", "  ", "two words", "naïve", "line\nbreak", "nul\0byte"],
+    "AGENT_REWARD_TOKEN": ["", "  ", "two words", "naïve", "nul\0byte"],
+    "AGENT_JOB": ["", "rehersal", "python train.py", "no\udcfftext"],
+    "AGENT_JOB_ARGS": ["'open"],
+    "AGENT_JOB_RETRIES": ["many", "-1", ""],
+    "AGENT_LAUNCHER": ["mpirun", ""],
+    "AGENT_CHECKPOINTS": ["ckpt", "./ckpt", ""],
+    "AGENT_TENSOR_PARALLEL": ["0", "two", "1.5"],
+    "AGENT_PREFLIGHT": ["gloo", ""],
+    "AGENT_STALL": ["soon", "-1"],
+    "AGENT_NOTICE_SIGNAL": ["soon", "", "SIGKILL", "10"],
+    "AGENT_HEAD_GRACE": ["0", "soon"],
+    "AGENT_RUNTIME_ENV": [""],
+    "AGENT_WORKING_DIR": [""],
+    "AGENT_REWARD": ["", "http://", "https://host:99999/x", "http://host/a b", "HTTP://:80/"],
+    "AGENT_REWARD_PORT": ["80", "70000", "http", ""],
+    "AGENT_REWARD_PATH": ["get_reward", "", "/a b", "/a?b"],
+    "AGENT_SERVICES": [""],
+    "AGENT_PREPARE": [" "],
+    "AGENT_PREPARE_EACH": [""],
+    "AGENT_HEAD": ["http://head", "10.0.0", "head:6379", "-head", "", "a" * 64],
+    "AGENT_NODE_IP": ["0.0.0.0", "::", "node-a", ""],
+    "AGENT_RESOURCES": [
+        *("[]", "8", "{", '{"GPU": 1}', '{"a": -1}', '{"a": true}', '{"a": NaN}'),
+        *('{"": 1}', '{"a\\u0000": 1}', '{"\\ud800": 1}'),
+    ],
+    "AGENT_NUM_GPUS": ["-1", "all", ""],
+    "AGENT_NUM_CPUS": ["0", "1.5", ""],
+    "AGENT_RAY_PORT": ["80", "65536", "0", ""],
+    "AGENT_DASHBOARD_PORT": ["80", "eight", ""],
+    "AGENT_PORT": ["1023", "-8266", "", "９０００"],  # noqa: RUF001 - no ASCII digits
+    "AGENT_DASHBOARD_HOST": ["http://0.0.0.0", "0.0.0.0:8265", ""],
+    "AGENT_WAIT_HEAD": ["soon", "0", "-1s", "31d", "721h", "s", "10 m", ""],
+    "AGENT_WAIT_WORKERS": ["ten", ""],
+    "AGENT_WAIT_REWARD": ["1e3", ""],
+    "AGENT_WAIT_PREPARE": ["inf", ""],
+    "AGENT_NODE_GRACE": ["nan", "0s"],
+    "AGENT_STOP_GRACE": ["1d", ""],
+    "AGENT_PARTIAL": ["maybe", ""],
+    "AGENT_MIN_WORKERS": ["-1", "x"],
+    "AGENT_LOG_DIR": ["", "  "],
+    "AGENT_LOG": ["xml", ""],
+    "AGENT_LOG_MODE": ["0700", ""],
+    "AGENT_ON_DONE": ["sleep", ""],
+    "AGENT_ALLOW_INSECURE": ["yes", ""],
+    "AGENT_RERUN": ["yes", ""],
+    "AGENT_MAX_HOURS": ["0", "-1", "soon", "8761", "nan", ""],
+    "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
+    "AGENT_RUNPOD_API": ["http://api.runpod.io", "ftp://x", "https://", "https://u:p@x", "api", ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [pytest.param(name, text, id=f"{name}={text!r}") for name in BAD for text in BAD[name]],
+)
+def test_a_bad_value_is_refused_by_its_name(name: str, text: str) -> None:
+    """An invalid value is one problem with the variable's name and the expected form."""
+    (problem,) = problems_of({name: text})
+    assert problem.variable == name
+    assert problem.expected
+
+
+def test_all_problems_come_together() -> None:
+    """Every invalid value, a typo and two contradictions are reported together."""
+    environ = {name: texts[0] for name, texts in BAD.items() if name != "AGENT_MIN_WORKERS"}
+    environ |= {"AGENT_JOBS": "rehearsal", "AGENT_MIN_WORKERS": "2"}
+    environ |= {"AGENT_PARTIAL": "fail", "WANDB_API_KEY": "x", "WANDB_API_KEY_FILE": "/x"}
+    told = {problem.variable for problem in problems_of(environ)}
+    expected = set(BAD) - {"AGENT_PARTIAL"} | {"AGENT_JOBS", "WANDB_API_KEY + WANDB_API_KEY_FILE"}
+    assert told == expected
+
+
+def test_one_bad_value_is_reported_once() -> None:
+    """An invalid value is not reported again as part of a contradiction."""
+    told = [p.variable for p in problems_of({"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "x"})]
+    assert told == ["AGENT_MIN_WORKERS"]
+
+
+@given(st.integers(0, 99), st.integers(0, 999), st.integers(0, 9999))
+def test_durations_add_up(hours: int, minutes: int, seconds: int) -> None:
+    """Hours, minutes and seconds add up, whichever of them are given."""
+    parts = {"h": hours, "m": minutes, "s": seconds}
+    text = "".join(f"{number}{unit}" for unit, number in parts.items() if number)
+    total = hours * 3600 + minutes * 60 + seconds
+    if total:
+        assert duration(text) == total
+    if seconds:
+        assert duration(text.removesuffix("s")) == total
+
+
+@given(st.one_of(st.text(), st.text("0123456789.hms ", max_size=400)))
+def test_a_duration_is_bounded_or_refused(text: str) -> None:
+    """Whatever is written, it is a time above 0 and of at most 30 days, or a ValueError."""
+    try:
+        seconds = duration(text)
+    except ValueError:
+        return
+    assert 0 < seconds <= 30 * 86_400
+
+
+def test_the_table_shows_every_variable_and_no_secret() -> None:
+    """`env` lists every variable; secrets are masked, with their origin."""
+    environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_LOG": "json"}
+    table = NO_TERMINAL.render(env_lines(env_rows(load(environ), environ)), str)
+    assert SECRET not in table
+    assert "RAY_AUTH_TOKEN=********  [environment]" in table
+    assert "AGENT_LOG=json  [environment]" in table
+    assert "AGENT_JOB  [default]" in table
+    assert all(f"\n{name}" in f"\n{table}" for name in FIELD_OF)
+
+
+def test_every_variable_is_printed_once() -> None:
+    """In its group, or after all groups."""
+    shown = [row["name"] for row in env_rows(load({}), {})]
+    assert sorted(shown) == sorted(VARIABLES)
