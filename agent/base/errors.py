@@ -42,7 +42,10 @@ class AgentError(Exception):
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", culprit: str = "") -> None:
         super().__init__(what)
-        self.what, self.why, self.remedy, self.culprit = what, why, remedy, culprit
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+        self.culprit = culprit
 
     @property
     def reason(self) -> str:

@@ -47,11 +47,13 @@ def first_names(names: Iterable[str], most: int = 4) -> str:
 
 def nearly_equal(one: str, other: str) -> bool:
     """Return whether two names differ by one edit or two swapped letters, underscores ignored."""
-    a, b = one.replace("_", ""), other.replace("_", "")
+    a = one.replace("_", "")
+    b = other.replace("_", "")
     same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
     if same is None:
         return abs(len(a) - len(b)) <= 1
-    a, b = a[same:], b[same:]
+    a = a[same:]
+    b = b[same:]
     edited = b[1:] in {a, a[1:]} or a[1:] == b
     return edited or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
@@ -181,7 +183,8 @@ class Terminal(NamedTuple):
         """Return lines as text; `clean` masks secrets, before a fold could split one."""
         shown = []
         for line in lines:
-            label, text = clean(line.label), clean(line.text)
+            label = clean(line.label)
+            text = clean(line.text)
             if self.width is not None and self.width >= _LEAST_WIDTH:
                 below = len(label) if len(label) < self.width // 2 else 4
                 folded = textwrap.wrap(

@@ -25,7 +25,8 @@ class Bridge:
     """Watches Ray's nodes and one job, and sends an event for every change."""
 
     def __init__(self, gcs: str, dashboard: str) -> None:
-        self._gcs, self._dashboard = gcs, dashboard
+        self._gcs = gcs
+        self._dashboard = dashboard
         # Anything else printed in this process goes to the log, not between the events.
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
@@ -137,7 +138,8 @@ class Bridge:
 
     def _submit_or_find(self, command: Mapping[str, Any]) -> bool:
         """Submit a job, or look up one to follow; sends why if there is none."""
-        job_id, follows = str(command["id"]), command["do"] == "follow"
+        job_id = str(command["id"])
+        follows = command["do"] == "follow"
         for _ in repeat(self._stop, 0.1):
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
@@ -149,7 +151,8 @@ class Bridge:
                     if follows:
                         self._send(event="never-submitted", id=job_id)
                     else:
-                        why, how = "stopped before Ray took it", {"final": False, "cancelled": True}
+                        why = "stopped before Ray took it"
+                        how = {"final": False, "cancelled": True}
                         self._send(event="submit-failed", id=job_id, evidence=why, **how)
                     return False
                 break
@@ -167,7 +170,8 @@ class Bridge:
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Copy the driver's log to a file until the job's end; if that fails the job goes on."""
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        jobs, job_id = self._jobs, str(command["id"])
+        jobs = self._jobs
+        job_id = str(command["id"])
         try:
             log_dir.obey(*command["log_dir"])
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -186,7 +190,9 @@ class Bridge:
 
     def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        jobs, sent, sent_at = self._jobs, dict[str, object](), 0.0
+        jobs = self._jobs
+        sent = dict[str, object]()
+        sent_at = 0.0
 
         def send_changes() -> bool:
             nonlocal sent, sent_at
@@ -197,7 +203,8 @@ class Bridge:
                 if copying is not None:
                     copying.join(times.JOB_OUTPUT_COPIED)  # the end of the run ends the copy
             if report != sent or time.monotonic() >= sent_at + times.BRIDGE_HEARTBEAT:
-                sent, sent_at = report, time.monotonic()
+                sent = report
+                sent_at = time.monotonic()
                 self._send(event="job", id=job_id, report=report)
             return bool(report["ended"])
 
@@ -221,7 +228,8 @@ class Bridge:
 
     def _answer(self, command: Mapping[str, Any]) -> None:
         """Send when a task finished last, or why actors died; nothing if Ray does not answer."""
-        kind, answer = command["do"], dict[str, object]()
+        kind = command["do"]
+        answer = dict[str, object]()
         try:
             if kind == "tasks":
                 answer["finished"] = last_finished(self._dashboard)

@@ -45,8 +45,11 @@ class RayLink:
         emit: Callable[[h.HeadEvent], None],
         on_child: Callable[[Child], None] = lambda _child: None,
     ) -> None:
-        self._argv, self._env, self._log = argv, env, log
-        self._emit, self._on_child = emit, on_child
+        self._argv = argv
+        self._env = env
+        self._log = log
+        self._emit = emit
+        self._on_child = on_child
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
@@ -89,7 +92,8 @@ class RayLink:
             say(f"{why}. It is tried again", "warning")
             self._emit(h.HeadRaySilent(why))
 
-        pause, longest = times.BRIDGE_PAUSE, times.LONGEST_BRIDGE_PAUSE
+        pause = times.BRIDGE_PAUSE
+        longest = times.LONGEST_BRIDGE_PAUSE
         return await until(start, None, step=pause, longest=longest, on_evidence=report)
 
     async def submit(

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _RESOURCES = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
 _SUPERVISOR = "JobSupervisor"
-_MAX_TASKS, _TASKS_LIMIT = 1_000, 20
-_ACTOR_LIMIT, _LOG_LINES = 3, 300
+_MAX_TASKS = 1_000
+_TASKS_LIMIT = 20
+_ACTOR_LIMIT = 3
+_LOG_LINES = 300
 _MAX_MESSAGE = 6_000  # characters of a message's end that are kept
 
 
@@ -127,8 +129,11 @@ class Jobs:
 
 def _report(job: Mapping[str, Any]) -> dict[str, object]:
     """Return a job's state, of a long message the start and the end, which has the error."""
-    status, message = str(job["status"]), str(job.get("message") or "")
-    ended, end = status in _TERMINAL, job.get("end_time")  # in milliseconds since 1970
+    status = str(job["status"])
+    message = str(job.get("message") or "")
+    # in milliseconds since 1970
+    ended = status in _TERMINAL
+    end = job.get("end_time")
     ago = max(0.0, time.time() - end / 1000) if ended and isinstance(end, (int, float)) else 0.0
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"

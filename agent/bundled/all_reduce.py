@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_OVER, _ENDED = "over", "ended"
-_GPU_BYTES, _CPU_BYTES = 256 << 20, 8 << 20
+_OVER = "over"
+_ENDED = "ended"
+_GPU_BYTES = 256 << 20
+_CPU_BYTES = 8 << 20
 _ROUNDS = 3
 _LONGEST_ERROR = 300
 _EXIT_SECONDS = 5.0  # seconds for ranks to exit after the measurement
@@ -61,8 +63,11 @@ def run_rank(options: argparse.Namespace) -> None:
     """Connect all ranks, then run and time the all-reduce; write the progress to the store."""
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")
-    counts, by_gpu, local = processes(options.gpus), any(options.gpus), options.local_rank
-    rank, world = sum(counts[: options.node]) + local, sum(counts)
+    counts = processes(options.gpus)
+    by_gpu = any(options.gpus)
+    local = options.local_rank
+    rank = sum(counts[: options.node]) + local
+    world = sum(counts)
     limit = timedelta(seconds=options.within)
     at = (options.address, options.port)
     store: Any = dist.TCPStore(*at, None, is_master=False, timeout=limit)

@@ -45,7 +45,8 @@ def explain(error: Exception) -> tuple[str, bool]:
     if isinstance(error, ImportError):
         return str(error), True
     constants = importlib.import_module("huggingface_hub.constants")
-    where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    where = constants.ENDPOINT
+    cache = constants.HF_HUB_CACHE
     answers = {  # by class name, since their modules differ between versions
         "GatedRepoError": f"the model is gated: accept its terms on {where}, and set HF_TOKEN",
         "HFValidationError": "it is no id of a model: set one such as Qwen/Qwen2.5-7B",

@@ -186,7 +186,8 @@ class _MathVerifyProcess:
 
     async def close(self) -> None:
         """End the process and wait for its exit."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()

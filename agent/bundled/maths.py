@@ -79,7 +79,8 @@ def _ratio(text: str) -> Fraction | None:
     mixed = _MIXED.fullmatch(text)
     whole, part = (mixed[1], mixed[2]) if mixed else ("", text)
     above, slash, below = part.partition("/")
-    numerator, denominator = _decimal(above), _decimal(below) if slash else Fraction(1)
+    numerator = _decimal(above)
+    denominator = _decimal(below) if slash else Fraction(1)
     if numerator is None or not denominator:
         return None
     ratio = numerator / denominator
@@ -146,12 +147,14 @@ def gold_answer(text: str) -> str | None:
 
 def equal(answer: str, gold: str) -> bool:
     """Return whether two answers have equal values, or equal texts if they are not numbers."""
-    answer, gold = answer.strip(), gold.strip()
+    answer = answer.strip()
+    gold = gold.strip()
     if answer == gold:
         return bool(answer)
     if max(len(answer), len(gold)) > LONGEST:
         return False
-    ours, theirs = read(answer), read(gold)
+    ours = read(answer)
+    theirs = read(gold)
     if ours.number is not None and theirs.number is not None:
         return ours.number == theirs.number
     return bool(ours.body) and ours.body == theirs.body
@@ -161,7 +164,8 @@ def is_open(answer: str, gold: str) -> bool:
     """Return whether unequal answers may still be equal as expressions, for math-verify."""
     if max(len(answer), len(gold)) > _LONGEST_OPEN:
         return False
-    ours, theirs = read(answer), read(gold)
+    ours = read(answer)
+    theirs = read(gold)
     if theirs.number is not None and (ours.number or _CALCULATION.fullmatch(ours.body)):
         return False
     if _QUANTITY.fullmatch(ours.body) and _QUANTITY.fullmatch(theirs.body):

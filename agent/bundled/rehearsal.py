@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-FAILED, SETTINGS_WRONG = 1, 78
+FAILED = 1
+SETTINGS_WRONG = 78
 _CONNECT_SECONDS = 60
 _ACTOR_SECONDS = 60.0  # for its start, and for each step
 _SCORE_SECONDS = 45.0  # a restart of the reward server fits, and the actor can still report why
@@ -42,7 +43,8 @@ _START_ONE = "start it with `ray start --head`, or let `pod-agent` boot it and s
 # --- rewards --------------------------------------------------------------------------------------
 
 _REQUEST_SECONDS = 180.0  # longer than the 120 s after which the bundled server replies 503
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 10.0
 _LONGEST_REPLY = 64 << 20  # bytes; more cannot be the numbers of a batch
 _LATER = {408, 425, 429}  # statuses to retry after; any other 4xx means that the request is wrong
 
@@ -91,7 +93,8 @@ class RewardClient:
             try:
                 return self._once(request, min(_REQUEST_SECONDS, max(left, 1.0)))
             except (OSError, http.client.HTTPException) as error:
-                why, least = getattr(error, "reason", None) or error, 0.0
+                why = getattr(error, "reason", None) or error
+                least = 0.0
             except _BusyError as busy:
                 why, least = busy.args
             if time.monotonic() + least + pause >= until:
@@ -102,7 +105,8 @@ class RewardClient:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
-        data, count = json.dumps(request, default=str).encode(), len(request["query"])
+        data = json.dumps(request, default=str).encode()
+        count = len(request["query"])
         posted = urllib.request.Request(self._url, data, self._headers)  # noqa: S310 - as set
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
@@ -206,7 +210,8 @@ class Actors:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         actor_class = ray.remote(Rollout)
         self._ray: Any = ray
-        self._nodes, self._actors = nodes, []
+        self._nodes = nodes
+        self._actors = []
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node.id, soft=False)
             made = actor_class.options(num_cpus=0, scheduling_strategy=there).remote(reward_url)
@@ -216,7 +221,8 @@ class Actors:
 
     def step(self, step: int, samples: Sequence[Sample]) -> list[tuple[int, float]]:
         """Draw and score an equal part of the samples on each node; return all in order."""
-        count, scored = len(self._actors), [(0, 0.0)] * len(samples)
+        count = len(self._actors)
+        scored = [(0, 0.0)] * len(samples)
         calls = [actor.step.remote(samples[i::count]) for i, actor in enumerate(self._actors)]
         for i, reply in enumerate(self._gather(calls, f"step {step}")):
             scored[i::count] = reply

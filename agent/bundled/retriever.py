@@ -31,7 +31,8 @@ MAX_BODY = 4 << 20
 MAX_RESULTS = 1000
 MAX_RESULTS_IN_ALL = 100_000  # Of all queries of one request
 MAX_WORDS = 1000  # Of a query; further ones are ignored
-SATURATION, LENGTH = 1.2, 0.75
+SATURATION = 1.2
+LENGTH = 0.75
 """BM25's k1 and b, at their usual values."""
 
 FACTS = (

@@ -51,7 +51,8 @@ WITHOUT_MATH_VERIFY = (
     "math-verify is not installed: numbers are compared by value, expressions, sets, percentages "
     "and short units as text; `pip install math-verify` compares them too"
 )
-OPENRLHF, OPENRLHF_M = "openrlhf", "openrlhf-m"
+OPENRLHF = "openrlhf"
+OPENRLHF_M = "openrlhf-m"
 
 
 class BadRequestError(Exception):
@@ -91,7 +92,8 @@ def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
         if items is not None and len(items) != size:
             raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
     nothing: list[None] = [None] * size
-    prompts, labels = asked.prompts or nothing, asked.labels or nothing
+    prompts = asked.prompts or nothing
+    labels = asked.labels or nothing
     return list(zip(asked.query, prompts, labels, strict=True)), False
 
 
@@ -134,7 +136,9 @@ class RewardServer:
     """The server: reads and scores one batch for each request."""
 
     def __init__(self, path: str, limit: float, dialect: str = OPENRLHF, token: str = "") -> None:
-        self._limit, self._dialect, self._token = limit, dialect, token
+        self._limit = limit
+        self._dialect = dialect
+        self._token = token
         self._pool = MathVerifyPool(Turns())
         self._bodies = Bodies(_MAX_BODY, _MOST_BODIES)
         self._reading = asyncio.Lock()  # the texts of a body can take several times its memory

@@ -27,7 +27,9 @@ class QueuedRequest:
     """One request of a client, the time that it has used, and its last step."""
 
     def __init__(self, client: QueuedClient) -> None:
-        self.client, self.used, self.step = client, client.clock, 0.0
+        self.client = client
+        self.used = client.clock
+        self.step = 0.0
 
 
 class Turns:

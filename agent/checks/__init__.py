@@ -20,7 +20,9 @@ NAMES = "names"
 PORTS = "ports"
 TEMP_DIR = "temp dir"
 
-_OWN, _GIVEN, _TORCHRUN = "Ray of the agent", "Ray of the platform", "torchrun"
+_OWN = "Ray of the agent"
+_GIVEN = "Ray of the platform"
+_TORCHRUN = "torchrun"
 
 
 CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]], ...] = (

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-FRAMEWORK, CHECKPOINTS, INPUTS = "framework", "checkpoints", "inputs"
+FRAMEWORK = "framework"
+CHECKPOINTS = "checkpoints"
+INPUTS = "inputs"
 RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
@@ -82,12 +84,14 @@ def _inputs(node: CheckedNode) -> Iterator[Result]:
 
 def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
     """A container's own disk is lost with it; a full one fails the run hours later."""
-    mount, facts = node.facts.checkpoints, node.facts
+    mount = node.facts.checkpoints
+    facts = node.facts
     if mount is not None and mount.is_containers_own:
         at = f"{mount.kind} at {mount.folder}"
         what = f"{folder} lies on no volume ({at}): it is lost with this pod"
         yield warn(what, "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share")
-    free, wanted = facts.checkpoints_free, 2 * _CHECKPOINT_FACTOR * facts.model_bytes
+    free = facts.checkpoints_free
+    wanted = 2 * _CHECKPOINT_FACTOR * facts.model_bytes
     if free is not None and free < wanted:
         what = (
             f"{folder}: {free // _GIB} GiB free; two checkpoints of this model's weights "
@@ -98,7 +102,8 @@ def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
 
 def job_program(node: CheckedNode) -> tuple[Finding, ...]:
     """A missing program would fail with exit code 127, only after the boot."""
-    fault, topology = node.facts.program_fault, node.topology
+    fault = node.facts.program_fault
+    topology = node.topology
     elsewhere = not topology.is_head or topology.given_ray is not None
     if not fault or elsewhere or _may_be_installed_later(node.settings):
         return ()

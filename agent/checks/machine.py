@@ -33,7 +33,8 @@ def open_files(node: CheckedNode) -> Result:
 
 def shared_memory(node: CheckedNode) -> Result:
     """A small /dev/shm starves NCCL and sends Ray's objects to the disk."""
-    size, free = node.facts.shm // MIB, node.facts.shm_free // MIB
+    size = node.facts.shm // MIB
+    free = node.facts.shm_free // MIB
     if free >= 1024:
         return ok(f"{free} MiB free")
     return warn(
@@ -45,7 +46,8 @@ def shared_memory(node: CheckedNode) -> Result:
 
 def disk(node: CheckedNode) -> Result:
     """Ray logs, spills and unpacks under /tmp, or where --temp-dir points."""
-    free, total = node.facts.temp_free, node.facts.temp_total
+    free = node.facts.temp_free
+    total = node.facts.temp_total
     if free >= max(2048 * MIB, (1 - _MAX_USED) * total):
         return ok(f"{free // MIB} MiB free")
     what = f"{free // MIB} MiB free, where Ray keeps logs and spills objects up to {_MAX_USED:.0%}"
@@ -54,7 +56,8 @@ def disk(node: CheckedNode) -> Result:
 
 def temp_dir(node: CheckedNode) -> Result:
     """Its name is predictable: on a shared host another user may have created it first."""
-    facts, folder = node.facts, node.facts.ray_temp
+    facts = node.facts
+    folder = node.facts.ray_temp
     if folder is None or facts.owns_exclusively(folder):
         return ok("owned by this user only, or not created yet")
     if not folder.is_folder:
@@ -69,8 +72,10 @@ def temp_dir(node: CheckedNode) -> Result:
 
 def cores(node: CheckedNode) -> Result:
     """Frameworks request one core per GPU from Ray, and one more for themselves."""
-    facts, settings = node.facts, node.settings
-    cpus, machine = settings.num_cpus or facts.cpus, facts.machine_cpus
+    facts = node.facts
+    settings = node.settings
+    cpus = settings.num_cpus or facts.cpus
+    machine = facts.machine_cpus
     count = f"{cpus} of this machine's {machine}" if cpus < machine else f"{cpus}"
     needed = facts.gpus if settings.num_gpus is None else settings.num_gpus
     if cpus > needed:
@@ -114,7 +119,8 @@ _RESTART = (
 
 def gpus(node: CheckedNode) -> Result:
     """A container that lost its GPUs looks healthy, but the job waits for them forever."""
-    count, platform = node.facts.gpus, node.topology.platform
+    count = node.facts.gpus
+    platform = node.topology.platform
     promised = platform.gpus_per_node
     if node.settings.num_gpus is not None or not promised or count >= promised:
         return ok(f"{count} found")
@@ -132,7 +138,9 @@ def visible_devices(node: CheckedNode) -> Result:
 
 def gpu_health(node: CheckedNode) -> Result:
     """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
-    driver, count, fault = node.facts.driver, node.facts.gpus, node.facts.gpu_fault
+    driver = node.facts.driver
+    count = node.facts.gpus
+    fault = node.facts.gpu_fault
     if driver is not None and driver.fault:
         fault = f"{driver.tool}: {driver.fault}"
     if fault:
@@ -178,7 +186,9 @@ def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding,
 
 def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield what a machine has: GPUs, driver, RDMA, Ray, framework, libraries, memory, disk."""
-    driver, framework, ray = facts.driver, facts.framework, facts.ray
+    driver = facts.driver
+    framework = facts.framework
+    ray = facts.ray
     kinds = Counter({", ".join(facts.node_versions.gpu_models): facts.gpus})
     if driver is not None and driver.gpus:
         sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)

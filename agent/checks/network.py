@@ -23,8 +23,10 @@ def expected_nodes(node: CheckedNode) -> Result | None:
 
     A number that is not the platform's makes the head wait for nobody, or not for all.
     """
-    topology, settings = node.topology, node.settings
-    given, nodes = settings.expected_workers, topology.platform.nodes
+    topology = node.topology
+    settings = node.settings
+    given = settings.expected_workers
+    nodes = topology.platform.nodes
     if not topology.is_head:
         return None
     # a file of services may keep nodes for services alone, which are no workers
@@ -50,7 +52,8 @@ def expected_nodes(node: CheckedNode) -> Result | None:
 
 def ephemeral_ports(node: CheckedNode) -> Result:
     """The kernel may use a port of the run for an outgoing connection before Ray binds it."""
-    facts, settings = node.facts, node.settings
+    facts = node.facts
+    settings = node.settings
     base = node.topology.platform.ports
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     first, last = facts.ephemeral_ports
@@ -97,7 +100,8 @@ def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
 
     Its words are prefixes, after `=` whole names, after `^` those to exclude; `:PORT` may follow.
     """
-    excludes, rest = value.startswith("^"), value.removeprefix("^")
+    excludes = value.startswith("^")
+    rest = value.removeprefix("^")
     words = (word.partition(":")[0].strip() for word in rest.removeprefix("=").split(","))
     names = tuple(filter(None, words))
     exact = rest.startswith("=")
@@ -139,12 +143,15 @@ def slow_links(links: Iterable[tuple[str, str, float]], weights: int = 0) -> Fin
     return Finding(CHECK, Level.WARN, what, remedy)
 
 
-_CHOSEN, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
+_CHOSEN = "NCCL_IB_HCA"
+_OFF = "NCCL_IB_DISABLE"
+_NET = "NCCL_NET"
 
 
 def rdma_devices(node: CheckedNode) -> Result | None:
     """NCCL falls back to TCP, many times slower, and its usual log does not show it."""
-    found, variables = node.facts.rdma, node.facts.variables
+    found = node.facts.rdma
+    variables = node.facts.variables
     chosen, disabled, net = (variables.get(name, "").strip() for name in (_CHOSEN, _OFF, _NET))
     if not found:
         return None
@@ -155,9 +162,11 @@ def rdma_devices(node: CheckedNode) -> Result | None:
     if chosen:
         used = _nccl_selection(used, chosen)
     if disabled not in {"", "0"}:
-        fault, remedy = f"{_OFF}={disabled} turns them off", f"Unset {_OFF}"
+        fault = f"{_OFF}={disabled} turns them off"
+        remedy = f"Unset {_OFF}"
     elif net.lower() == "socket":
-        fault, remedy = f"{_NET}={net} turns them off", f"Unset {_NET}"
+        fault = f"{_NET}={net} turns them off"
+        remedy = f"Unset {_NET}"
     elif not node.facts.rdma_is_open:
         fault = "this container cannot open /dev/infiniband/uverbs*"
         remedy = "Start the container with `--device /dev/infiniband --ulimit memlock=-1`"
@@ -199,7 +208,8 @@ def all_reduce_result(text: str, shares: Sequence[tuple[str, int]]) -> tuple[str
         stages = (f"{stage} on {first_names(found, 3)}" for stage, found in where.items())
         return "", "; ".join(["it did not end in time", *stages])
     over = f"{gpus} GPUs" if gpus else f"{len(shares)} node(s) by CPU"
-    size, ms = round(reduced["bytes"] / (1 << 20)), reduced["seconds"] * 1000
+    size = round(reduced["bytes"] / (1 << 20))
+    ms = reduced["seconds"] * 1000
     return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms", ""
 
 

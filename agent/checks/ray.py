@@ -36,7 +36,8 @@ def ray_installed(node: CheckedNode) -> Result:
 
 def torch_installed(node: CheckedNode) -> Result | None:
     """Torchrun, and the all-reduce before a job of Ray, need a Python with torch."""
-    found, by_torchrun = node.facts.torch, launcher(node.settings) == TORCHRUN
+    found = node.facts.torch
+    by_torchrun = launcher(node.settings) == TORCHRUN
     if not by_torchrun and node.settings.preflight is None:
         return None
     if found is not None and found.version is not None:
@@ -54,8 +55,11 @@ SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by tryi
 
 def token(node: CheckedNode) -> Result:
     """Ray executes any code that it is sent; only the token protects it and the agent's port."""
-    settings, topology, ray = node.settings, node.topology, node.facts.ray.version
-    by_torchrun, given = launcher(settings) == TORCHRUN, topology.given_ray
+    settings = node.settings
+    topology = node.topology
+    ray = node.facts.ray.version
+    by_torchrun = launcher(settings) == TORCHRUN
+    given = topology.given_ray
     if settings.ray_auth_token is None:
         what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
         remedy = "Set the same RAY_AUTH_TOKEN on every node"
@@ -84,7 +88,8 @@ def token(node: CheckedNode) -> Result:
 
 def public_addresses(node: CheckedNode) -> Result:
     """Ray and torchrun's store listen on every interface; Ray's token guards it, torch has none."""
-    settings, by_torchrun = node.settings, launcher(node.settings) == TORCHRUN
+    settings = node.settings
+    by_torchrun = launcher(node.settings) == TORCHRUN
     has_auth = node.topology.given_ray is not None or supports_token_auth(node.facts.ray.version)
     is_guarded = settings.ray_auth_token is not None and has_auth and not by_torchrun
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))
@@ -102,7 +107,8 @@ def public_addresses(node: CheckedNode) -> Result:
 
 def node_address(node: CheckedNode) -> Result:
     """An address of another node, or one that others cannot reach, breaks Ray later."""
-    ip, facts = node.settings.node_ip, node.facts
+    ip = node.settings.node_ip
+    facts = node.facts
     if ip is None:
         return ok("by route to the head")
     if facts.interface_of(ip) is None:
@@ -117,7 +123,8 @@ def node_address(node: CheckedNode) -> Result:
 
 def debugger(node: CheckedNode) -> Result:
     """A breakpoint in an unattended job waits forever."""
-    mode, ray = node.settings.debug_ray, node.facts.ray
+    mode = node.settings.debug_ray
+    ray = node.facts.ray
     if mode == "0":
         return ok("off")
     how = "`ray debug`" if mode == "1" else "VS Code's Ray extension"

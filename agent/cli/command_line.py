@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    before, command = arguments[:at], arguments[at + 1 :] if at < len(arguments) else None
+    before = arguments[:at]
+    command = arguments[at + 1 :] if at < len(arguments) else None
     code = None
     try:
         # a pod's default goes without the cost of a parser

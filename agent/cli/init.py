@@ -127,7 +127,10 @@ def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFil
         raise _NotGivenError("--agent-url wants --sha256 DIGEST: it is in dist/SHA256SUMS")
     files = platform.render(
         Request(
-            *(recipe, nodes, gpus, variant),
+            recipe,
+            nodes,
+            gpus,
+            variant,
             image=options.image or "",
             agent=options.agent,
             url=options.agent_url,

@@ -334,12 +334,14 @@ def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> None:
 
 
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    terminal, verbose = _terminal(environ), options.verbose
+    terminal = _terminal(environ)
+    verbose = options.verbose
     if options.all:
         return of_the_head.show_findings(environ, terminal, as_json=options.json, verbose=verbose)
     facts, findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
-    clean, found = redactor_for(environ, None).clean, found_on(facts)
+    clean = redactor_for(environ, None).clean
+    found = found_on(facts)
     if options.json:
         rows = [{"what": what, "is": value} for what, value in found]
         _print_json({"ok": not failed, "findings": to_builtins(findings), "found": rows}, clean)

@@ -82,7 +82,8 @@ def recipe_command(
     model: ModelShape | None = None,
 ) -> tuple[Command, str]:
     """Return a recipe's command for some nodes, and a warning or ''."""
-    known, python = BY_NAME[name], find_ray(environ.get("PATH")).executable
+    known = BY_NAME[name]
+    python = find_ray(environ.get("PATH")).executable
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
     found = Framework(known.framework, ".", version or "")

@@ -201,7 +201,8 @@ def _head(environ: Mapping[str, str]) -> FoundHead:
 
 def _newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     """Return the folders of the newest run's nodes, the head's first; raises if there are none."""
-    root, why = log_root(load(environ).settings), f"no head's agent answers: {no_head}"
+    root = log_root(load(environ).settings)
+    why = f"no head's agent answers: {no_head}"
     path = run_folder.newest_run(root)
     if path is None:
         raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
@@ -345,7 +346,8 @@ def stop(environ: Mapping[str, str]) -> None:
 
 def _past_status(head: Path, *, as_json: bool) -> str:
     """Return how a run ended, by the outcome in the folder of its head, else of a node."""
-    run, file = head.parent, run_folder.OUTCOME_FILE
+    run = head.parent
+    file = run_folder.OUTCOME_FILE
     outcome = run_folder.read_outcome(head)
     if as_json:
         found = None if outcome is None else json.loads(read_small(head / file))
@@ -455,7 +457,8 @@ def _show_until_end(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Show each status until the run's end; raises where the end is not known."""
-    received, last = clock(), dict[str, Any]()
+    received = clock()
+    last = dict[str, Any]()
     for status in statuses:
         if isinstance(status, str):
             silence = clock() - received
@@ -486,7 +489,8 @@ class ChangedLines:
         if bool(outage) != bool(self._outage):
             _warn(outage or "the head answers again")
         self._outage = outage
-        before, self._before = self._before, self._lines(status)
+        before = self._before
+        self._before = self._lines(status)
         for content, line in self._before.items():
             if content not in before:
                 print(line, flush=True)

@@ -30,7 +30,8 @@ def rich_view(status: Status, outage: str, height: int) -> Group:
     for tone, cells in node_rows(status)[: max(0, height - len(lines))]:
         nodes.add_row(*(_text(cell, tone) for cell in cells))
     for column in nodes.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+        column.no_wrap = True
+        column.overflow = "ellipsis"
     return Group(*lines[:height], *([nodes] if nodes.rows else []))
 
 

@@ -98,7 +98,8 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         details = f": {report.memory}" if report.memory else ""
         return ends.JOB_OUT_OF_MEMORY.outcome(code=code, details=details, before=after)
     if code:
-        name, details = name_of_code(code), f" ({report.place})" if report.place else ""
+        name = name_of_code(code)
+        details = f" ({report.place})" if report.place else ""
         details += f": {report.first_message_line}" if report.place and report.message else ""
         return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
     if report.blames_runtime_env:
@@ -234,19 +235,22 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
         steps = [*(one.checkpoint for one in since), newest]
         return any(b is not None and (a is None or b > a) for a, b in pairwise(steps))
 
-    recent, causes = tried[-_MOST_IN_VAIN:], [one.cause for one in tried[-2:] if one.cause]
+    recent = tried[-_MOST_IN_VAIN:]
+    causes = [one.cause for one in tried[-2:] if one.cause]
     is_same = len(causes) == 2 and causes[0].key == causes[1].key
     if is_same and not has_saved(tried[-2:]):
         return ends.SAME_CAUSE.outcome(cause=causes[1].text)
     are_short = all(one.seconds <= times.ATTEMPT_SHORT for one in recent)
     if len(recent) < _MOST_IN_VAIN or not are_short or has_saved(recent):
         return None
-    count, minutes = len(recent), round(times.ATTEMPT_SHORT / 60)
+    count = len(recent)
+    minutes = round(times.ATTEMPT_SHORT / 60)
     return ends.NO_PROGRESS.outcome(count=count, minutes=minutes, last=recent[-1].reason)
 
 
 DIAGNOSTICS_PER_LIMIT = 10  # how often a job without progress is diagnosed within its limit
-_FRAME, _MAIN = "    ", '"MainThread"'
+_FRAME = "    "
+_MAIN = '"MainThread"'
 _ORDINARY = (
     *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),
     *("grpc/", "queue.py", "multiprocessing/"),

@@ -48,7 +48,9 @@ class PodStop(Value):
 
 def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
     """Return the next request after an answer, and the log line if something changed."""
-    code, pod, about = answer.code, answer.pod, f": {answer.detail}" if answer.detail else ""
+    code = answer.code
+    pod = answer.pod
+    about = f": {answer.detail}" if answer.detail else ""
     if stop.acts and code in {200, 204}:
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
     if stop.acts and code == 409:  # the status changed since it was read: read it again

@@ -96,7 +96,8 @@ class Words(Value, forbid_unknown_fields=True):
 
     def match(self, line: str, body: str, before: str) -> bool:
         """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
-        at, is_at_start = 0, self.text.startswith("^")
+        at = 0
+        is_at_start = self.text.startswith("^")
         if is_at_start and not body.startswith(_parts(self.text)[0]):
             return False
         for one in _parts(self.text):
@@ -227,7 +228,8 @@ def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
     bodies: dict[int, str] = {}
     every = range(len(lines))
     loud = [at for at in every if not _is_low(lines[at])]
-    text, loud_text = "\n".join(lines), "\n".join([lines[at] for at in loud])
+    text = "\n".join(lines)
+    loud_text = "\n".join([lines[at] for at in loud])
     messages = [(row, words) for row in rows for words in row.words]
     for row, words in messages:
         sign = sign_of(words.text)
@@ -267,14 +269,17 @@ def find_known_lines(
     `before` are the lines before them, which may show what an error is about.
     """
     texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
-    found, seen = [], {*reported}
+    found = []
+    seen = {*reported}
     for at, row in sorted(matches(texts, table().values()).items(), key=lambda one: one[0]):
         if at < len(before) or row.key in seen or not row.is_live:
             continue
         seen.add(row.key)
         cause, what_to_do = row.filled(texts[at])
-        line, rank = texts[at].strip(), rank_of(texts[at])
-        is_noise, is_symptom = row.kind == "noise", row.kind == "symptom"
+        line = texts[at].strip()
+        rank = rank_of(texts[at])
+        is_noise = row.kind == "noise"
+        is_symptom = row.kind == "symptom"
         found.append(Known(row.key, line, cause, what_to_do, is_noise, is_symptom, rank))
     return found
 
@@ -404,7 +409,9 @@ def _strongest(
 
 def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -> Diagnosis:
     """Return where a line is, and the address and rank that the log names."""
-    log, lines, at = logs[spot[0]], texts[spot[0]], spot[1]
+    log = logs[spot[0]]
+    lines = texts[spot[0]]
+    at = spot[1]
     return Diagnosis(lines[at].strip(), log.name, log.node, _ip(lines, at), _rank(lines, at))
 
 
@@ -427,7 +434,8 @@ def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
     Lines that only pass on another error, and symptoms, are none of them.
     """
     for at in range(start, len(lines)):
-        line, body = lines[at], body_of(lines[at])
+        line = lines[at]
+        body = body_of(lines[at])
         is_end = compiled(_EXCEPTION).match(body) or compiled(_NATIVE).match(body)
         is_other = compiled(_WRAPPER).search(body) or compiled(_SYMPTOM).search(line)
         if is_end and not is_other and not is_mild(line):

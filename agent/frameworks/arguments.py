@@ -57,7 +57,9 @@ class Arguments:
         *given: str,
         has_others: bool = False,
     ) -> None:
-        self._program, self._flags, self._spelling = program, flags, spelling
+        self._program = program
+        self._flags = flags
+        self._spelling = spelling
         self._has_others = has_others
         self._users: dict[str, tuple[str, ...] | None] = {}  # None: left out
         self._made: dict[str, tuple[str, ...]] = {}
@@ -97,7 +99,8 @@ class Arguments:
             if not self._has_others:
                 self._refuse_unknown(name)
             return
-        count, kind = self._flags[name][0], self._flags[name][1:]
+        count = self._flags[name][0]
+        kind = self._flags[name][1:]
         if count != "*" and not (words if count == "+" else len(words) == int(count)):
             counts = {"0": "no value", "1": "one value", "+": "one value or more"}
             what = f"takes {counts.get(count, 'two values')}, not {' '.join(words) or 'none'}"

@@ -52,7 +52,9 @@ _WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the enviro
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
 """Flags by which a user shares GPUs between two models each, instead of all."""
-_SHARE, _SHARE_OF_PPO = 0.6, 0.5  # The engines' usual part of each GPU; the default is nearly 1
+# The engines' usual part of each GPU; the default is nearly 1
+_SHARE = 0.6
+_SHARE_OF_PPO = 0.5
 MEMORY = (
     *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
     *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
@@ -89,7 +91,8 @@ _ALGORITHM = {
 
 def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
-    grpo, version = asked.recipe == "openrlhf-grpo", asked.version
+    grpo = asked.recipe == "openrlhf-grpo"
+    version = asked.version
     arguments = arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked)
     check_nodes(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
     add_lengths(arguments, 1024, 3072)
@@ -181,7 +184,8 @@ def longest(arguments: Arguments) -> int:
 def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
     """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
     has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
-    trained, frozen = 2 if critic else 1, 2 if has_model else 1
+    trained = 2 if critic else 1
+    frozen = 2 if has_model else 1
     load = Workload(
         layouts=kept_layouts(asked, OPENRLHF, arguments),
         tokens=longest(arguments),
@@ -256,7 +260,9 @@ def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, 
 
     Each flag has the words that it takes.
     """
-    flags, spelling, words = {}, {}, ""
+    flags = {}
+    spelling = {}
+    words = ""
     for programs, *row in rows_for("openrlhf_flags.txt", version):
         for word in row if program in programs.split(",") else ():
             if not word[0].isalpha():
@@ -362,7 +368,8 @@ def place(
     counts = [node.gpus for node in asked.gpu_nodes]
     is_uneven = len(set(counts)) > 1
     shape = f"nodes of {', '.join(map(str, counts))} GPUs"
-    groups, in_pairs = _group_of(arguments, asked, "actor"), any(map(arguments.given, _PAIRS))
+    groups = _group_of(arguments, asked, "actor")
+    in_pairs = any(map(arguments.given, _PAIRS))
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
     parts = any(count % tensor_parallel for count in counts)
     if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):

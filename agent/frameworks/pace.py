@@ -41,7 +41,8 @@ class StepWork(Value):
 
 def step_seconds(asked: RecipeInput, step: StepWork) -> float | None:
     """Return about how long a step takes; None if the model or the GPUs are not known."""
-    model, nodes = asked.basis.model, asked.gpu_nodes
+    model = asked.basis.model
+    nodes = asked.gpu_nodes
     gpus = sum(node.gpus for node in nodes)
     if model is None or not gpus:
         return None

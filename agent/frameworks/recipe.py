@@ -89,10 +89,13 @@ class ModelShape(Value):
     @staticmethod
     def from_config(config: Mapping[str, object]) -> ModelShape | None:
         """Return the shape that a `config.json` describes; None if it lacks the usual fields."""
-        text, tower = config.get("text_config"), config.get("vision_config")
+        text = config.get("text_config")
+        tower = config.get("vision_config")
         main = {**config, **text} if isinstance(text, dict) else config
-        hidden, layers = _number(main, "hidden_size"), _number(main, "num_hidden_layers")
-        heads, vocabulary = _number(main, "num_attention_heads"), _number(main, "vocab_size")
+        hidden = _number(main, "hidden_size")
+        layers = _number(main, "num_hidden_layers")
+        heads = _number(main, "num_attention_heads")
+        vocabulary = _number(main, "vocab_size")
         if not (hidden and layers and heads and vocabulary):
             return None
         kv_heads = _number(main, "num_key_value_heads") or heads
@@ -101,7 +104,8 @@ class ModelShape(Value):
         attention = 2 * hidden * head * (heads + kv_heads)
         parameters = layers * (attention + 2 * hidden) + copies * vocabulary * hidden + hidden
         width = _number(main, "intermediate_size") or 4 * hidden
-        active, sparse = width, 0
+        active = width
+        sparse = 0
         experts = _number(main, "num_experts", "num_local_experts", "n_routed_experts")
         if experts:
             one = _number(main, "moe_intermediate_size") or width
@@ -137,7 +141,9 @@ class ModelShape(Value):
         hidden = max(64, round((active * 128 / 12) ** (1 / 3) / 64) * 64)
         layers = max(1, hidden // 128)  # a usual model is 128 times as wide as deep
         return ModelShape(
-            *(parameters, layers, hidden),
+            parameters,
+            layers,
+            hidden,
             wide=4 * hidden,
             cached=layers * 2 * 8 * 128,
             vocabulary=min(152_000, parameters // (2 * hidden)),

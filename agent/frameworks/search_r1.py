@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ()
-ACTOR, ROLLOUT, MODEL = verl.ACTOR, verl.ROLLOUT, verl.MODEL
+ACTOR = verl.ACTOR
+ROLLOUT = verl.ROLLOUT
+MODEL = verl.MODEL
 ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"
 
 _MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
@@ -196,7 +198,8 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     Its authors' layout is preferred: on one node everything is offloaded, else by the model's size.
     The others are tried where the nodes' memory does not suffice for it.
     """
-    is_ppo, authors = asked.recipe == "search-r1-ppo", _authors_of(asked)
+    is_ppo = asked.recipe == "search-r1-ppo"
+    authors = _authors_of(asked)
     preferred = authors.ppo if is_ppo else authors.grpo
     if len(asked.gpu_nodes) == 1:
         preferred = SEARCH_R1_OFFLOAD
@@ -239,7 +242,8 @@ def _samples(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tu
 
     They are its authors', or half as many as often as the longest ones do not fit.
     """
-    authors, longest = _authors_of(asked), _longest(given)
+    authors = _authors_of(asked)
+    longest = _longest(given)
     wanted = authors.ppo_samples if asked.recipe == "search-r1-ppo" else authors.grpo_samples
     if not sizing.tokens:  # the model's size is not known
         return wanted
@@ -291,7 +295,8 @@ def _batches(
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
-    layout, has_critic = sizing.layout.name, asked.recipe == "search-r1-ppo"
+    layout = sizing.layout.name
+    has_critic = asked.recipe == "search-r1-ppo"
     offloaded: tuple[str, ...] = ()
     if layout == SEARCH_R1_OFFLOAD.name:
         offloaded = (*_OFFLOADED, *(_CRITIC_OFFLOADED if has_critic else ()))
@@ -299,7 +304,8 @@ def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
         offloaded = (_OPTIMIZER, *([_CRITIC_OPTIMIZER] if has_critic else ()))
     for key in offloaded:
         yield key, "True", sizing.why["layout"]
-    model, rate = asked.basis.model, _authors_of(asked).rate
+    model = asked.basis.model
+    rate = _authors_of(asked).rate
     if rate and model is not None:
         yield f"{ACTOR}.optim.lr", rate, f"as its authors run models of {model.billions}"
 

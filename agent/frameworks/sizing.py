@@ -198,21 +198,29 @@ class Sizing(Value):
 def sizing_of(load: Workload) -> Sizing:
     """Return the settings of the first layout that fits; raises MisfitError if none does."""
     load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
-    model, kept = load.model, {"within_nodes": _KEPT}
+    model = load.model
+    kept = {"within_nodes": _KEPT}
     by_user = {"tensor_parallel": "AGENT_TENSOR_PARALLEL"} if load.tensor_parallel else {}
     if model is None or not load.nodes:
         layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
-        size, unknown = load.tensor_parallel or 1, "the model's size is not known"
+        size = load.tensor_parallel or 1
+        unknown = "the model's size is not known"
         note = (
             f"{unknown} (no config.json here, no size in its name), and nothing is sized for it; "
             f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
         )
         return Sizing(
-            *(layout, size, load.share, 0, 0, load.within is True),
+            layout,
+            size,
+            load.share,
+            0,
+            0,
+            load.within is True,
             why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
             notes=(note,) if load.nodes else (),
         )
-    notes, knows_memory = [], any(node.gpu_memory for node in load.nodes)
+    notes = []
+    knows_memory = any(node.gpu_memory for node in load.nodes)
     if model.source != CONFIG:
         notes.append(f"sized for {model.billions} parameters, by {model.source}")
     if not knows_memory:
@@ -225,9 +233,15 @@ def sizing_of(load: Workload) -> Sizing:
     if not load.given and knows_memory:
         raise MisfitError(refusal)
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
-    least, tokens = _least_fit(load, model), load.tokens
+    least = _least_fit(load, model)
+    tokens = load.tokens
     return Sizing(
-        *(least.layout, least.engine, load.share, tokens, tokens, load.within is True),
+        least.layout,
+        least.engine,
+        load.share,
+        tokens,
+        tokens,
+        load.within is True,
         why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
@@ -272,7 +286,8 @@ class _Fit(Value):
     @property
     def kept(self) -> float:
         """Return the bytes of models whether they are at work or not."""
-        load, layout = self.load, self.layout
+        load = self.load
+        layout = self.layout
         each = load.frozen * layout.frozen / self.shards
         each += (load.trained + load.frozen) * layout.everywhere
         if self.within:
@@ -312,8 +327,11 @@ class _Fit(Value):
 
         The first node has most: it loads whole models and gathers those that are saved.
         """
-        load, layout, more = self.load, self.layout, self.load.in_nodes
-        parameters, count = self.model.parameters, len(load.nodes)
+        load = self.load
+        layout = self.layout
+        more = self.load.in_nodes
+        parameters = self.model.parameters
+        count = len(load.nodes)
         gpus = max(node.gpus for node in load.nodes)
 
         # In every phase: processes, models without an optimizer, and engines that sleep.
@@ -404,13 +422,16 @@ def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
 
 def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     """Return a fit with its arithmetic; `notes` are what is assumed."""
-    load, model, layout = fit.load, fit.model, fit.layout
+    load = fit.load
+    model = fit.model
+    layout = fit.layout
     is_tight = fit.filled > _COMFORT
     cached = (1 if is_tight else _SEQUENCES) * load.tokens // load.samples
     share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
-    rate, token = (load.link or 0) / 1e6, model.token(load.logit)
+    rate = (load.link or 0) / 1e6
+    token = model.token(load.logit)
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
@@ -433,7 +454,8 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
 
 def _states_text(fit: _Fit) -> str:
     """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
-    load, layout = fit.load, fit.layout
+    load = fit.load
+    layout = fit.layout
 
     def bytes_of(each: float, shards: int) -> str:
         over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
@@ -485,7 +507,9 @@ def _host_refusal(fit: _Fit, load: Workload) -> str:
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
     """Yield what it would fit: more GPUs, or larger ones."""
-    free, first, count = replace(load, tensor_parallel=None), load.nodes[0], len(load.nodes)
+    free = replace(load, tensor_parallel=None)
+    first = load.nodes[0]
+    count = len(load.nodes)
     more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
     more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
     for nodes, gpus in more:

@@ -108,7 +108,8 @@ def make(asked: RecipeInput) -> Command:
             shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
             arguments.add("shard", shard, why=sizing.why["layout"])
         _engines(arguments, asked, sizing)
-        notes, warnings = (*notes, *sizing.notes), sizing.warnings
+        notes = (*notes, *sizing.notes)
+        warnings = sizing.warnings
         is_whole = arguments.word("shard") in {"", "none"}
         sharding = {"sharding": "none" if is_whole else "fsdp"}
     elif asked.version[:2] == _GPUS_ONLY:
@@ -179,15 +180,18 @@ def _batch(arguments: Arguments, world: int) -> str:
     arguments.add("num-generations", group, why="answers per prompt, to compare")
     arguments.add("per-device-train-batch-size", each, why="whole groups")
     arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
-    who, times = "each process", ""
+    who = "each process"
+    times = ""
     if world:
-        who, times = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}", f"{world} × "
+        who = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}"
+        times = f"{world} × "
     prompts = f"{count_of(total // group, 'prompt')} × {group}"
     return f"{who}; batch {total} = {times}{each} × {steps}; {prompts}"
 
 
 def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
-    size, why = sizing.tensor_parallel, sizing.why
+    size = sizing.tensor_parallel
+    why = sizing.why
     sleeps = f"vLLM generates, and sleeps while the model trains; {why['tensor_parallel']}"
     arguments.add(_ENGINE, size, why=sleeps)
     if not arguments.whole(_ENGINE):  # turned off by the user

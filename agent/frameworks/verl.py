@@ -45,30 +45,39 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Override
     from agent.frameworks.recipe import NodeSize
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
-NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+NODES = "trainer.nnodes"
+GPUS = "trainer.n_gpus_per_node"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
-TRAIN_BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
-_SAMPLES, _MODE = f"{ROLLOUT}.n", f"{ROLLOUT}.mode"
+TRAIN_BATCH = "data.train_batch_size"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+_SAMPLES = f"{ROLLOUT}.n"
+_MODE = f"{ROLLOUT}.mode"
 _STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 STORES = 8  # TransferQueue's storage processes, by default; one CPU each
 _TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
 _LEAST_BATCH = 64
-_PROMPT, _ANSWER = "data.max_prompt_length", "data.max_response_length"
-_PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
-_ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
+_PROMPT = "data.max_prompt_length"
+_ANSWER = "data.max_response_length"
+_PROMPT_TOKENS = 1024
+_ANSWER_TOKENS = 2048
+_ACTOR_TOKENS = 24576
+_CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 _REF = "actor_rollout_ref.ref"
 _SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
 REWARD_FUNCTION = str(Path(__file__).parents[1] / "bundled" / "verl_reward.py")  # Asks a server
 _STRATEGY = f"{ACTOR}.strategy"
-_FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
+_FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
+_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 """The keys on which the format of checkpoints depends."""
 _ALL_GPUS = "-1"
 _RATE = f"{ACTOR}.optim.lr"
 _SAVED = f"{ACTOR}.checkpoint.save_contents"
-_SHARDS, _WHOLE = "[model,optimizer,extra]", "hf_model"
+_SHARDS = "[model,optimizer,extra]"
+_WHOLE = "hf_model"
 _SHARDS_AND_WHOLE = f"[model,optimizer,extra,{_WHOLE}]"
 _GATHERED = 6  # Bytes of a parameter of the whole model on the first node: in float32 and in bf16
 _NO_WHOLE_MODEL_FROM = 14e9  # Parameters
@@ -110,12 +119,14 @@ def groups_of(
     nodes: tuple[NodeSize, ...], tensor_parallel: int, given: Mapping[str, str]
 ) -> GpuGroups:
     """Divide the nodes into equal groups; those that the user gave are checked."""
-    count, gpus = whole(given, NODES), whole(given, GPUS)
+    count = whole(given, NODES)
+    gpus = whole(given, GPUS)
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError("it trains on GPUs, and no node has one")
     fitting = {part: sum(size // part for size in sizes) for part in range(1, max(sizes) + 1)}
-    shape, even = ", ".join(map(str, sizes)), min(sizes) == max(sizes)
+    shape = ", ".join(map(str, sizes))
+    even = min(sizes) == max(sizes)
     if gpus is None and even:
         gpus = sizes[0]
     if gpus is None:
@@ -145,7 +156,9 @@ def _batches(
     Each prompt has so many answers. verl divides the samples of an update by the GPUs, and those
     of a step also by its agent-loop workers (1 if their parts may be unequal).
     """
-    train, mini, step = whole(given, TRAIN_BATCH), whole(given, MINI_BATCH), lcm(gpus, loops)
+    train = whole(given, TRAIN_BATCH)
+    mini = whole(given, MINI_BATCH)
+    step = lcm(gpus, loops)
     for key, value, parts in ((TRAIN_BATCH, train, step), (MINI_BATCH, mini, gpus)):
         if value is not None:
             check_multiple(f"{key} × {samples} answers:", value * samples, parts)
@@ -368,7 +381,8 @@ def _check_keys(users: list[Override], version: Version) -> None:
 
 def _complaint(override: Override, version: Version, sections: Mapping[str, set[str]]) -> str:
     """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
-    key, verl = override.key, f"verl {version_text(version)}"
+    key = override.key
+    verl = f"verl {version_text(version)}"
     for since, old, new in _MOVED:
         if version >= since and f"{key}.".startswith(f"{old}."):
             return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
@@ -377,12 +391,14 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     section = key
     while section and section not in sections:
         section = section.rpartition(".")[0]
-    name, known = key.removeprefix(section).strip(".").partition(".")[0], sections[section]
+    name = key.removeprefix(section).strip(".").partition(".")[0]
+    known = sections[section]
     if override.prefix == "+":
         has_key = name in known and key == f"{section}.{name}".lstrip(".")
         return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
     if key == "algorithm.adv_estimator":
-        name, known = override.value, _ESTIMATORS
+        name = override.value
+        known = _ESTIMATORS
     if not name or name in known:
         return ""
     near = get_close_matches(name, known, 1)
@@ -394,7 +410,8 @@ def _sizes(
     asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
 ) -> tuple[list[Row], list[str], int]:
     """Return the settings of sizes, notes about them, and the prompts of a step."""
-    version, grpo = asked.version, asked.recipe == "verl-grpo"
+    version = asked.version
+    grpo = asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
     samples = _answers(asked, given)
     groups = groups_of(asked.nodes, tensor_parallel, given)
@@ -491,7 +508,8 @@ def _batches_by_tokens(
 ) -> Iterable[Row]:
     """Form batches by tokens, except where the user sets micro batches, which it would ignore."""
     micro = [key for key, size in _DYNAMIC.items() if size in given or f"{size}_per_gpu" in given]
-    grpo, longest = asked.recipe == "verl-grpo", _longest(given)
+    grpo = asked.recipe == "verl-grpo"
+    longest = _longest(given)
     for key in _DYNAMIC:
         if key in micro:
             yield key, "False", "your micro batches, which it would ignore"

@@ -70,7 +70,8 @@ def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
     if found.owner is None:
         return why_untracked(found, own_job.framework)
     for what in ("recipe", "framework", "model"):
-        other, own = getattr(found.owner, what), getattr(own_job, what)
+        other = getattr(found.owner, what)
+        own = getattr(own_job, what)
         if other != own:
             return f"it is another {what}'s: {other}, not {own}"
     return ""
@@ -106,7 +107,8 @@ def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
             f"{own_job.framework} cannot resume from it with {own_job.world_size}"
         )
     # A recipe keeps these settings: others are from the user's arguments, or do not fit the nodes.
-    kept, own = kept_settings(found, own_job.framework), own_job.settings
+    kept = kept_settings(found, own_job.framework)
+    own = own_job.settings
     differing = [
         f"{name} {value}, and this run has {own.get(name, 'none')}"
         for name, value in kept.items()

@@ -121,7 +121,8 @@ def entrypoint(
         shown, secret = (f"{name}=", value) if is_option else ("", word)
         values.append(f"AGENT_SECRET_{len(values) + 1}={shlex.quote(secret)}")
         words.append(f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(values)}"')
-    line, place = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}", shlex.quote(file)
+    line = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}"
+    place = shlex.quote(file)
     if not values:
         return line, ""
     return f". {place}; {line}", "\n".join([*values, f"rm -f {place}", ""])
@@ -189,8 +190,10 @@ def checkpoint_owner(
 
     There is a training process per GPU, or per node without GPUs.
     """
-    given, known = recipe.input, recipe.known
-    version, parallel = version_text(given.version), given.tensor_parallel or 1
+    given = recipe.input
+    known = recipe.known
+    version = version_text(given.version)
+    parallel = given.tensor_parallel or 1
     world = sum(node.gpus for node in nodes) or len(nodes)
     about = (known.name, known.framework, version, given.model, world, parallel)
     return CheckpointOwner(*about, settings)
@@ -243,7 +246,8 @@ def plan_recipe(known: RecipeInfo, given: RecipeInput) -> RecipeJob:
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
-    made, misfit = None, ""
+    made = None
+    misfit = ""
     for nodes in (given.nodes, *_SHAPES):
         try:
             made = command_of(known, replace(given, nodes=nodes))

@@ -110,7 +110,9 @@ class Placeholders(Value):
 
     def _fill(self, text: str, shown: Callable[[str], str]) -> str:
         def value(found: re.Match[str]) -> str:
-            before, after, value = found[1] or "", found[3] or "", getattr(self, found[2])
+            before = found[1] or ""
+            after = found[3] or ""
+            value = getattr(self, found[2])
             return f"{before}{shown(in_url(value) if before or after else value)}{after}"
 
         return _PLACEHOLDER.sub(value, text)
@@ -287,10 +289,16 @@ def reward_service(
     reward = reward_choice(settings, command)
     if reward == "off":
         return None
-    port, path = reward_port(settings, command, base), settings.reward_path
+    port = reward_port(settings, command, base)
+    path = settings.reward_path
     url = reward if is_url(reward) else f"http://{NODE_IP}:{port}{path}"
     external = ServiceSpec(
-        *(REWARD, reward, None, ScoringProbe(url), settings.wait_reward, "AGENT_WAIT_REWARD"),
+        REWARD,
+        reward,
+        None,
+        ScoringProbe(url),
+        settings.wait_reward,
+        "AGENT_WAIT_REWARD",
         url=url,
     )
     if is_url(reward):

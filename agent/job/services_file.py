@@ -124,10 +124,12 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
         return NO_FILE, reader.problems
     tables = reader.read("", data, _File)
-    services, steps = tables.get("services", {}), tables.get("prepare", {})
+    services = tables.get("services", {})
+    steps = tables.get("prepare", {})
     reader.check_names("services", services, ())
     reader.check_names("prepare", steps, services)
-    row, reward = services.pop(REWARD_ROW, None), None
+    row = services.pop(REWARD_ROW, None)
+    reward = None
     if row is not None:
         reward = reader.fields(REWARD_ROW, row, _Reward)
         reward.pop("port", None)  # it stays that of the URL for jobs
@@ -204,8 +206,10 @@ class _Reader:
     def service(self, name: str, table: Table) -> ServiceSpec:
         """Read one service; what is missing is a problem, and gets a stand-in here."""
         given = self.fields(name, table, _Service, ["command", "ready"])
-        command, ready = given.pop("command", ""), given.pop("ready", TcpProbe(0))
-        argv, variable = (*SHELL, command), f"services.{name}, ready.within"
+        command = given.pop("command", "")
+        ready = given.pop("ready", TcpProbe(0))
+        argv = (*SHELL, command)
+        variable = f"services.{name}, ready.within"
         fields = {"within": 600.0, "deadline_variable": variable, "bind": BY_COMMAND, **given}
         return ServiceSpec(name, command, argv, ready, **fields)
 

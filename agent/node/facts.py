@@ -335,7 +335,8 @@ def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
 
 
 def visible_devices(

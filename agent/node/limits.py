@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-PROC, BASE = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+BASE = Path("/sys/fs/cgroup")
 
 
 class OomKills(Value):

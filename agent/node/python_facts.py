@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-TORCH, CUDA, NCCL = "torch", "CUDA of torch", "NCCL"
+TORCH = "torch"
+CUDA = "CUDA of torch"
+NCCL = "NCCL"
 LIBRARIES = {
     **{name: name for name in ("torch", "vllm", "sglang", "verl", "openrlhf", "trl")},
     **{name: name for name in ("deepspeed", "transformers", "flash-attn")},

@@ -134,7 +134,8 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     maker, gpus = gpus_of(Path("/dev"))
-    disk, machine_memory = shutil.disk_usage(temp), int(psutil.virtual_memory().total)
+    disk = shutil.disk_usage(temp)
+    machine_memory = int(psutil.virtual_memory().total)
     return Facts(
         hostname=socket.gethostname(),
         interfaces=interfaces(),
@@ -413,7 +414,8 @@ def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     return None
 
 
-RECORD, STARTED_BY = "ray-python", "started-by"
+RECORD = "ray-python"
+STARTED_BY = "started-by"
 """Files in our virtual environment that name a Python: the one with Ray, by the image's build, and
 the one that unpacked it, by the one file."""
 

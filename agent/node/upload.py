@@ -76,7 +76,9 @@ def measure(
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
     rules = [make_rule(folder, excludes)] if excludes else []
-    size, files, until = 22, 0, time.monotonic() + times.UPLOAD_COUNTED
+    size = 22
+    files = 0
+    until = time.monotonic() + times.UPLOAD_COUNTED
     parts: Counter[str] = Counter()
     credentials: list[str] = []
     for path, amount in _walk(folder, make_rule, ignore_files, rules):

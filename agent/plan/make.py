@@ -59,14 +59,16 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Plan:
     """Make the plan of this node; `basis` is what its recipe is sized by."""
-    settings, platform = loaded.settings, topology.platform
+    settings = loaded.settings
+    platform = topology.platform
     services = (
         () if topology.is_idle else all_services(settings, loaded.command, file, platform.ports)
     )
     if settings.expected_workers is None:  # nodes that only run a service are no workers
         workers = topology.expected_workers - len(service_only_ranks(services))
         topology = replace(topology, expected_workers=max(0, workers))
-    is_head, rank = topology.is_head, topology.own_rank
+    is_head = topology.is_head
+    rank = topology.own_rank
     here = tuple(s for s in services if s.where.includes(rank, is_head=is_head))
     node = CheckedNode(facts, settings, topology)
     all_steps = _steps(node, file, tuple(spec for spec in here if spec.alone))
@@ -130,7 +132,9 @@ def _planned_recipe(
     node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
 ) -> RecipeJob | None:
     """Plan the recipe, on every node for its variables; raises SettingsError if no nodes fit it."""
-    settings, topology, facts = node.settings, node.topology, node.facts
+    settings = node.settings
+    topology = node.topology
+    facts = node.facts
     known = recipe_info(settings, command)
     if known is None or topology.is_idle:
         return None
@@ -212,7 +216,9 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 def _steps(
     node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
 ) -> tuple[PrepareStep, ...]:
-    settings, topology, facts = node.settings, node.topology, node.facts
+    settings = node.settings
+    topology = node.topology
+    facts = node.facts
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
@@ -226,7 +232,9 @@ def _steps(
 
 def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     """Yield the agent's own processes here; not torchrun, which the head orders after the joins."""
-    topology, facts, launch = plan.topology, plan.facts, plan.launch
+    topology = plan.topology
+    facts = plan.facts
+    launch = plan.launch
     if plan.joins_cluster and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
             argv = launch.command(is_head=topology.is_head)
@@ -247,8 +255,12 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    settings, topology, facts = plan.settings, plan.topology, plan.facts
-    given, most, price = topology.given_ray, settings.max_hours, settings.price_per_hour
+    settings = plan.settings
+    topology = plan.topology
+    facts = plan.facts
+    given = topology.given_ray
+    most = settings.max_hours
+    price = settings.price_per_hour
     if given is not None and topology.is_head:
         whose = f"the job's environment is that of {given.owner}'s pods"
         there = "WANDB_API_KEY, NCCL_* and RAY_JOB_STOP_WAIT_TIME_S (else a stop has 3 s)"
@@ -272,7 +284,10 @@ _ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
 
 
 def _listeners(plan: Plan) -> Iterator[Listener]:
-    topology, settings, ports, ray = plan.topology, plan.settings, plan.ports, plan.own_ray
+    topology = plan.topology
+    settings = plan.settings
+    ports = plan.ports
+    ray = plan.own_ray
     if topology.is_idle:
         return
     is_ours = plan.joins_cluster and topology.given_ray is None
@@ -368,7 +383,8 @@ def service_problems(
     """Yield problems of the services file on this platform."""
     services = all_services(settings, command, file, topology.platform.ports)
     given = topology.given_ray
-    workers, alone = topology.expected_workers, len(service_only_ranks(services))
+    workers = topology.expected_workers
+    alone = len(service_only_ranks(services))
     # with the nodes that do not join Ray
     most = 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
     most = topology.platform.nodes or most

@@ -42,7 +42,9 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     topology: Topology, settings: Settings, facts: Facts
 ) -> Address:
     """Choose the address, or how to find it."""
-    named, platform, given = topology.head_host, topology.platform, topology.given_ray
+    named = topology.head_host
+    platform = topology.platform
+    given = topology.given_ray
     if settings.node_ip is not None:
         return Address(settings.node_ip, "AGENT_NODE_IP")
     if not topology.is_head:
@@ -66,9 +68,12 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
 
 
-RAY, RAY_LOG = "ray start", "ray-start.log"
-AGENT_LOG, JOB_LOG = "agent.log", "job.log"
-ALL_REDUCE, PREFLIGHT_LOG = "all-reduce", "preflight.log"
+RAY = "ray start"
+RAY_LOG = "ray-start.log"
+AGENT_LOG = "agent.log"
+JOB_LOG = "job.log"
+ALL_REDUCE = "all-reduce"
+PREFLIGHT_LOG = "preflight.log"
 BRIDGE = "ray bridge"
 
 
@@ -185,7 +190,9 @@ class Plan(Value):
 
     def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         """Return the environment of the processes that this node starts."""
-        environ, settings, given = self.environ, self.settings, self.topology.given_ray
+        environ = self.environ
+        settings = self.settings
+        given = self.topology.given_ray
         if given is not None:
             own = environment.for_children(environ, settings, node_ip, given.gcs_host)
         else:

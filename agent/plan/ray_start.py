@@ -48,7 +48,9 @@ class OwnRay(Value):
 
     def command(self, *, is_head: bool) -> tuple[str, ...]:
         """Return the argv of `ray start`, with placeholders for the addresses."""
-        ports, settings, given = self.ports, self.settings, dict(flags_of(self.settings.ray_args))
+        ports = self.ports
+        settings = self.settings
+        given = dict(flags_of(self.settings.ray_args))
         argv = [
             *self.facts.ray.command,
             "start",

@@ -73,14 +73,18 @@ def held_sentence(seconds: float, price: float | None, command: str) -> str:
 
 def head_of(plan: Plan) -> str | None:
     """Return the head's address or name as far as it is known before the run."""
-    topology, own, given = plan.topology, plan.address.ip, plan.topology.given_ray
+    topology = plan.topology
+    own = plan.address.ip
+    given = plan.topology.given_ray
     host = own if topology.is_head and own is not None else topology.head_host or own
     return given.gcs_host if host is None and given is not None else host
 
 
 def commands_of(plan: Plan) -> Iterator[str]:
     """Yield every command of this node, and why the job's has its arguments."""
-    topology, launch, ray = plan.topology, plan.launch, plan.own_ray
+    topology = plan.topology
+    launch = plan.launch
+    ray = plan.own_ray
     place = Placeholders(node_ip=plan.address.ip or NODE_IP)
     if ray is not None:
         which = "on this pod" if topology.owns_machine else f"with {ray.session}"
@@ -102,7 +106,9 @@ def commands_of(plan: Plan) -> Iterator[str]:
 
 
 def _job(plan: Plan, job: Job) -> Iterator[str]:
-    argv, topology, recipe = list(job.argv), plan.topology, job.recipe
+    argv = list(job.argv)
+    topology = plan.topology
+    recipe = job.recipe
     if plan.torchrun is not None and argv:  # on this node, if all expected nodes join
         rank = "{rank}" if topology.own_rank is None else str(topology.own_rank)
         head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
@@ -128,7 +134,8 @@ def environment_of(plan: Plan) -> dict[str, str]:
     if plan.topology.is_idle:
         return {}
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
-    environ, secrets = plan.environ, secret_texts(plan.settings, environment.INHERITED_SECRETS)
+    environ = plan.environ
+    secrets = secret_texts(plan.settings, environment.INHERITED_SECRETS)
     chosen = {name: text for name, text in full.items() if environ.get(name) != text}
     chosen |= {name: "(dropped)" for name in environ if name not in full}
     chosen |= dict.fromkeys(secrets.keys() & full.keys(), "********")
@@ -154,7 +161,8 @@ def summary(plan: Plan) -> list[Line]:
 
 
 def _rows(plan: Plan) -> Iterator[Line]:
-    topology, address = plan.topology, plan.address
+    topology = plan.topology
+    address = plan.address
     yield Line("role:      ", topology.sentence())
     yield Line("platform:  ", topology.platform.name)
     yield Line("head:      ", f"{head_of(plan)}")
@@ -177,7 +185,8 @@ def _rows(plan: Plan) -> Iterator[Line]:
 
 
 def _nodes(plan: Plan) -> str:
-    topology, settings = plan.topology, plan.settings
+    topology = plan.topology
+    settings = plan.settings
     gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
     models = listed(plan.facts.node_versions.gpu_models)
     size = f" x {gpus} GPU(s)" if gpus else " without GPUs"
@@ -194,10 +203,12 @@ def _nodes(plan: Plan) -> str:
 
 
 def _job_line(plan: Plan) -> str:
-    job, workers = plan.job, plan.topology.expected_workers
+    job = plan.job
+    workers = plan.topology.expected_workers
     if job is None:
         return "none: the cluster stays until it is stopped"
-    recipe, nodes = job.recipe, f"{workers + 1} node(s) like this one"
+    recipe = job.recipe
+    nodes = f"{workers + 1} node(s) like this one"
     if recipe is None:
         text = shell_line(job.argv)
         return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
@@ -210,7 +221,8 @@ def _job_line(plan: Plan) -> str:
 
 
 def _waits(plan: Plan) -> str:
-    is_head, services = plan.topology.is_head, {spec.name for spec in plan.all_services}
+    is_head = plan.topology.is_head
+    services = {spec.name for spec in plan.all_services}
     keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *services} if is_head else {HEAD, PREPARE, JOIN}
     before = [
         f"{wait.what.partition(',')[0]} ({duration_text(wait.seconds)})"
@@ -228,7 +240,8 @@ def _waits(plan: Plan) -> str:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON data; secrets are still to be masked."""
-    topology, job = plan.topology, plan.job
+    topology = plan.topology
+    job = plan.job
     recipe = None if job is None else job.recipe
     made = None if recipe is None else recipe.expected_command
     return {

@@ -46,14 +46,16 @@ _UPLOAD_RATE = 512 << 10  # bytes a second of the slowest upload for which a sub
 
 def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
     """Yield the waits of this node in the order of a run; its steps may wait for other nodes'."""
-    settings, topology = plan.settings, plan.topology
+    settings = plan.settings
+    topology = plan.topology
     if topology.is_idle:
         return
     before = longest_waits((*plan.all_steps, *plan.all_services))
     if topology.is_head:
         yield from _on_the_head(plan, before)
     else:
-        head, fence = f"the head {topology.head_host}", times.FENCE_SHARE * settings.node_grace
+        head = f"the head {topology.head_host}"
+        fence = times.FENCE_SHARE * settings.node_grace
         yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
         here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
@@ -69,8 +71,11 @@ def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
 
 
 def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWait]:
-    settings, services, job = plan.settings, plan.all_services, plan.job
-    given, workers = plan.topology.given_ray, plan.topology.expected_workers
+    settings = plan.settings
+    services = plan.all_services
+    job = plan.job
+    given = plan.topology.given_ray
+    workers = plan.topology.expected_workers
     if plan.torchrun is None:
         whose = "the head's Ray" if given is None else f"{given.owner}'s Ray"
         yield PlannedWait(HEAD, whose, settings.wait_head, "AGENT_WAIT_HEAD")

@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-NAME, OWNER = "kuberay", "KubeRay"
+NAME = "kuberay"
+OWNER = "KubeRay"
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 """The command that the operator runs in a Ray container (since KubeRay 1.0)."""
 WORKER_HEAD = "FQ_RAY_IP"  # the name of the head's service, set on workers only
 CLUSTER_VARIABLES = ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
 """One of these alone may come from Ray's autoscaler."""
 OPERATOR_VARIABLES = (START_COMMAND, WORKER_HEAD, *CLUSTER_VARIABLES)
-DASHBOARD, SUBMISSION = "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID"
+DASHBOARD = "RAY_DASHBOARD_ADDRESS"
+SUBMISSION = "RAY_JOB_SUBMISSION_ID"
 """Set in the submitter pod of a RayJob."""
 ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for a job's entrypoint
 K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
 """Set where Ray accepts Kubernetes tokens, which Ray's client finds by itself."""
-GCS_PORT, DASHBOARD_PORT = 6379, 8265
+GCS_PORT = 6379
+DASHBOARD_PORT = 8265
 
 
 def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
@@ -56,7 +59,8 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
         return None
     elif "--head" in start or (not start and WORKER_HEAD not in environ):
         by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
-        ray, evidence = _of_head(settings, start), (*cluster, by)
+        ray = _of_head(settings, start)
+        evidence = (*cluster, by)
     else:
         return _worker(environ, cluster)
     if settings.expected_workers is None:  # no variable holds it
@@ -83,10 +87,12 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
 
 def _of_submitter(environ: Mapping[str, str], settings: Settings) -> GivenRay:
     """Return the Ray of a RayJob's submitter pod."""
-    address, submission = environ[DASHBOARD].strip(), environ[SUBMISSION].strip()
+    address = environ[DASHBOARD].strip()
+    submission = environ[SUBMISSION].strip()
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
-        name, port = parts.hostname or "", parts.port
+        name = parts.hostname or ""
+        port = parts.port
     except ValueError:
         raise platform_error(DASHBOARD, repr(address), "the dashboard's host and port") from None
     head = parse_host(name, DASHBOARD)

@@ -259,7 +259,8 @@ def detect_aws_batch(environ: Mapping[str, str], settings: Settings) -> Platform
     return replace(info, run_id=f"{info.run_id}-r{retries}")
 
 
-HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
+HOSTS = "SM_HOSTS"
+CURRENT = "SM_CURRENT_HOST"
 SAGEMAKER = RankVariables(
     PlatformInfo("sagemaker", owns_machine=True),
     rank=CURRENT,
@@ -275,7 +276,8 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     """Detect a host of a SageMaker training job."""
     if not {HOSTS, CURRENT} & environ.keys():
         return None
-    text, current = environ.get(HOSTS, ""), environ.get(CURRENT, "").strip()
+    text = environ.get(HOSTS, "")
+    current = environ.get(CURRENT, "").strip()
     try:
         hosts = sorted(
             {parse_host(name, HOSTS) for name in msgspec.json.decode(text, type=list[str])}
@@ -318,7 +320,8 @@ def detect_torchrun(environ: Mapping[str, str], settings: Settings) -> PlatformI
     return replace(info, owns_machine=on_runpod, restarts_containers=on_runpod)
 
 
-LABEL, PORT = "VAST_CONTAINERLABEL", "VAST_TCP_PORT_"
+LABEL = "VAST_CONTAINERLABEL"
+PORT = "VAST_TCP_PORT_"
 
 
 def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
@@ -342,9 +345,11 @@ def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInf
     """Describe a node of no known platform."""
     if settings.head is not None:
         return PlatformInfo("plain", is_head=False, evidence=(f"AGENT_HEAD={settings.head}",))
-    name, evidence = "plain", "no platform"
+    name = "plain"
+    evidence = "no platform"
     if settings.ray_worker is None and not settings.expected_workers:
-        name, evidence = "single", "no platform, no AGENT_HEAD: one machine"
+        name = "single"
+        evidence = "no platform, no AGENT_HEAD: one machine"
     return PlatformInfo(name, is_head=True, evidence=(evidence,))
 
 
@@ -359,7 +364,8 @@ def own_pod(environ: Mapping[str, str]) -> str | None:
 
 def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a pod by its id, or by HEAD_POD_ID."""
-    own, head = own_pod(environ), settings.head_pod_id
+    own = own_pod(environ)
+    head = settings.head_pod_id
     if own is None and head is None:
         return None
     # A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. If it is

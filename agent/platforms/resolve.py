@@ -107,20 +107,25 @@ class Topology(Value):
 
     def sentence(self) -> str:
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
-        rank, nodes = self.platform.rank, self.platform.nodes
+        rank = self.platform.rank
+        nodes = self.platform.nodes
         place = "" if rank is None else f", rank {rank} of {nodes}"
         return f"{self.role}{place}: {', '.join(self.evidence)}"
 
 
 def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
     """Combine settings and platform; settings win, contradictions raise SettingsError."""
-    platform, own = detect_platform(environ, settings), own_pod(environ)
+    platform = detect_platform(environ, settings)
+    own = own_pod(environ)
     given_role = settings.ray_worker
-    is_head, evidence = platform.is_head, platform.evidence
-    head_host, expected = settings.head or platform.head_host, settings.expected_workers
+    is_head = platform.is_head
+    evidence = platform.evidence
+    head_host = settings.head or platform.head_host
+    expected = settings.expected_workers
     claims = _claims(settings, platform, facts, own)
     if given_role is not None:
-        is_head, evidence = not given_role, (claims["RAY_WORKER"][1], *evidence)
+        is_head = not given_role
+        evidence = (claims["RAY_WORKER"][1], *evidence)
     elif settings.head is not None and not platform.role_variable:
         is_head = facts.is_own(settings.head)
         verb = "is" if is_head else "is not"
@@ -171,7 +176,9 @@ def _claims(
 
     RAY_WORKER and AGENT_HEAD together override the platform. A mismatch means two heads, or none.
     """
-    worker, head, pod = settings.ray_worker, settings.head, settings.head_pod_id
+    worker = settings.ray_worker
+    head = settings.head
+    pod = settings.head_pod_id
     claims: dict[str, tuple[bool, str]] = {}
     if worker is not None:
         claims["RAY_WORKER"] = not worker, f"RAY_WORKER={int(worker)}"
@@ -195,7 +202,8 @@ def _claims(
 
 def _auth_mode_problems(environ: Mapping[str, str], settings: Settings) -> Iterator[Problem]:
     """Yield a problem where Ray's own variable contradicts the token; others are Ray's affair."""
-    mode, has_token = environ.get(TOKEN_MODE, "").strip(), settings.ray_auth_token is not None
+    mode = environ.get(TOKEN_MODE, "").strip()
+    has_token = settings.ray_auth_token is not None
     if mode.lower() == "token" and not has_token:
         wanted = "the token in RAY_AUTH_TOKEN, the same on every node, or it unset"
         yield Problem(TOKEN_MODE, f"{mode} without RAY_AUTH_TOKEN", wanted)

@@ -50,7 +50,8 @@ def _numbers(ranges: str) -> list[str]:
 
 
 JOB = "SLURM_JOB_ID"
-JOB_NODES, STEP_NODES = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"
+JOB_NODES = "SLURM_JOB_NODELIST"
+STEP_NODES = "SLURM_STEP_NODELIST"
 START_EXAMPLE = "`srun --ntasks-per-node=1 pod-agent`"
 _ONE_STEP = (
     f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
@@ -120,7 +121,8 @@ def _info_with_rank(
 def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:
     """Refuse several tasks on one node, since each would start its own Ray."""
     counter = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    tasks, local = read_number(environ, counter, 1), read_number(environ, "SLURM_LOCALID")
+    tasks = read_number(environ, counter, 1)
+    local = read_number(environ, "SLURM_LOCALID")
     if local or (tasks or 0) > nodes:
         several = f"{counter}={tasks} on {nodes} node(s), SLURM_LOCALID={local}"
         raise platform_error("SLURM_NTASKS", several, f"one agent per node: {START_EXAMPLE}")

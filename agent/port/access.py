@@ -58,10 +58,13 @@ class PortAccess:
 
     def __init__(self, token: str | None, key: str | None, run_id: Callable[[], str] = str) -> None:
         """Without a token, `key` is the control key of callers on this node."""
-        self._token, self._key, self._run_id = token, key, run_id
+        self._token = token
+        self._key = key
+        self._run_id = run_id
         self._secret = token or key or secrets.token_hex(16)  # the last one is nobody's
         self.verifier = Verifier(self._secret)
-        self._form, self._headers = Guesses(), Guesses()
+        self._form = Guesses()
+        self._headers = Guesses()
 
     def has_token(self, request: web.Request) -> bool:
         """Return whether a request shows the token; True where there is none.
@@ -90,7 +93,8 @@ class PortAccess:
         if claim is not None:
             request[_CLAIM] = claim
             return True
-        token, ip = _bearer_token(given), request.remote or ""
+        token = _bearer_token(given)
+        ip = request.remote or ""
         if not token or not self._headers.may_guess(ip):
             return False
         is_own = equal_secrets(token, self._secret)
@@ -126,9 +130,11 @@ class PortAccess:
 
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Set the page's cookie: an HMAC of the token, never the token."""
-        name, ends = _cookie_name(request), int(time.time() + times.LOGIN_LASTS)
+        name = _cookie_name(request)
+        ends = int(time.time() + times.LOGIN_LASTS)
         answer.set_cookie(
-            *(name, f"{ends}.{self._cookie_signature(name, ends)}"),
+            name,
+            f"{ends}.{self._cookie_signature(name, ends)}",
             max_age=int(times.LOGIN_LASTS),
             httponly=True,
             samesite="Strict",
@@ -198,10 +204,12 @@ def refusal_of(
         if guarded:  # other sites cannot send the token or its SameSite cookie
             return None
         # a person follows a link: the page with the link cannot read the answer
-        mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
+        mode = headers.get("Sec-Fetch-Mode", "")
+        dest = headers.get("Sec-Fetch-Dest", "")
         if (mode, dest) == ("navigate", "document") and "Origin" not in headers:
             return None
-    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    site = headers.get("Sec-Fetch-Site", "").lower()
+    origin = headers.get("Origin")
     is_own_site = origin is None or origin.partition("://")[2].lower() == (host or "").lower()
     if site:  # set by the browser; a page cannot change it
         is_own_site = site in {"same-origin", "none"}

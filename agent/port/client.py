@@ -111,10 +111,16 @@ class HeadLink:
         joins_plain_ray: bool = True,
     ) -> None:
         """Use `last_ip` while DNS gives no answer; join plain Ray only if `joins_plain_ray`."""
-        self._host, self._agent_port, self._gcs_port = host, agent_port, gcs_port
+        self._host = host
+        self._agent_port = agent_port
+        self._gcs_port = gcs_port
         self._joins_plain_ray = joins_plain_ray
-        self._token, self._prover = token, Prover(token)
-        self._hello, self._report, self._emit, self._on_reply = hello, report, emit, on_reply
+        self._token = token
+        self._prover = Prover(token)
+        self._hello = hello
+        self._report = report
+        self._emit = emit
+        self._on_reply = on_reply
         self._sends_hello = True
         self._ip: str | None = None
         self._address_index = 0
@@ -139,7 +145,8 @@ class HeadLink:
         step = times.CONNECT_PAUSE
         async with _Sessions() as sessions, anyio.create_task_group() as tasks:
             while True:
-                former, epoch = self._followed_ip, self._epoch
+                former = self._followed_ip
+                epoch = self._epoch
                 if await self._report_once(sessions) and not self._is_unknown:
                     step = times.CONNECT_PAUSE
                     if former not in ("", self._followed_ip) and self._epoch > epoch:
@@ -219,7 +226,8 @@ class HeadLink:
         if isinstance(answer, _NoReply):
             return answer
         status, text = answer
-        where, data = self._address(ip), None
+        where = self._address(ip)
+        data = None
         with suppress(ValueError, RecursionError):
             data = json.loads(text)
         if status != 200:
@@ -289,17 +297,17 @@ class HeadLink:
         self._is_unknown = reply.held
         if not reply.held and not reply.wants_hello:  # else it may be another run's
             self._on_reply(reply)
-            self._epoch, self._run_id, self._followed_ip = reply.epoch, reply.run_id, ip
+            self._epoch = reply.epoch
+            self._run_id = reply.run_id
+            self._followed_ip = ip
         self._emit(
             HeadSpoke(
-                *(
-                    reply.head_ip,
-                    reply.epoch,
-                    reply.ray_ready,
-                    reply.phase,
-                    reply.verdict,
-                    reply.refusal,
-                ),
+                reply.head_ip,
+                reply.epoch,
+                reply.ray_ready,
+                reply.phase,
+                reply.verdict,
+                reply.refusal,
                 run_id="" if reply.wants_hello else reply.run_id,
                 attempt=reply.attempt,
                 held=reply.held,
@@ -337,7 +345,8 @@ async def download_sample(
 ) -> tuple[int, float] | str:
     """Download from a node; return bytes and seconds, or a sentence why it failed."""
     timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
-    at, prover = f"{in_url(ip)}:{port}", Prover(token)
+    at = f"{in_url(ip)}:{port}"
+    prover = Prover(token)
     url = URL(f"http://{at}{SAMPLE_PATH}").with_query({SAMPLE_RUN: run_id})
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -361,7 +370,8 @@ async def download_sample(
 
 async def _measure(content: aiohttp.StreamReader) -> tuple[int, float]:
     """Measure from the second chunk on: the first one includes the sender's start."""
-    size, began = 0, None
+    size = 0
+    began = None
     with anyio.CancelScope() as scope:
         async for chunk in content.iter_any():
             if began is not None:

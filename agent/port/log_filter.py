@@ -34,7 +34,8 @@ class LogFilter(NamedTuple):
 
 def _since(lines: list[str], start: datetime, end: datetime) -> list[str]:
     """Return the lines since a time, all where none has one; one without belongs to the former."""
-    times, later = [], end
+    times = []
+    later = end
     for line in reversed(lines):  # each is at most as late as the one that follows
         found = _full_time(line) or _clock_time(line, later)
         later = found or later

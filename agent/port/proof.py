@@ -81,7 +81,8 @@ class Verifier:
             return None
         self._counts[client] = claim.number
         if len(self._counts) > MOST_CLIENTS:
-            self.session, self._counts = secrets.token_hex(16), {}
+            self.session = secrets.token_hex(16)
+            self._counts = {}
         return claim
 
 

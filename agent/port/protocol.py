@@ -42,7 +42,9 @@ from agent.node.facts import Facts
 
 V = TypeVar("V", bound=Value)
 VERSION = 6  # The protocol's version; agents of different versions refuse each other
-REPORT_PATH, SAMPLE_PATH, SAMPLE_RUN = "/report", "/sample", "run"
+REPORT_PATH = "/report"
+SAMPLE_PATH = "/sample"
+SAMPLE_RUN = "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
 MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs

@@ -119,7 +119,8 @@ class Expected(Value):
     def refusal_of(self, hello: Hello) -> str:
         """Return why a worker cannot take part, or ''; None or '' is an unknown version."""
         for what in ("Ray", "Python", "torch"):
-            ours, theirs = getattr(self, what.lower()), getattr(hello, what.lower())
+            ours = getattr(self, what.lower())
+            theirs = getattr(hello, what.lower())
             if ours and theirs and ours != theirs:
                 return (
                     f"version mismatch: {what} {theirs} here, {ours} on the head; "
@@ -153,11 +154,17 @@ class Reports:
         is_needed: Callable[[str], bool] = lambda _key: False,
         has_token: bool = False,
     ) -> None:
-        self._reply, self._expected, self._emit, self._clock = reply, expected, emit, clock
-        self._on_bye, self._on_recalled_run = on_bye, on_recalled_run
+        self._reply = reply
+        self._expected = expected
+        self._emit = emit
+        self._clock = clock
+        self._on_bye = on_bye
+        self._on_recalled_run = on_recalled_run
         self._rank_names: list[str] = [*rank_names]  # From rank 1 on; namesakes have one entry each
         self._keep_ranks = keep_ranks
-        self._most, self._is_needed, self._has_token = most, is_needed, has_token
+        self._most = most
+        self._is_needed = is_needed
+        self._has_token = has_token
         self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
         self.run_decided.set()
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
@@ -240,7 +247,8 @@ class Reports:
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
-        epoch, run_id = self._reply.epoch, self._reply.run_id
+        epoch = self._reply.epoch
+        run_id = self._reply.run_id
         if report.epoch <= epoch or hello.run_id not in {"", run_id}:
             return False
         latest = max(epoch, int(time.time() * 1000)) + _MAX_CLOCK_AHEAD_MS
@@ -355,7 +363,8 @@ class Reports:
 
     def _register(self, report: Report, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""
-        key, refusal = report.id, self._expected.refusal_of(hello)
+        key = report.id
+        refusal = self._expected.refusal_of(hello)
         if not refusal:
             # without a token anyone may have its name
             self._replace_others(key, hello, lambda one: self._has_token or self._is_gone(one))
@@ -448,7 +457,8 @@ class Reports:
         if report.ip != agent.ip:
             _remove(self._by_address, agent.ip, report.id)
             _add(self._by_address, report.ip or None, report.id)
-        agent.last_report, agent.ip = self._clock(), report.ip
+        agent.last_report = self._clock()
+        agent.ip = report.ip
         agent.is_silent = agent.is_cut_off = False
         agent.sequence = report.sequence
         agent.reported.set()

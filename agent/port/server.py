@@ -66,7 +66,8 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _SAMPLE_CHUNK = 1 << 16
-_FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_JSON = "application/json"
 _MOST_FIELDS = 8  # Of the page's form
 _MOST_BODIES = 64 << 20  # Bytes of all bodies that are read at a time
 _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("body", bytearray)
@@ -90,7 +91,8 @@ class StatusStream:
             why = f"{MAX_READERS} others read already: ask /status now and then"
             return error_reply(503, why, {"Retry-After": "30"})
         self._readers += 1
-        sent, step = 0, times.STATUS_READ
+        sent = 0
+        step = times.STATUS_READ
 
         async def is_new() -> bool | NotYet:
             self._refresh()
@@ -118,7 +120,8 @@ class StatusStream:
         if began < self._next_read:
             return
         status = self._read_status()
-        self._text, content = json.dumps(status), at_rest(status)
+        self._text = json.dumps(status)
+        content = at_rest(status)
         self._number += content != self._at_rest
         self._at_rest = content
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
@@ -179,8 +182,11 @@ class AgentServer:
     ) -> None:
         self._has_secret = token is not None
         self._access = PortAccess(token, None if control is None else control.key, run_id)
-        self._ready, self._status, self._run_id = ready, status, run_id
-        self._reports, self._control = reports, control
+        self._ready = ready
+        self._status = status
+        self._run_id = run_id
+        self._reports = reports
+        self._control = control
         self._stream = StatusStream(self._full_status)
         self._sampling = asyncio.Lock()
         self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
@@ -355,7 +361,8 @@ class AgentServer:
         after = request.query.get("after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
             return error_reply(400, "after: expected a whole number")
-        node, name = request.match_info["node"], request.match_info["name"]
+        node = request.match_info["node"]
+        name = request.match_info["name"]
         found = await control.log(node, name, None if after is None else int(after))
         if isinstance(found, str):
             return error_reply(404, found)

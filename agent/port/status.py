@@ -239,7 +239,8 @@ def _job_states(status: Status) -> list[Sample]:
 
 def _answer_times(status: Status) -> Iterator[Sample]:
     for service in status["services"]:
-        latency, name = service.get("latency"), service["name"]
+        latency = service.get("latency")
+        name = service["name"]
         if not latency:
             continue
         cumulative = 0

@@ -52,7 +52,9 @@ _NO_ACTORS = (
 )
 """Ray's own processes and idle workers (2.60)."""
 _PREFERRED_ROLES = ("driver", "rank 0 of this node")
-_IDLE_CORES, _IDLE_EACH = 0.05, 0.02  # Cores used by idle processes: a base, and per process
+# Cores used by idle processes: a base, and per process
+_IDLE_CORES = 0.05
+_IDLE_EACH = 0.02
 _MAX_STACK = 6_000
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
 NO_PTRACE = (
@@ -70,7 +72,8 @@ async def output_of(
         child = await Child.start(argv[0].rpartition("/")[2], argv, env, log, piped=True)
     except (OSError, ProcessLimitError) as error:
         return "", str(error)
-    text, code = b"", None
+    text = b""
+    code = None
     with anyio.move_on_after(limit):
         text = await child.stdout.read()
         code = await child.wait()
@@ -122,8 +125,11 @@ def _drivers_by_job() -> dict[str, psutil.Process]:
 def kill_leftovers() -> list[str]:
     """Kill remaining processes of jobs and Ray workers; return their names."""
     with suppress(psutil.Error, OSError):
-        own, processes = psutil.Process(), list_descendants()
-        inherited, marked = own.environ(), []  # the agent may run in a job, too
+        own = psutil.Process()
+        processes = list_descendants()
+        # the agent may run in a job, too
+        inherited = own.environ()
+        marked = []
         for process in processes:
             with suppress(psutil.Error, OSError):
                 environ = process.environ()
@@ -152,7 +158,8 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
         return not_passed_on(signum, "no job of this run is running here")
     try:
         process = _signal_target(driver, signum)
-        label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
+        label = f"pid {process.pid}, {process.name()}"
+        is_caught = _catches(process, signum)
         process.send_signal(signum)
     except (psutil.Error, OSError) as error:
         return not_passed_on(signum, f"the job cannot be signaled: {error}")
@@ -233,7 +240,8 @@ class Utilization:
     ) -> None:
         """Use the first of these tools that reports the GPUs' utilization."""
         self._tools = tuple(tools)
-        self._env, self._log = env, log
+        self._env = env
+        self._log = log
         self._last: tuple[float, float] | None = None
 
     async def sample(self, submission_id: str | None) -> str:
@@ -245,8 +253,10 @@ class Utilization:
                 if uses := tool.read(text):
                     return busy_gpu(uses)
         found = await anyio.to_thread.run_sync(job_processes, submission_id)
-        used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
-        last, self._last = self._last, (used, now)
+        used = sum(cpu_seconds(one.process) for one in found)
+        now = time.monotonic()
+        last = self._last
+        self._last = (used, now)
         if last is None:
             return "looked at for the first time"
         return busy_cores(used - last[0], now - last[1], len(found))
@@ -282,7 +292,8 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 # --- Ray's own processes -------------------------------------------------------------------------
 
 _REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
-_ENDED_STATES, _STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
+_ENDED_STATES = {"Z", "X", "x"}
+_STOPPED_STATES = {"T", "t"}
 
 _DASHBOARD = "/dashboard/dashboard.py"
 _WITH_HELPERS = ("/raylet", "multiprocessing.forkserver", _DASHBOARD)
@@ -299,7 +310,8 @@ class RayParts:
     """Watches the processes of one `ray start`, and stops it when one is lost."""
 
     def __init__(self, child: Child, clock: Callable[[], float]) -> None:
-        self._child, self._clock = child, clock
+        self._child = child
+        self._clock = clock
         self._known: dict[str, int] = {}
         self._stopped_since: dict[str, float] = {}
         self.evidence = ""  # Why it was stopped, or ''
@@ -319,7 +331,8 @@ class RayParts:
 
     def find_lost(self, found: Mapping[int, ProcessStat]) -> str:
         """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
-        now, limit = self._clock(), times.RAY_HANGS
+        now = self._clock()
+        limit = times.RAY_HANGS
         self._known |= {stat.name: pid for pid, stat in found.items()}
         for name, pid in self._known.items():
             if pid not in found or found[pid].state in _ENDED_STATES:
@@ -392,9 +405,11 @@ class MemoryWatch:
     def __init__(
         self, count: Callable[[], OomKills] = oom_kills, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._count, self._clock = count, clock
+        self._count = count
+        self._clock = clock
         self.kills = count()
-        self._grew_at, self._last_sentence = -math.inf, ""
+        self._grew_at = -math.inf
+        self._last_sentence = ""
 
     def poll(self) -> str:
         """Return a sentence if there were OOM kills since the last poll, else ''."""
@@ -403,7 +418,8 @@ class MemoryWatch:
         self.kills = now
         if more <= 0:
             return ""
-        self._grew_at, self._last_sentence = self._clock(), oom_sentence(now, more)
+        self._grew_at = self._clock()
+        self._last_sentence = oom_sentence(now, more)
         return self._last_sentence
 
     def recent(self) -> str:

@@ -45,7 +45,8 @@ class PreambleFilter:
         """Filter a chunk; return the job's output, all that is held with `last`."""
         if self.found:
             return chunk
-        data, self.held = self.held + chunk, b""
+        data = self.held + chunk
+        self.held = b""
         if self._at_start:
             if b"\n" not in data and not last and len(data) < _MAX_FIRST_LINE:
                 self.held = data
@@ -68,7 +69,8 @@ class RecentOutput:
 
     def __init__(self, path: Path, most: int = _MOST_RECENT) -> None:
         """Keep at least the last `most` bytes; all is written to `path`, if it can be."""
-        self.path, self._most = path, most
+        self.path = path
+        self._most = most
         self._lock = threading.Lock()
         self._kept = bytearray()
         self._begins = 0  # the offset of the first byte kept
@@ -131,7 +133,8 @@ class _RecentReader:
     """A reader of recent output, as a source of copies; a line stands for what it missed."""
 
     def __init__(self, recent: RecentOutput) -> None:
-        self._recent, self._offset = recent, 0
+        self._recent = recent
+        self._offset = 0
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +145,8 @@ class _RecentReader:
     def read(self, most: int) -> bytes:
         """Read some bytes; none at the present end."""
         begins, data = self._recent.read(self._offset, most)
-        lost, self._offset = begins - self._offset, begins + len(data)
+        lost = begins - self._offset
+        self._offset = begins + len(data)
         notice = f"\n({lost} bytes were lost here)\n".encode() if lost else b""
         return notice + data
 
@@ -168,9 +172,12 @@ class OutputCopy(Background):
         on_passed: Callable[[int], None],
     ) -> None:
         super().__init__(name)
-        self._source, self._warn = copies.source, copies.warn
+        self._source = copies.source
+        self._warn = copies.warn
         self._filter = copy_of(copies.preamble)
-        self._sink, self._skip, self.on_passed = sink, skip, on_passed
+        self._sink = sink
+        self._skip = skip
+        self.on_passed = on_passed
         self._former: threading.Thread | None = None
 
     def start(self) -> bool:
@@ -266,7 +273,8 @@ class OutputCopies:
     """
 
     def __init__(self, source: Path | RecentOutput, preamble: PreambleFilter) -> None:
-        self.source, self.preamble = source, preamble
+        self.source = source
+        self.preamble = preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._copies: list[OutputCopy] = []

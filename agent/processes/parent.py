@@ -50,7 +50,9 @@ _pending: set[int] = set()
 _handler: Callable[[int], object] = _pending.add
 
 MAX_CRASHES = 3  # An agent killed more often within AGENT_CRASH_WINDOW is not restarted
-GAVE_UP, NO_PROCESS = 70, 69  # AGENT_KILLED and NO_PROCESS in base/ends.py, not imported here
+# AGENT_KILLED and NO_PROCESS in base/ends.py, not imported here
+GAVE_UP = 70
+NO_PROCESS = 69
 _CRASHES = {
     *(signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT),
     *(signal.SIGILL, signal.SIGFPE),
@@ -257,7 +259,8 @@ def _follow(
         if code is None:
             with suppress(BlockingIOError):
                 if sent := os.read(code_pipe, 1):
-                    code, until = sent[0], time.monotonic() + times.AGENT_EXIT
+                    code = sent[0]
+                    until = time.monotonic() + times.AGENT_EXIT
 
 
 def _reap(agent: int) -> int | None:

@@ -172,8 +172,10 @@ class ReadinessProbe:
     def __init__(
         self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
     ) -> None:
-        self._ready, self._placeholders = ready, place
-        self._log, self._token = log, token
+        self._ready = ready
+        self._placeholders = place
+        self._log = log
+        self._token = token
         self._offset = log.stat().st_size if log.exists() else 0
         self._rest = ""  # The start of a line of the log whose end was not written yet
 
@@ -245,7 +247,8 @@ async def until_dead(
 
     async def probe() -> str | NotYet:
         nonlocal misses
-        before, began = cpu(), anyio.current_time()
+        before = cpu()
+        began = anyio.current_time()
         evidence = await ask(alive.within)
         has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
         if not evidence:

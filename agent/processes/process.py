@@ -72,7 +72,8 @@ class ChildLog:
         """
         writer = Writer(log().name, appending(log), most=_QUEUE_BYTES)
         self._writer = disk_alarm.follow(writer)
-        self._fd, self._on_output = fd, on_output
+        self._fd = fd
+        self._on_output = on_output
         self._is_over = False  # True once nothing waits for the file any more
         self.end = b""  # The last bytes of the output
 
@@ -166,11 +167,14 @@ class Child:
     """A child process and its process group."""
 
     def __init__(self, pid: int, name: str, output: ChildLog, *, keep_group: bool = False) -> None:
-        self.pid, self.name = pid, name  # The pid is also that of its group and its session
+        # The pid is also that of its group and its session
+        self.pid = pid
+        self.name = name
         self.stdin: asyncio.StreamWriter | None = None  # Of a child that was started `piped`
         self.stdout = asyncio.StreamReader(_MAX_LINE)  # The same
         self._reading: asyncio.ReadTransport | None = None
-        self._output, self._keep_group = output, keep_group
+        self._output = output
+        self._keep_group = keep_group
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
         self._is_over = False  # True once its end was detected: the pid may be reused
@@ -245,7 +249,8 @@ class Child:
         `ray start --block` stops its own group within 2 s. TERM to the whole group takes 28 s
         (measured on 2.60), since each process then waits for another that is gone.
         """
-        self._keep_group, self.is_stopping = False, True
+        self._keep_group = False
+        self.is_stopping = True
         try:
             self._signal(os.kill if leader_ends_group else os.killpg, signal.SIGTERM)
             with anyio.move_on_after(grace):
@@ -298,7 +303,8 @@ class Child:
             return
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
-        self._is_over, code = True, UNKNOWN_CODE
+        self._is_over = True
+        code = UNKNOWN_CODE
         with suppress(ChildProcessError):
             code = shell_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         managed.discard(self.pid)

@@ -42,7 +42,8 @@ class RunClock:
         moment = self._read()
         self._find_stop(moment)
         self._next_sign = moment + times.CLOCK_BEAT
-        missed, self._missed = self._missed, 0.0
+        missed = self._missed
+        self._missed = 0.0
         return missed
 
     def end(self) -> None:

@@ -74,7 +74,8 @@ async def watch_signals(
     When it ends, signals are ignored: the exit code is decided, and a late signal (srun stops all
     nodes when the first one has left) must not change it to 143.
     """
-    loop, interrupts = asyncio.get_running_loop(), 0
+    loop = asyncio.get_running_loop()
+    interrupts = 0
 
     def act(signum: int) -> None:
         nonlocal interrupts

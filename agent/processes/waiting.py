@@ -56,7 +56,8 @@ async def until(
 
     async def ask() -> bool:
         nonlocal answer
-        former, answer = answer, await check()
+        former = answer
+        answer = await check()
         if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
             on_evidence(answer.evidence)
         return not isinstance(answer, NotYet)

@@ -97,7 +97,9 @@ class Sink:
         self, opener: Callable[[], int], trouble: Callable[[str], None], most: int | None = None
     ) -> None:
         """Close a file of more than `most` bytes: the opener is called again, to rotate it."""
-        self._opener, self._trouble, self._most = opener, trouble, most
+        self._opener = opener
+        self._trouble = trouble
+        self._most = most
         self._fd: int | None = None
         self._left = False
         self.is_failing = False
@@ -211,7 +213,9 @@ class Writer(Background):
         trouble: Callable[[str], None] = lambda _why: None,
     ) -> None:
         super().__init__(name)
-        self._most, self._lost_line, self.trouble = most, lost, trouble
+        self._most = most
+        self._lost_line = lost
+        self.trouble = trouble
         self._sink: Sink | None = None
         self._lines: deque[bytes] = deque()
         self._waiting = 0  # bytes in the queue
@@ -305,7 +309,8 @@ class Writer(Background):
         with self._changed:
             while wait and not self._lines and not self._lost and not self._closing:
                 self._changed.wait()
-            lost, self._lost = self._lost, 0
+            lost = self._lost
+            self._lost = 0
             while self._lines and most > 0:
                 taken.append(self._lines.popleft())
                 most -= len(taken[-1])
@@ -331,7 +336,9 @@ class ItemWriter(Background, Generic[T]):
     ) -> None:
         """Write an item that is not urgent `step` seconds after the one before."""
         super().__init__(name)
-        self._write, self._disk, self._step = write, disk, step
+        self._write = write
+        self._disk = disk
+        self._step = step
         self._item: T | None = None
         self._due = math.inf  # when the item is to be written, on the monotonic clock
         self._last = -step  # when the last write ended
@@ -360,11 +367,13 @@ class ItemWriter(Background, Generic[T]):
                     self._changed.wait(None if left == math.inf else left)
                 if self._due == math.inf or self._item is None:
                     return
-                item, self._due = self._item, math.inf
+                item = self._item
+                self._due = math.inf
                 self._busy_since = time.monotonic()
             error = self._write(item)
             with self._changed:
-                self._last, self._busy_since = time.monotonic(), None
+                self._last = time.monotonic()
+                self._busy_since = None
                 if error is not None and not self._closing:
                     self._due = min(self._due, self._last + times.WRITE_RETRY)
                 self._changed.notify_all()

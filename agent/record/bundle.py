@@ -23,7 +23,8 @@ from agent.record.log_dir import log_dir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PREFIX, ENDING = "failure-", ".tar.gz"
+PREFIX = "failure-"
+ENDING = ".tar.gz"
 _KEPT = 3  # bundles of a run folder, the newest
 MOST = 20 << 20  # total bytes of all members before compression
 MOST_OF_ONE = 256 << 10
@@ -115,6 +116,8 @@ def _write(
             if text:
                 data = text.encode(errors="replace")
                 about = tarfile.TarInfo("/".join((top, *map(safe_name, one.name.split("/")))))
-                about.size, about.mode, about.mtime = len(data), 0o600, int(time.time())
+                about.size = len(data)
+                about.mode = 0o600
+                about.mtime = int(time.time())
                 archive.addfile(about, io.BytesIO(data))
                 left -= len(data)

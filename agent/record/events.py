@@ -194,7 +194,9 @@ class EventRecorder(Writer):
         began: Began,
         clock: Callable[[], float],
     ) -> None:
-        self._where, self._clean, self._clock = where, clean, clock
+        self._where = where
+        self._clean = clean
+        self._clock = clock
         self._began = self._line(began)
         super().__init__(EVENTS_FILE, most=MOST_QUEUED, lost=self._lost_events)
         disk_alarm.follow(self).open(self._open, MOST_BYTES)
@@ -223,7 +225,8 @@ class EventRecorder(Writer):
 
     def _line(self, event: object) -> str:
         """Return an event, or an `Unrecorded` in its place, in ASCII: no text breaks the line."""
-        at, name = round(self._clock(), 3), wire_name(type(event))
+        at = round(self._clock(), 3)
+        name = wire_name(type(event))
         try:
             return json.dumps(to_json(at, event, self._clean), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -266,7 +269,8 @@ class WaitLog:
     def __init__(
         self, record: Callable[[Waited | WaitsOver], None], say: Callable[[str], None]
     ) -> None:
-        self._record, self._say = record, say
+        self._record = record
+        self._say = say
         self._logged: dict[str, _LoggedWait] = {}
         self._due: float | None = None
 

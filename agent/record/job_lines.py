@@ -57,7 +57,8 @@ class KnownLines:
 
     def _add(self, node: str, known: Known) -> None:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
-        line, cause = shortened(self._clean(known.line)), self._clean(known.cause)
+        line = shortened(self._clean(known.line))
+        cause = self._clean(known.cause)
         cleaned = replace(known, line=line, cause=cause)
         self._found[known.key] = node, cleaned
         say(cleaned.sentence(node), "info" if known.is_noise else "warning")
@@ -123,7 +124,8 @@ class JobLines:
     """Collects the job's output; one thread writes, others read."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
-        self._clean, self.known = clean, KnownLines(clean)
+        self._clean = clean
+        self.known = KnownLines(clean)
         self.last_output: float | None = None  # time of the last output on the monotonic clock
         self._rest = b""
         self._points: list[tuple[int, float]] = []
@@ -136,7 +138,8 @@ class JobLines:
         self.last_output = time.monotonic()
         *lines, rest = (self._rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
+            lines = [*lines, rest]
+            rest = b""
         self._rest = rest
         self._read(lines)
         return True

@@ -77,7 +77,8 @@ class _Log:
         """Set the style: json for machines; color only on a terminal, and never with NO_COLOR."""
         terminal = sys.stderr is not None and sys.stderr.isatty()
         self._is_colored = style == "auto" and terminal and not environ.get("NO_COLOR")
-        self._make, self._logger = partial(_logger, redactor, node, as_json=style == "json"), None
+        self._make = partial(_logger, redactor, node, as_json=style == "json")
+        self._logger = None
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
@@ -111,5 +112,7 @@ class _Log:
 
 _log = _Log()
 disk_alarm: DiskAlarm = _log.disk  # the alarm of the run folder's disk, shared by all its writers
-configure, log_to_file, say = _log.configure, _log.set_file, _log.say
+configure = _log.configure
+log_to_file = _log.set_file
+say = _log.say
 stream_trouble = _log.stream_trouble

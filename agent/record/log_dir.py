@@ -53,7 +53,8 @@ class LogDir:
 
     def allow(self, mode: str) -> None:
         """Set the modes of AGENT_LOG_MODE, before the first file."""
-        self._mode, self.fault = mode, ""
+        self._mode = mode
+        self.fault = ""
 
     def guard(self, root: Path) -> None:
         """Make AGENT_LOG_DIR, and refuse links and other owners' folders below it from now on."""
@@ -61,7 +62,8 @@ class LogDir:
         if root == self._root:
             return
         root.mkdir(parents=True, exist_ok=True)
-        self._root, self._owner = root, _owner_of_new_file(root)
+        self._root = root
+        self._owner = _owner_of_new_file(root)
 
     @property
     def rules(self) -> tuple[str, int | None, str]:
@@ -71,7 +73,8 @@ class LogDir:
     def obey(self, root: str, owner: int | None, mode: str) -> None:
         """Use the rules of the agent that started this process, or none for owners."""
         self._root = Path(root) if root else None
-        self._owner, self._mode = owner, mode
+        self._owner = owner
+        self._mode = mode
 
     # --- files and folders -----------------------------------------------------------------------
 

@@ -84,7 +84,8 @@ class Moment(Value):
     @classmethod
     def before(cls, seconds: float) -> Moment:
         """Return the time so many seconds ago."""
-        utc, boot = iso_time(time.time() - seconds), read_pid_space().boot_id
+        utc = iso_time(time.time() - seconds)
+        boot = read_pid_space().boot_id
         return cls(utc, boot, round(time.monotonic() - seconds, 3))
 
     def age(self) -> float:
@@ -183,7 +184,8 @@ def is_agent_running(record: NodeRecord) -> bool:
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
-    here, written = read_pid_space(), []
+    here = read_pid_space()
+    written = []
     for path in _records_of(root, safe_name(node)) if agents else ():
         with suppress(OSError):
             written.append((log_dir.stat(path).st_mtime, path))

@@ -143,7 +143,10 @@ _PLACES = ("*", "*/*", "*/*/*")  # of steps in a folder, as in `ckpt/_actor/glob
 
 def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     """Return the checkpoints in a folder; none if it does not exist."""
-    place, mark, fault, tracked = Path(folder), None, "", ""
+    place = Path(folder)
+    mark = None
+    fault = ""
+    tracked = ""
     try:
         with suppress(FileNotFoundError):
             mark = decode(
@@ -176,7 +179,9 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     path = checkpoints.resumes_from(held, framework) if framework else held.newest
     if not path:
         return None
-    place, found, is_whole = Path(folder) / path, [], False
+    place = Path(folder) / path
+    found = []
+    is_whole = False
     for one in sorted(place.rglob("*")):
         with suppress(OSError):  # it was removed meanwhile
             status = one.stat()
@@ -271,12 +276,14 @@ class RunFolder:
         if not stat.S_ISDIR(log_dir.stat(path).st_mode):
             return False
         lock = files.FileLock(path / _LOCK)
-        holder, read = lock.take(), NodeRecord.read_patiently(path / node_record.NODE_FILE)
+        holder = lock.take()
+        read = NodeRecord.read_patiently(path / node_record.NODE_FILE)
         former = read if isinstance(read, NodeRecord) else None
         if not node_record.may_reuse(former, holder, self._name, self.own.place, is_new=is_new):
             lock.release()
             return False
-        self._lock, self.former = lock, former
+        self._lock = lock
+        self.former = former
         with suppress(OSError):  # of the previous agent, if it has written one
             log_dir.rename(path / OUTCOME_FILE, path / _FORMER_OUTCOME)
         for name in log_dir.names(path):  # what that agent left incomplete
@@ -299,7 +306,8 @@ class RunFolder:
 
     def move_to_run(self, run_id: str) -> None:
         """Move to the run's folder, with open files; if the disk refuses, the run goes on here."""
-        target, old = self._root / safe_name(run_id), self.path
+        target = self._root / safe_name(run_id)
+        old = self.path
         if old.parent == target or run_id == self._refused:
             return
         if not self._moving.acquire(timeout=times.FOLDER_MOVE):
@@ -362,7 +370,8 @@ def newest_key(root: Path) -> str | None:
 
     It is sent to whoever answers as the head: no link may make a private file of it.
     """
-    place, keys = LogDir(), list[tuple[float, str]]()
+    place = LogDir()
+    keys = list[tuple[float, str]]()
     place.obey(str(root.absolute()), None, "private")
     with suppress(OSError):
         run = root / safe_name(str((root / "latest").readlink()))

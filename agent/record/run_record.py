@@ -92,8 +92,11 @@ class AttemptRecord(Value):
             begun = Attempt(self.submission_id, self.number, submitted=0.0)
             begun = replace(begun, checkpoint=self.checkpoint)
             saved = SavedSnapshot(Moment(self.start), AttemptSnapshot(begun, len(self.nodes)))
-        later, known, attempt = now - saved.clock.age(), saved.known, saved.known.attempt
-        lost, short = known.last_loss_at, known.below_required_since
+        later = now - saved.clock.age()
+        known = saved.known
+        attempt = saved.known.attempt
+        lost = known.last_loss_at
+        short = known.below_required_since
         submitted = (attempt.submitted or 0.0) + later
         return replace(
             known,
@@ -276,9 +279,11 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         if not taken and isinstance(found, RunRecord):
             return _resume(root, resumed, found, lock)
         lock.release()
-    latest, names = None, numbered_names(safe_name(platform_run_id or ""))
+    latest = None
+    names = numbered_names(safe_name(platform_run_id or ""))
     if platform_run_id is None:
-        latest, new = _latest(root), (safe_name(new_id()) for _ in range(_TRIES))
+        latest = _latest(root)
+        new = (safe_name(new_id()) for _ in range(_TRIES))
         names = chain([latest] if latest else [], new)
     for name in names:
         lock, found, why = _find_run(root, name)
@@ -335,7 +340,8 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenR
     last = before.attempts[-1] if before.attempts else None
     if last is None or (lock.inode and last.lock in {None, lock.inode}):
         return ChosenRun(name, before, lock)
-    head, here = last.head or before.head, read_pid_space()
+    head = last.head or before.head
+    here = read_pid_space()
     paths = map((root / name).joinpath, numbered_names(safe_name(head)))
     folders = takewhile(log_dir.is_folder, paths)
     agents = [NodeRecord.read(folder / NODE_FILE) for folder in folders]

@@ -141,7 +141,8 @@ def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:
             for what in data["what"]:
                 begun, evidence = since.pop(what, (at, ""))
                 waits.append((at - begun, what, evidence, ""))
-    end, unfinished = events[-1].at, ", in vain" if is_over else " so far"
+    end = events[-1].at
+    unfinished = ", in vain" if is_over else " so far"
     waits += [(end - at, what, evidence, unfinished) for what, (at, evidence) in since.items()]
     waits.sort(key=lambda wait: (not wait[3], -wait[0]))
     return [

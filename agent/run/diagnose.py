@@ -81,7 +81,8 @@ async def explain_end(
     if actors and is_vague and elsewhere.link is not None:
         ids = [*dict.fromkeys(actors)][:_MOST_ACTORS]
         for one in await elsewhere.link.dead_actors(ids, times.DEAD_ACTORS):
-            node, title = elsewhere.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}"
+            node = elsewhere.nodes.get(one["ip"], "")
+            title = f"the log of actor {one['id'][:8]}"
             logs.append(Log(node, title, one["text"]))
         found = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH) or found
     if found is None:
@@ -124,7 +125,8 @@ def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
     """Return what to do: that Ray's disk is full counts before what is written about it."""
     if kind is Kind.JOB_FAILED:
         return found.remedy()
-    path, is_vague = run.plan.facts.temp, found.key in {"", "disk full"}
+    path = run.plan.facts.temp
+    is_vague = found.key in {"", "disk full"}
     free = free_at(path) if is_vague and run.plan.own_ray is not None else None
     if free is not None and free < _FULL_BELOW:
         return (
@@ -139,7 +141,8 @@ def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
 
     For a failed job only what its last attempt wrote counts: Ray's logs may be older.
     """
-    plan, job_log = run.plan, run.folder.file(JOB_LOG)
+    plan = run.plan
+    job_log = run.folder.file(JOB_LOG)
     paths = [job_log]
     if kind is not Kind.JOB_FAILED:
         names = [spec.log for spec in plan.possible_services]
@@ -161,7 +164,8 @@ def ray_log_folder(run: NodeRun) -> Path | None:
     return None if ray is None else Path(ray.session, "session_latest", "logs")
 
 
-_MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
+_MOST_OF_MAIN_LOG = 2 << 20
+_MOST_OF_OTHER_LOG = 512 << 10
 """Most bytes of the agent's and the job's log, and of any other log in the run folder."""
 _DRIVERS = 3
 
@@ -192,14 +196,17 @@ def write_bundle(
     """
     if not outcome.is_failure or outcome.phase == STARTING or run.bundle is not None:
         return outcome  # a start that failed has no logs
-    path, budget = bundle.new_bundle(run.folder.path, time.time()), run.plan.budget.bundle
+    path = bundle.new_bundle(run.folder.path, time.time())
+    budget = run.plan.budget.bundle
     scope = "this node" if workers is None else "all nodes"
     hint = f"The logs of {scope} are in {path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
     about = (hinted, attempts, run.outages(), path.name)
 
     def parts() -> Iterator[BundlePart]:  # the most important first
-        node, folder, most = bundle_folder(run), run.folder.path, _MOST_OF_MAIN_LOG
+        node = bundle_folder(run)
+        folder = run.folder.path
+        most = _MOST_OF_MAIN_LOG
         yield BundlePart(run_folder.OUTCOME_FILE, run_folder.outcome_text(*about))
         yield BundlePart("plan.txt", render(run.plan, run.redactor))
         facts = _facts(run.plan.facts, run.redactor.clean)
@@ -210,7 +217,8 @@ def write_bundle(
         yield BundlePart(f"{node}/{node_record.NODE_FILE}", folder / node_record.NODE_FILE)
         yield BundlePart(run_record.RUN_FILE, folder.parent / run_record.RUN_FILE, most)
 
-    until, limit = time.monotonic() + budget, budget + times.BUNDLE_EXTRA
+    until = time.monotonic() + budget
+    limit = budget + times.BUNDLE_EXTRA
     fault = run_within(limit, lambda: bundle.make(path, parts(), run.redactor.clean, until))
     run.bundle = path.name if fault == "" else ""
     if run.bundle:
@@ -227,7 +235,8 @@ def bundle_folder(run: NodeRun) -> str:
 
 def local_logs(run: NodeRun) -> Iterator[BundlePart]:
     """Yield the logs in this node's run folder, and those of its Ray."""
-    folder, node = run.folder.path, bundle_folder(run)
+    folder = run.folder.path
+    node = bundle_folder(run)
     for name in (AGENT_LOG, JOB_LOG):
         yield BundlePart(f"{node}/{name}", folder / name, _MOST_OF_MAIN_LOG)
     names = [name for name in log_dir.names(folder) if name.endswith(".log")]
@@ -262,11 +271,15 @@ def parts_of_workers(
     run: NodeRun, status: RunStatus, state: h.HeadState, reports: Reports
 ) -> Iterator[BundlePart]:
     """Yield the workers' logs and reports; workers without a goodbye come first."""
-    clean, now, taken, fleet = run.redactor.clean, run.now(), {bundle_folder(run)}, state.fleet
+    clean = run.redactor.clean
+    now = run.now()
+    taken = {bundle_folder(run)}
+    fleet = state.fleet
     yield BundlePart("status.json", _to_json({**status.status(), **status.private_details()}))
     yield BundlePart("findings.json", _to_json(status.findings()))
     for worker in sorted(fleet.workers.values(), key=lambda one: one.key in reports.byes):
-        key, bye = worker.key, reports.byes.get(worker.key)
+        key = worker.key
+        bye = reports.byes.get(worker.key)
         folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
         taken.add(folder)
         stage = NodeState.LEFT if bye else worker.state(counts=fleet.counts(worker))

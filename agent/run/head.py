@@ -95,10 +95,15 @@ class HeadAgent:
         started: HeadStart,
         inbox: Inbox[h.HeadEvent],
     ) -> None:
-        self._run, self._keeper, self._started = run, keeper, started
-        self._tasks, self._inbox = tasks, inbox
+        self._run = run
+        self._keeper = keeper
+        self._started = started
+        self._tasks = tasks
+        self._inbox = inbox
         self._plan = plan = run.plan
-        self._placeholders, self._env, self._ray = started.placeholders, started.env, started.ray
+        self._placeholders = started.placeholders
+        self._env = started.env
+        self._ray = started.ray
         self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
         self._output: OutputCopies | None = None
         self._secrets: Path | None = None  # the file from which the driver reads its secrets
@@ -130,17 +135,25 @@ class HeadAgent:
 
     async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""
-        plan, run, keeper, started = self._plan, self._run, self._keeper, self._started
-        put, start = self._inbox.put, self._tasks.start_soon
+        plan = self._plan
+        run = self._run
+        keeper = self._keeper
+        started = self._started
+        put = self._inbox.put
+        start = self._tasks.start_soon
         if started.refusal is None:
             await self._start_all()
         else:
             put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
         first = await head_server.first_reply(keeper, number, started.placeholders.node_ip)
-        most, token = agent_limit(plan.topology.expected_workers), plan.secret()
+        most = agent_limit(plan.topology.expected_workers)
+        token = plan.secret()
         self._reports = reports = Reports(
-            *(first, head_server.make_expected(plan, keeper), put, run.now),
+            first,
+            head_server.make_expected(plan, keeper),
+            put,
+            run.now,
             # Recorded only: the decisions get it as WorkerReported.
             on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
             rank_names=keeper.record.ranks,
@@ -151,7 +164,8 @@ class HeadAgent:
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
-        status, topology = self._status, plan.topology
+        status = self._status
+        topology = plan.topology
         server = AgentServer(
             token=token,
             ready=lambda: True,
@@ -160,7 +174,8 @@ class HeadAgent:
             run_id=lambda: run.run_id,
             names=(topology.node_name, topology.head_host, *topology.platform.own_names),
             control=Control(
-                *(partial(put, StopAsked(SIGTERM)), plan.settings.stop_grace),
+                partial(put, StopAsked(SIGTERM)),
+                plan.settings.stop_grace,
                 # Without a token, a key file grants access to this node's users.
                 key=make_key(run.folder.path) if token is None else None,
                 findings=status.findings,
@@ -191,7 +206,9 @@ class HeadAgent:
 
     async def _start_all(self) -> None:
         """Start everything that the plan has for this node, concurrently."""
-        start, plan, put = self._tasks.start_soon, self._plan, self._inbox.put
+        start = self._tasks.start_soon
+        plan = self._plan
+        put = self._inbox.put
         if self._ray is not None:
             start(self._watch_ray, self._ray)
         if plan.own_ray is not None:
@@ -219,7 +236,8 @@ class HeadAgent:
 
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
-        run, keeper = self._run, self._keeper
+        run = self._run
+        keeper = self._keeper
         while True:
             waits = partial(head.pending_waits, self._state)
             event = await run.next_event(self._inbox, waits, head.deadline(self._state))
@@ -240,7 +258,8 @@ class HeadAgent:
                 self._state = replace(self._state, verdict=outcome)
                 self._keeper.record_outcome(outcome)
                 await self._keeper.flush()  # before workers leave with it
-            state, number = self._state, self._state.attempt.number
+            state = self._state
+            number = self._state.attempt.number
             ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
             self._reports.publish(
                 epoch=keeper.epoch,
@@ -259,7 +278,9 @@ class HeadAgent:
     async def _perform(  # noqa: C901, PLR0912, PLR0915 - one case, one action
         self, action: h.HeadAction
     ) -> None:
-        run, start, put = self._run, self._tasks.start_soon, self._inbox.put
+        run = self._run
+        start = self._tasks.start_soon
+        put = self._inbox.put
         match action:
             case h.SubmitJob(job):
                 await self._record_attempt()  # before workers receive its number
@@ -321,8 +342,10 @@ class HeadAgent:
         self._inbox.put(Answered(answer))
 
     async def _watch_ray(self, child: Child) -> None:
-        run, put = self._run, self._inbox.put
-        ip, port = self._placeholders.node_ip, self._plan.ports.gcs
+        run = self._run
+        put = self._inbox.put
+        ip = self._placeholders.node_ip
+        port = self._plan.ports.gcs
         end = await watch_until_end(
             run,
             child,
@@ -345,7 +368,8 @@ class HeadAgent:
 
     async def _start_ray_again(self) -> None:
         if self._ray is not None and self._ray.running:
-            hung, self._ray = self._ray, None
+            hung = self._ray
+            self._ray = None
             await stop_ray(hung, 0.0)
             await self._discard_ray_events()
         self._keeper.new_epoch(self._plan.topology.node_name)
@@ -417,7 +441,8 @@ class HeadAgent:
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         place = replace(self._placeholders, node_ip=self._reward_ip)
         url = reward_url(self._plan.all_services, place)
-        keeper, basis = self._keeper, self._keeper.record.basis
+        keeper = self._keeper
+        basis = self._keeper.record.basis
         if basis is None:
             basis = await head_job.read_basis(self._plan, self._state)
             keeper.save(replace(keeper.record, basis=basis))
@@ -442,7 +467,8 @@ class HeadAgent:
         if isinstance(self._link, TorchrunLink):
             await self._link.share.stop(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
-            old, self._ray = self._ray, None
+            old = self._ray
+            self._ray = None
             if old is not None:
                 await stop_ray(old, self._plan.budget.ray)
             left = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
@@ -479,7 +505,9 @@ class HeadAgent:
             say(f"all nodes of this run cost ${self._run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
         self._run.record_outcome(outcome)
         self._bridge_scope.cancel()
-        plan, budget, sockets = self._plan, self._plan.budget, self._started.sockets
+        plan = self._plan
+        budget = self._plan.budget
+        sockets = self._started.sockets
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = head_server.count_possible_callers(plan, sockets, self._state)
@@ -509,11 +537,13 @@ async def watch_silent_workers(
 
     An event is sent for each worker whose agent does not answer.
     """
-    limit, pause = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE, times.PROBE_INTERVAL
+    limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
+    pause = times.PROBE_INTERVAL
     limiter = anyio.CapacityLimiter(128)  # if the head is cut off, all workers are silent at once
 
     async def probe(key: str) -> None:
-        agent, found = reports.awaited(key), dict[str, str]()
+        agent = reports.awaited(key)
+        found = dict[str, str]()
         if agent is None or not agent.ip:
             return
 

@@ -59,14 +59,17 @@ async def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: JobLines
 ) -> tuple[OutputCopies, Path | None]:
     """Start to pass on a job's output; return it, and the file that the bridge must write."""
-    session, mirror = run.plan.launch.session, None
+    session = run.plan.launch.session
+    mirror = None
     if session is None:  # the driver's output is on another machine
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
     else:
         latest = Path(session, "session_latest").resolve()  # noqa: ASYNC240 - a link on a local disk
         source = latest / "logs" / f"job-driver-{job_id}.log"
         run.node.update(session=str(latest))
-    known, update, log = run.node.record, run.node.update, run.folder.file(JOB_LOG)
+    known = run.node.record
+    update = run.node.update
+    log = run.folder.file(JOB_LOG)
     run.output_begins = max(0, await size_at_start(run, log) - known.copied)
     output = OutputCopies(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
@@ -105,7 +108,8 @@ async def send_newest_checkpoint(
     run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
 ) -> None:
     """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
-    job, held = run.plan.job, None
+    job = run.plan.job
+    held = None
     if job is not None and job.checkpoints:
         read = partial(run_folder.read_checkpoints, job.checkpoints)
         held = await in_thread(read, times.CHECKPOINT_LISTING)
@@ -136,7 +140,8 @@ async def save_job(
         """Return None if there is none, or its disk is slow."""
         if plan.job is None or not plan.job.checkpoints:
             return None
-        folder, framework = plan.job.checkpoints, plan.job.framework
+        folder = plan.job.checkpoints
+        framework = plan.job.framework
         read = partial(run_folder.read_newest_files, folder, framework)
         return await in_thread(read, times.CHECKPOINT_LISTING)
 
@@ -146,7 +151,8 @@ async def save_job(
 
     async def look() -> str | NotYet:
         nonlocal last, changed_at
-        former, last = last, await newest()
+        former = last
+        last = await newest()
         changed_at = changed_at if last == former else run.now()
         if last is None or last == before:
             return NotYet()
@@ -177,8 +183,10 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     recipe = None if plan.job is None else plan.job.recipe
     if recipe is None or not recipe.input.model:
         return JobBasis()
-    basis, model = recipe.input.basis, recipe.input.model
-    revision, environ = recipe.input.revision or None, plan.environ
+    basis = recipe.input.basis
+    model = recipe.input.model
+    revision = recipe.input.revision or None
+    environ = plan.environ
     if not plan.facts.model_is_here:
         folder = await in_thread(lambda: cached_model(model, environ, revision))
         if folder is not None:
@@ -196,7 +204,10 @@ class SubmissionMaker:
     def __init__(
         self, plan: Plan, state: HeadState, run_id: str, basis: JobBasis, *, is_followed: bool
     ) -> None:
-        self._plan, self._state, self._run_id, self._basis = plan, state, run_id, basis
+        self._plan = plan
+        self._state = state
+        self._run_id = run_id
+        self._basis = basis
         self._writes_first = not is_followed  # else it has written to its checkpoint folder
 
     async def make(
@@ -211,23 +222,29 @@ class SubmissionMaker:
         `env` is Ray's environment here, which the job inherits. `clean` masks secrets, which Ray
         must not show: the job reads them from a file beside Ray's sessions.
         """
-        state, job, ray = self._state, self._plan.job, self._plan.own_ray
+        state = self._state
+        job = self._plan.job
+        ray = self._plan.own_ray
         assert job is not None  # noqa: S101 - decided only where there is one
-        argv, runtime_env, messages = job.argv, job.runtime_env, list[LogLine]()
+        argv = job.argv
+        runtime_env = job.runtime_env
+        messages = list[LogLine]()
         own_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
         if job.recipe is not None:
             sized = await self._size_recipe(job, job.recipe)
             if isinstance(sized, Outcome):
                 return sized
             command, messages = sized
-            argv, set_already = command.argv, {} if ray is None else env
+            argv = command.argv
+            set_already = {} if ray is None else env
             own_env |= {name: text for name, text in command.env.items() if name not in set_already}
         if own_env:
             given = runtime_env.get("env_vars")
             of_user = given if isinstance(given, dict) else {}
             runtime_env = {**runtime_env, "env_vars": {**own_env, **of_user}}
         place = replace(placeholders, head_ip=state.ray_head_ip or placeholders.head_ip)
-        gpus, attempt = [node.gpus for node in state.nodes()], state.attempt.number
+        gpus = [node.gpus for node in state.nodes()]
+        attempt = state.attempt.number
         words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
         name = f"{safe_name(self._run_id)}-{attempt}.secrets"
         file = "" if ray is None else f"{ray.session}/{name}"
@@ -247,7 +264,9 @@ class SubmissionMaker:
         self, job: Job, recipe: RecipeJob
     ) -> tuple[Command, list[LogLine]] | Outcome:
         """Return a recipe's command for the nodes that joined, and log lines, or refuse."""
-        nodes, framework, given = self._state.nodes(), job.framework, recipe.input
+        nodes = self._state.nodes()
+        framework = job.framework
+        given = recipe.input
         is_here = self._basis.folder or self._plan.facts.model_is_here
         if framework and given.revision and not is_here:
             return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
@@ -311,7 +330,8 @@ class SubmissionMaker:
 
     def _on_several_disks(self, folder: str) -> list[LogLine]:
         """Warn if the folder is on different disks: each rank writes its shard on its own node."""
-        own, others = self._plan.facts.checkpoints, self._state.fleet.facts.values()
+        own = self._plan.facts.checkpoints
+        others = self._state.fleet.facts.values()
         if own is None or not others:
             return []
         mounts = {(one.source, one.kind) for other in others if (one := other.checkpoints)}

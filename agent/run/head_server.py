@@ -49,7 +49,8 @@ async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
     """Return the reply to workers before the first decision, once its epoch is on disk."""
     await keeper.flush()
     return Reply(
-        *(keeper.epoch, keeper.record.run_id),
+        keeper.epoch,
+        keeper.record.run_id,
         phase=HeadPhase.BOOTING.value,
         ray_ready=False,
         head_ip=head_ip,
@@ -81,7 +82,9 @@ class RunStatus:
     """The status and the logs of one run; `get_state` returns the head's current state."""
 
     def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
-        self._run, self._keeper, self._get_state = run, keeper, get_state
+        self._run = run
+        self._keeper = keeper
+        self._get_state = get_state
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self.job_lines = JobLines(run.redactor.clean)
@@ -111,14 +114,20 @@ class RunStatus:
 
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""
-        state, plan, keeper, now = self._get_state(), self._run.plan, self._keeper, self._run.now()
-        job, report, name = None, state.attempt.report, plan.settings.run_name
+        state = self._get_state()
+        plan = self._run.plan
+        keeper = self._keeper
+        now = self._run.now()
+        job = None
+        report = state.attempt.report
+        name = plan.settings.run_name
         if plan.job is not None:
             job_status = report.status.lower() if report else "not submitted"
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
             if plan.job.recipe is not None:  # the name that it gives the run in W&B
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
-        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        alive = state.fleet.alive
+        workers = state.fleet.workers.values()
         known = {worker.ip for worker in workers}
         ranked = sorted(workers, key=lambda one: (one.rank or 0, one.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
@@ -198,7 +207,8 @@ class RunStatus:
 
     def private_details(self) -> dict[str, object]:
         """Return log and finding texts, which only callers with a token may read."""
-        state, plan = self._get_state(), self._run.plan
+        state = self._get_state()
+        plan = self._run.plan
         found = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
         warnings = [self._finding(one) for one in found if one.level is not Level.OK]
         for one in warnings:
@@ -216,8 +226,10 @@ class RunStatus:
 
     def findings(self) -> dict[str, object]:
         """Return the findings of all nodes' checks: each node's own, and those between nodes."""
-        state, plan = self._get_state(), self._run.plan
-        fleet, workers = state.fleet, state.fleet.workers.values()
+        state = self._get_state()
+        plan = self._run.plan
+        fleet = state.fleet
+        workers = state.fleet.workers.values()
         present = sorted(workers, key=lambda worker: (worker.effective_rank or 0, worker.name))
         known = [one for one in present if not one.has_left and one.key in fleet.findings]
         found = [(plan.topology.node_name, plan.findings)]
@@ -238,10 +250,13 @@ class RunStatus:
 
     def outages(self) -> tuple[OutageRecord, ...]:
         """Return the services' outages as records."""
-        names, utc = {HERE: self._run.plan.topology.node_name}, self._run.utc
+        names = {HERE: self._run.plan.topology.node_name}
+        utc = self._run.utc
         return tuple(
             OutageRecord(
-                *(one.service, names.get(one.node, one.node), utc(one.since)),
+                one.service,
+                names.get(one.node, one.node),
+                utc(one.since),
                 None if one.until is None else utc(one.until),
             )
             for one in self._get_state().outages
@@ -252,7 +267,8 @@ class RunStatus:
     ) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
-        own_name, wanted = plan.topology.node_name, log_files(name)
+        own_name = plan.topology.node_name
+        wanted = log_files(name)
         logs = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG, **plan.logs()}
         logs |= {spec.name: spec.log for spec in plan.all_services}
         known_name = next((one for one, file in logs.items() if file in wanted), name)
@@ -314,7 +330,8 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
         return b"", 0
     if is_end and start:
         cut = data.find(b"\n") + 1
-        data, start = data[cut:], start + cut
+        data = data[cut:]
+        start = start + cut
     whole = data[: data.rfind(b"\n") + 1]  # a secret that is cut in two would not be masked
     if not whole and len(data) == _PART:
         whole = data

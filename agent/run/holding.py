@@ -40,9 +40,11 @@ class Held:
     """A pod whose run is over, until it is stopped; RunPod's API v2 for it, always the own one."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
-        pod, key = own_pod(environ), settings.runpod_api_key
+        pod = own_pod(environ)
+        key = settings.runpod_api_key
         self._action = POD_ACTIONS.get(on_done, "")
-        self._url, self._headers = "", dict[str, str]()
+        self._url = ""
+        self._headers = dict[str, str]()
         if pod and key:
             self._url = f"{settings.runpod_api}/v2/pods/{pod}"
             self._headers["Authorization"] = f"Bearer {key.reveal()}"
@@ -108,9 +110,13 @@ class Held:
         # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
         proxy = None if proxy_bypass(host.partition("/")[0]) else getproxies().get(scheme)
         timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
-        method, url, body = "GET", self._url, None
+        method = "GET"
+        url = self._url
+        body = None
         if acts:
-            method, url, body = "POST", f"{self._url}/action", {"action": self._action}
+            method = "POST"
+            url = f"{self._url}/action"
+            body = {"action": self._action}
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,

@@ -69,7 +69,9 @@ class LocalWork:
     def __init__(
         self, run: NodeRun, send: Callable[[LocalEvent], None], place: Callable[[], Placeholders]
     ) -> None:
-        self._run, self._send, self._place = run, send, place
+        self._run = run
+        self._send = send
+        self._place = place
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._running_steps: set[anyio.CancelScope] = set()
@@ -94,7 +96,9 @@ class LocalWork:
 
     async def _run_step(self, step: PrepareStep) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
-        run, plan, name = self._run, self._run.plan, step.name
+        run = self._run
+        plan = self._run.plan
+        name = step.name
         if name in run.finished_steps:
             return ""
         place = self._place()
@@ -137,7 +141,8 @@ class LocalWork:
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
-        before, pause = child.tail(1, _LONGEST_LINE), times.STEP_PROGRESS
+        before = child.tail(1, _LONGEST_LINE)
+        pause = times.STEP_PROGRESS
 
         async def read_line() -> NotYet | None:
             return NotYet(child.tail(1, _LONGEST_LINE))
@@ -151,7 +156,8 @@ class LocalWork:
 
     async def serve(self, name: str, generation: int = 1) -> None:
         """Run a service until it ends; send events for ready and gone."""
-        plan, place = self._run.plan, self._place()
+        plan = self._run.plan
+        place = self._place()
         spec = next(spec for spec in plan.possible_services if spec.name == name)
         if spec.argv is None:
             dead = await self._probe(spec, place, generation, lambda: 0.0)
@@ -227,7 +233,8 @@ async def _is_there(marker: Path, name: str) -> bool:
         await asyncio.wait([pending], timeout=times.STALLED_DISK)
         if not pending.done():  # the next look waits for the same answer
             return NotYet(f"{marker} does not answer")
-        found, pending = pending.result(), None
+        found = pending.result()
+        pending = None
         return NotYet(f"{marker} cannot be read: {found}") if isinstance(found, str) else found
 
     def log(evidence: str) -> None:
@@ -266,7 +273,9 @@ class LocalShare:
     def __init__(
         self, run: NodeRun, tasks: anyio.abc.TaskGroup, send: Callable[[ShareOver], None]
     ) -> None:
-        self._run, self._tasks, self._send = run, tasks, send
+        self._run = run
+        self._tasks = tasks
+        self._send = send
         self._child: Child | None = None
         self._recent = self.new_output()
         self._is_stopped = False
@@ -279,19 +288,24 @@ class LocalShare:
         self, attempt: int, share: ShareOrder, place: Placeholders, recent: RecentOutput
     ) -> None:
         """Start the share of an attempt, after an earlier one; `recent` gets its output."""
-        plan, run = self._run.plan, self._run
+        plan = self._run.plan
+        run = self._run
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
         self._recent = recent
         attempt_id = submission_id_of(run.run_id, attempt)
-        recipe, argv, recipe_env = plan.job.recipe, plan.job.argv, {}
+        recipe = plan.job.recipe
+        argv = plan.job.argv
+        recipe_env = {}
         if recipe is not None:  # the head checked that it fits
             sized = recipe.command(share.nodes, run.run_id, share.basis)
-            argv, recipe_env = sized.argv, {**sized.env}
+            argv = sized.argv
+            recipe_env = {**sized.env}
         reward = reward_url(plan.all_services, replace(place, node_ip=share.reward_ip))
         words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints)
-        rank, size = str(share.rank), str(len(share.nodes))
+        rank = str(share.rank)
+        size = str(len(share.nodes))
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
@@ -389,8 +403,11 @@ class TorchrunLink:
         send: Callable[[h.HeadEvent], None],
         watcher: JobLines,
     ) -> None:
-        self._run, self._tasks, self._place = run, tasks, place
-        self._send, self._watcher = send, watcher
+        self._run = run
+        self._tasks = tasks
+        self._place = place
+        self._send = send
+        self._watcher = watcher
         self.share = LocalShare(run, tasks, lambda over: send(h.OwnShareOver(over)))
         self._stops: list[Callable[[], object]] = []  # they stop the last attempt's shares
 
@@ -402,7 +419,8 @@ class TorchrunLink:
         self, state: h.HeadState, reports: Reports, reward_ip: str, basis: JobBasis
     ) -> OutputCopies:
         """Start every node's share of the attempt; return this node's output."""
-        number, nodes = state.attempt.number, state.shares.sizes
+        number = state.attempt.number
+        nodes = state.shares.sizes
         self._stops = [partial(self._tasks.start_soon, self.share.stop, self._run.plan.budget.job)]
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:

@@ -63,7 +63,8 @@ async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcom
     raise_open_files(plan.facts.nofile_hard)
     if left is not None and left.has_ray:
         return None
-    ray, everything = plan.own_ray, plan.topology.owns_machine
+    ray = plan.own_ray
+    everything = plan.topology.owns_machine
     if ray is not None and (stale := stale_ray(ray.session, everything=everything)):
         say(f"removing a stale Ray ({len(stale)} processes)", "warning")
         for process in stale:
@@ -139,7 +140,8 @@ def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
     Processes of other containers are skipped: a host sees them, and their temp dir may have the
     same name.
     """
-    found, here = [], _container(os.getpid())
+    found = []
+    here = _container(os.getpid())
     ours = {os.getpid(), os.getppid()}
     for pid, line in command_lines():
         if pid in ours or not any(mark in line for mark in _RAY_MARKS):
@@ -213,7 +215,8 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
 
     async def check() -> str | NotYet:
         nonlocal is_foreign
-        is_foreign, evidence = False, list[str]()
+        is_foreign = False
+        evidence = list[str]()
         for name in address.names:
             found = await resolve(name)
             if isinstance(found, str):
@@ -264,7 +267,10 @@ async def start_head(
     run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope
 ) -> HeadStart | None:
     """Start Ray as early as possible; return None if a stop request canceled the scope before."""
-    plan, settings, left, ip = run.plan, run.plan.settings, run.surviving, ""
+    plan = run.plan
+    settings = run.plan.settings
+    left = run.surviving
+    ip = ""
     # The port first: a second agent on this node ends here, before it changes anything.
     local_socket = bind("127.0.0.1", plan.ports.agent)
     keeper.note_epoch = run.node.record_epoch

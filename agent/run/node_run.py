@@ -84,7 +84,8 @@ class NodeStats:
     def share_lines(self, attempt: int) -> JobLines:
         """Return the scanner for the output of this node's share of an attempt."""
         if self._share is None or attempt != self._attempt:
-            self._share, self._attempt = JobLines(self._clean), attempt
+            self._share = JobLines(self._clean)
+            self._attempt = attempt
         return self._share
 
     @property
@@ -115,7 +116,8 @@ class SurvivingProcesses:
         node whose Ray has ended keeps nothing, not even services; a node that never started Ray
         keeps its services.
         """
-        self.record, self.memory = record, memory
+        self.record = record
+        self.memory = memory
         self.running = {one.name: one for one in running_processes(record) if one != record.agent}
         """The processes that run and were not adopted yet."""
         started = {one.name for one in record.started}
@@ -162,7 +164,8 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     The last of them may have no record, where the disk was full: then the record of an earlier one
     counts.
     """
-    record, killed = folder.former, parent.former_agents
+    record = folder.former
+    killed = parent.former_agents
     if record is None or record.ended or record.agent.pid not in killed:
         _end_unrecorded()
         return None
@@ -186,7 +189,9 @@ class NodeRun:
         run_id: str = "",
         left: SurvivingProcesses | None = None,
     ) -> None:
-        self.plan, self.redactor, self.folder = plan, redactor, folder
+        self.plan = plan
+        self.redactor = redactor
+        self.folder = folder
         self._clock = RunClock(started)
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
         self.on_end: Callable[[Outcome], None] = lambda _: None
@@ -207,7 +212,8 @@ class NodeRun:
         self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
-        self.stats, self._waits = NodeStats(redactor.clean), WaitLog(self.record, say)
+        self.stats = NodeStats(redactor.clean)
+        self._waits = WaitLog(self.record, say)
         self.memory = MemoryWatch()
         self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
@@ -276,7 +282,8 @@ class NodeRun:
         except Exception as error:
             if not isinstance(event, from_outside):
                 raise
-            name, last = wire_name(type(event)), traceback.extract_tb(error.__traceback__)[-1]
+            name = wire_name(type(event))
+            last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
             if (name, why) not in self._dropped:
                 self._dropped.add((name, why))
@@ -299,7 +306,8 @@ class NodeRun:
 
     def join_run(self, run_id: str) -> None:
         """Continue in the folder of the run that the head named."""
-        before, self.run_id = self.folder.path, run_id
+        before = self.folder.path
+        self.run_id = run_id
         self.folder.move_to_run(run_id)
         if self.folder.path != before:
             self.node.update(run_id=run_id)
@@ -366,7 +374,8 @@ class NodeRun:
     def write_outcome(self, outcome: Outcome) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        attempts, outages = self.attempts(), self.outages()
+        attempts = self.attempts()
+        outages = self.outages()
         text = outcome_text(outcome, attempts, outages, self.bundle or "", self.cost)
         write_outcome(self.folder.path, text)
         return True

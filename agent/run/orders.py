@@ -43,11 +43,13 @@ if TYPE_CHECKING:
 
 async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
-    plan, is_head = run.plan, run.plan.topology.is_head
+    plan = run.plan
+    is_head = run.plan.topology.is_head
     out = run.folder.file(PREFLIGHT_RESULT)
     await in_thread(partial(remove_file, out))
     here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
-    gpus, process = ",".join(map(str, share.gpus)), plan.process(PROCESS)
+    gpus = ",".join(map(str, share.gpus))
+    process = plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
     full = plan.environment(place.node_ip, place.head_ip)
     env = environment.without_cluster_auth(full, plan.settings)
@@ -76,8 +78,10 @@ class Prober:
     """Runs the probes that the head orders, at most some of them at once."""
 
     def __init__(self, run: NodeRun) -> None:
-        self._run, self._plan = run, run.plan
-        self._slots, self._one_sample = asyncio.Semaphore(_AT_ONCE), asyncio.Lock()
+        self._run = run
+        self._plan = run.plan
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._one_sample = asyncio.Lock()
 
     async def probe(
         self, probe: str, at: str, place: Placeholders, share: ShareOrder | None = None
@@ -112,7 +116,8 @@ class Prober:
 
     async def _reach(self, at: str, _place: Placeholders) -> Answer:
         """Connect to another node's raylet and object manager; return the shortest time."""
-        ports, best = self._plan.ports, times.RAYLET_REACHED
+        ports = self._plan.ports
+        best = times.RAYLET_REACHED
 
         async def check() -> bool | NotYet:
             nonlocal best
@@ -132,20 +137,24 @@ class Prober:
 
     async def _sample(self, at: str, place: Placeholders) -> Answer:
         """Download some MB from another node's agent; repeat while the link looks slow."""
-        ip, until, best = at or place.head_ip, anyio.current_time() + times.SAMPLE_TRIES, (0, 0.0)
+        ip = at or place.head_ip
+        until = anyio.current_time() + times.SAMPLE_TRIES
+        best = (0, 0.0)
         before = 0.0
         for number in range(_SAMPLES):
             if number:
                 await anyio.sleep(times.SAMPLE_PAUSE)
             async with self._one_sample:
-                left, port = until - anyio.current_time(), self._plan.ports.agent
+                left = until - anyio.current_time()
+                port = self._plan.ports.agent
                 if left <= 0:
                     break
                 token = self._plan.secret()
                 sample = await download_sample(ip, port, token, self._run.run_id, left)
             if isinstance(sample, str):
                 return Answer(SAMPLE, at, sample)
-            best, rate = max(best, sample, key=_rate), _rate(sample)
+            best = max(best, sample, key=_rate)
+            rate = _rate(sample)
             if rate >= SLOW_LINK or max(before, rate) < _STEADY * min(before, rate):
                 break
             before = rate
@@ -201,9 +210,11 @@ class HeadRequests:
         An all-reduce cancels an earlier one, whose head is gone. That one gives no answer, which
         would be taken for the new one's.
         """
-        scope, ended = anyio.CancelScope(), anyio.Event()
+        scope = anyio.CancelScope()
+        ended = anyio.Event()
         if probe == ALL_REDUCE:
-            before, self._all_reduce_run = self._all_reduce_run, (scope, ended)
+            before = self._all_reduce_run
+            self._all_reduce_run = (scope, ended)
             if before is not None:
                 before[0].cancel()
                 await before[1].wait()
@@ -219,14 +230,16 @@ class HeadRequests:
     async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""
         self._logs.pop(name, None)  # an earlier result is outdated
-        run, known = self._run, self._run.plan.logs()
+        run = self._run
+        known = self._run.plan.logs()
         if name in (BUSY, STACKS):
             text = await self._diagnostics.collect(name)
             if name == STACKS:
                 log_stacks(run.plan.topology.node_name, text, "at the head")
             self._logs[name] = text[:LONGEST_TAIL]
         elif name in known:
-            path, clean = run.folder.file(known[name]), run.redactor.clean
+            path = run.folder.file(known[name])
+            clean = run.redactor.clean
             tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean))
             self._logs[name] = tail or ""
         else:
@@ -235,12 +248,15 @@ class HeadRequests:
 
     async def read_log_tails(self, outcome: Outcome) -> str:
         """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""
-        run, clean, tails = self._run, self._run.redactor.clean, dict[str, str]()
+        run = self._run
+        clean = self._run.redactor.clean
+        tails = dict[str, str]()
 
         def read() -> str:
             tail = clean(tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT))
             files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
-            logs, left = ray_log_folder(run), _MOST_OF_ALL
+            logs = ray_log_folder(run)
+            left = _MOST_OF_ALL
             files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
             for name, path in files.items() if outcome.is_failure else ():
                 text = last_lines(path, LONGEST_TAIL, clean)

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
     """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
-    settings, given = plan.settings, plan.topology.given_ray
+    settings = plan.settings
+    given = plan.topology.given_ray
     expected = plan.topology.expected_workers
     partial_run = settings.partial == "proceed" and settings.min_workers is not None
     limits = {wait.key: wait.seconds for wait in plan.waits}
@@ -139,7 +140,8 @@ class RunKeeper:
         if before is not None and not replaces_agent:
             before = replace(before, ending=None)
         if before is not None and 0 < own_epoch < before.epoch:
-            run, evidence = before.run_id, "run.json has its epoch"
+            run = before.run_id
+            evidence = "run.json has its epoch"
             self._verdict = ends.SUPERSEDED.outcome(run=run, evidence=evidence)
             before = replace(before, epoch=own_epoch)  # the later head's record stands
         if before is not None and not job_survives and before.open_attempt is not None:
@@ -232,7 +234,9 @@ class RunKeeper:
         It is not without a proof that the run is of this job, nor where this disk has a record of
         it. `epoch` is the last that the worker followed.
         """
-        run_id, attempt, record = hello.run_id, hello.attempt, self.record
+        run_id = hello.run_id
+        attempt = hello.attempt
+        record = self.record
         has_record = bool(record.attempts)
         if run_id != record.run_id:
             found = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
@@ -251,7 +255,9 @@ class RunKeeper:
 
     def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
         """Resume a run that workers remember, with so many lost attempts and its head's epoch."""
-        now, former, end = iso_time(time.time()), self.record.run_id, ends.HEAD_LOST
+        now = iso_time(time.time())
+        former = self.record.run_id
+        end = ends.HEAD_LOST
         lost = tuple(
             AttemptRecord(number, f"{run_id}-{number}", now, now, end.reason, end.exit_code)
             for number in range(1, attempts + 1)
@@ -278,7 +284,9 @@ class RunKeeper:
         """
         record = self.record.begin_attempt(
             AttemptRecord(
-                *(attempt.number, attempt.id, iso_time(time.time())),
+                attempt.number,
+                attempt.id,
+                iso_time(time.time()),
                 checkpoint=attempt.checkpoint,
                 nodes=nodes,
                 head=self.record.head,
@@ -286,7 +294,8 @@ class RunKeeper:
             )
         )
         begun = Attempt(
-            *(attempt.id, attempt.number),
+            attempt.id,
+            attempt.number,
             submitted=0.0,
             workers=attempt.workers,
             checkpoint=attempt.checkpoint,
@@ -329,14 +338,16 @@ class RunKeeper:
 
     def record_nodes(self, nodes: Iterable[str]) -> None:
         """Record the nodes of a running attempt: Ray may use any that joins."""
-        last, now = self.record.open_attempt, (*nodes,)
+        last = self.record.open_attempt
+        now = (*nodes,)
         if last is not None and not {*now} <= {*last.nodes}:
             names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_NODES_BY_NAME]
             self.save(self.record.with_changes(nodes=names))
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
         """Record how the last attempt ended; `announced` if nodes were taken away."""
-        now, code = iso_time(time.time()), end.exit_code
+        now = iso_time(time.time())
+        code = end.exit_code
         if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
             code = 128 + SIGTERM
         self.save(self.record.end_attempt(now, end.reason, code, announced=announced))

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 
-BUSY, STACKS = "how busy", "process stacks"
+BUSY = "how busy"
+STACKS = "process stacks"
 """Diagnostics that a worker sends like a log; no service has such a name."""
 IDLE = "idle"
 _MOST_LINES = 60  # most lines of one node's stacks in the log
@@ -52,7 +53,8 @@ class Diagnostics:
     """Examines the job's processes on this node."""
 
     def __init__(self, run: NodeRun) -> None:
-        plan, self._run = run.plan, run
+        plan = run.plan
+        self._run = run
         self._last_output: float | None = None
         """When this node's share of the job wrote output last, as of the last call."""
         # Without secrets.
@@ -70,7 +72,8 @@ class Diagnostics:
 
     async def _examine_activity(self, submission_id: str | None) -> str:
         """Return what works for the job on this node, or that nothing does."""
-        before, self._last_output = self._last_output, self._run.stats.last_share_output
+        before = self._last_output
+        self._last_output = self._run.stats.last_share_output
         if self._last_output != before:
             return "its share of the job writes"
         return await self._utilization.sample(submission_id) or IDLE
@@ -112,8 +115,12 @@ class StallWatch:
         get_state: Callable[[], HeadState],
         send: Callable[[StalledSinceLoss], None],
     ) -> None:
-        self._run, self._reports, self._status, self._link = run, reports, status, link
-        self._get_state, self._send = get_state, send
+        self._run = run
+        self._reports = reports
+        self._status = status
+        self._link = link
+        self._get_state = get_state
+        self._send = send
         self._diagnostics = Diagnostics(run)
         self._limit = run.plan.settings.stall
         self._quiet: Quiet | None = None
@@ -127,9 +134,11 @@ class StallWatch:
 
     async def _check(self) -> None:
         """Update the state of the running attempt; check the nodes if it is quiet."""
-        state, now = self._get_state(), self._run.now()
+        state = self._get_state()
+        now = self._run.now()
         runs = state.phase is HeadPhase.RUNNING
-        number, lost = state.attempt.number if runs else None, bool(state.attempt.lost_nodes)
+        number = state.attempt.number if runs else None
+        lost = bool(state.attempt.lost_nodes)
         quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
             quiet = self._with_output(quiet)

@@ -55,7 +55,8 @@ def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
     """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
     if run.surviving is None:
         return worker.first_state(goal)
-    was, id_ = run.surviving.record, run.run_id
+    was = run.surviving.record
+    id_ = run.run_id
     if not (run.surviving.has_ray and was.epoch and was.attempt and was.head_ip and id_):
         return worker.first_state(goal, has_agent=was.epoch > 0)
     recorded = w.WorkerState(
@@ -117,7 +118,8 @@ class WorkerAgent:
     """One run of a worker."""
 
     def __init__(self, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
-        self._run, self._tasks = run, tasks
+        self._run = run
+        self._tasks = tasks
         self._plan = plan = run.plan
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
@@ -128,9 +130,14 @@ class WorkerAgent:
         sends_token = plan.secret() is not None and plan.own_ray is not None and not has_tls
         self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
         self._link = HeadLink(
-            *(host, plan.ports.agent, plan.ports.gcs, plan.secret()),
+            host,
+            plan.ports.agent,
+            plan.ports.gcs,
+            plan.secret(),
             lambda: make_hello(plan, self._reply, run.redactor.clean),
-            *(self._report, self._inbox.put, self._on_reply),
+            self._report,
+            self._inbox.put,
+            self._on_reply,
             last_ip="" if run.surviving is None else run.surviving.record.head_ip,
             joins_plain_ray=not sends_token or plan.settings.allow_insecure,
         )
@@ -156,7 +163,10 @@ class WorkerAgent:
 
     async def run(self) -> Outcome:
         """Run the worker until the run ends; return the outcome."""
-        plan, run, start, put = self._plan, self._run, self._tasks.start_soon, self._inbox.put
+        plan = self._plan
+        run = self._run
+        start = self._tasks.start_soon
+        put = self._inbox.put
         # The port first: a second agent on this node ends here, before it changes anything.
         local_socket = bind("127.0.0.1", plan.ports.agent)
         unfit = await make_ready.prepare_machine(plan, run.surviving)
@@ -206,12 +216,15 @@ class WorkerAgent:
                 await self._perform(action)
             progress = (state.phase, state.joined, state.preparing, state.ray)
             running = (worker.item_reports(state), state.share_over, state.running_attempt)
-            former, reported = reported, (*progress, *running, state.last_order, state.taken_at)
+            former = reported
+            reported = (*progress, *running, state.last_order, state.taken_at)
             if reported != former:
                 self._link.report_now()
 
     async def _perform(self, action: w.WorkerAction) -> None:
-        start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
+        start = self._tasks.start_soon
+        budget = self._plan.budget
+        report_now = self._link.report_now
         match action:
             case LogLine():
                 say(action.sentence, action.level)
@@ -239,7 +252,8 @@ class WorkerAgent:
                 start(self._requests.probe, probe, at, self._place(), report_now, share)
 
     def _place(self) -> Placeholders:
-        head, rank = self._state.head_ip or "", self._state.rank
+        head = self._state.head_ip or ""
+        rank = self._state.rank
         ip = self._own_ip or source_towards(head) or "127.0.0.1"
         known_rank = "" if rank is None else str(rank)
         return Placeholders(ip, head, known_rank, str(self._run.folder.path))
@@ -253,7 +267,8 @@ class WorkerAgent:
         self._ray_ip = node_ip
         process = plan.process(RAY)
         argv = process.command(Placeholders(node_ip, head_ip))
-        env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
+        env = plan.environment(node_ip, head_ip)
+        epoch = self._state.epoch or 0
         if self._run.surviving is not None and self._run.surviving.record.epoch != epoch:
             self._run.surviving.end_ray()
         self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
@@ -308,11 +323,14 @@ class WorkerAgent:
             say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
 
     def _report(self, node_ip: str) -> Report:
-        plan, state = self._plan, self._state
+        plan = self._plan
+        state = self._state
         if node_ip and not self._own_ip:
             self._own_ip = plan.address.ip or node_ip
             self._addressed.set()
-        verdict, detail, bye = state.verdict, "", None
+        verdict = state.verdict
+        detail = ""
+        bye = None
         if verdict is not None:
             detail = verdict.reason
             bye = None if self._log_tail is None else Bye(verdict.reason, self._log_tail)
@@ -348,7 +366,8 @@ class WorkerAgent:
         self._run.join_run(reply.run_id)
 
     def _status(self) -> dict[str, object]:
-        plan, state = self._plan, self._state
+        plan = self._plan
+        state = self._state
         return {
             "role": "worker",
             "platform": plan.topology.platform.name,

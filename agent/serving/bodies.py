@@ -27,7 +27,9 @@ class Body:
     """A body in memory; `keep` returns the room that its request no longer needs."""
 
     def __init__(self, bodies: Bodies, ip: str, size: int) -> None:
-        self._bodies, self._ip, self.size = bodies, ip, size
+        self._bodies = bodies
+        self._ip = ip
+        self.size = size
         self.data = bytearray()
 
     def keep(self, size: int) -> None:
@@ -41,7 +43,8 @@ class Bodies:
     """All request bodies of a server: each of `longest` bytes at most, together `most`."""
 
     def __init__(self, longest: int, most: int) -> None:
-        self.longest, self._most = longest, max(most, 2 * longest)
+        self.longest = longest
+        self._most = max(most, 2 * longest)
         self._used = 0
         self._used_by: Counter[str] = Counter()
         self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # the oldest first

@@ -82,7 +82,8 @@ class Connection:
     """One connection: aiohttp's protocol, with deadlines and counted."""
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol) -> None:
-        self.connections, self._protocol = connections, protocol
+        self.connections = connections
+        self._protocol = protocol
         self._is_admitted = False
         self.is_serving = False
         self._timer: asyncio.TimerHandle

@@ -33,7 +33,8 @@ class Program:
     """One HTTP server: its name in the log, and the path of its POST requests."""
 
     def __init__(self, name: str, path: str, handler: Handler) -> None:
-        self.name, self._path = name, path
+        self.name = name
+        self._path = path
         self.app = web.Application(middlewares=[suspend_deadline, self._errors_as_json])
         self.app.router.add_post(path, handler)
 

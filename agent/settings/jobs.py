@@ -51,7 +51,9 @@ RECIPES = (  # name, module, framework
     RecipeInfo("openrlhf-grpo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
     RecipeInfo("openrlhf-ppo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
     RecipeInfo(
-        *("openrlhf-m-grpo", "openrlhf_m", "openrlhf-m"),
+        "openrlhf-m-grpo",
+        "openrlhf_m",
+        "openrlhf-m",
         reward="needed",
         dialect="openrlhf-m",
         loads_reward_model=True,
@@ -62,7 +64,9 @@ RECIPES = (  # name, module, framework
     RecipeInfo("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
     RecipeInfo("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
     RecipeInfo(
-        *("trl-grpo", "trl", "trl"),
+        "trl-grpo",
+        "trl",
+        "trl",
         reward="needed",
         launcher="torchrun",
         sends_token=True,

@@ -121,7 +121,8 @@ def _collect(
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
     """Add a problem for each misspelled or reserved name; return sentences on other unknowns."""
     ours = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
-    foreign, misspelled = [], []
+    foreign = []
+    misspelled = []
     for name in sorted(environ.keys() - {*model.KNOWN_NAMES, *model.FOREIGN_NAMES}):
         is_prefixed = name.startswith(_PREFIX)
         # other tools may use a name without the prefix, in any case

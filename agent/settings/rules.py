@@ -99,7 +99,9 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
 
 
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    reward, job, named_by = settings.reward, recipe_info(settings, command), reward_model(settings)
+    reward = settings.reward
+    job = recipe_info(settings, command)
+    named_by = reward_model(settings)
     if reward == "off" and needs_reward_url(settings, command):
         who = "a command with {reward_url}" if job is None else job.name
         model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""
@@ -179,7 +181,9 @@ def reward_listener(
 
 
 def _check_workers(settings: Settings) -> Iterator[Problem]:
-    expected, least, head = settings.expected_workers, settings.min_workers, settings.head or ""
+    expected = settings.expected_workers
+    least = settings.min_workers
+    head = settings.head or ""
     if (settings.partial == "proceed") != (least is not None):
         got = "nothing" if least is None else str(least)
         yield Problem("AGENT_MIN_WORKERS", got, "a number with AGENT_PARTIAL=proceed, or neither")

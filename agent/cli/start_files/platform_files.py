@@ -24,9 +24,10 @@ _RANDOM = "$(openssl rand -hex 32)"
 
 def dstack(request: Request) -> list[StartFile]:
     """Return a task of dstack; the one file is sent along."""
-    name, target = f"{request.recipe}.dstack.yml", "/opt/pod-agent"
+    name = f"{request.recipe}.dstack.yml"
+    target = "/opt/pod-agent"
     folders = Folders(
-        *("/root/data", "/opt", "/checkpoints", "/checkpoints/agent-logs"), is_shared=False
+        "/root/data", "/opt", "/checkpoints", "/checkpoints/agent-logs", is_shared=False
     )
     commands = [*setup_commands(request, folders), *run_commands(request, target)]
     commands.append(f"exec sh {target} run")
@@ -50,12 +51,15 @@ def _copied(request: Request) -> tuple[str, ...]:
 
 def skypilot(request: Request) -> list[StartFile]:
     """Return a task of SkyPilot; the one file is a file mount."""
-    preset, name, target = request.preset, f"{request.recipe}.sky.yaml", "/root/pod-agent"
+    preset = request.preset
+    name = f"{request.recipe}.sky.yaml"
+    target = "/root/pod-agent"
     folders = Folders(
-        *("/root/data", "/root", "/root/checkpoints"), models="/root/huggingface", is_shared=False
+        "/root/data", "/root", "/root/checkpoints", models="/root/huggingface", is_shared=False
     )
     variables = job_variables(request, folders, restarted=False) or {"AGENT_JOB": "rehearsal"}
-    setup, run = setup_commands(request, folders), run_commands(request, target)
+    setup = setup_commands(request, folders)
+    run = run_commands(request, target)
     mounts = {} if request.url else {target: request.agent or "pod-agent"}
     if preset.services:
         mounts["/root/services.toml"] = f"examples/services/{preset.services}"
@@ -88,10 +92,15 @@ fi"""
 
 def runpod(request: Request) -> list[StartFile]:
     """Return the request for an Instant Cluster, or the template of pods."""
-    gpu, shared = "NVIDIA H100 80GB HBM3", bool(request.volume)
+    gpu = "NVIDIA H100 80GB HBM3"
+    shared = bool(request.volume)
     folders = Folders(
-        *("/workspace/data", "/workspace" if shared else "/opt", "/workspace/checkpoints"),
-        *("/workspace/agent-logs", "/workspace/huggingface", shared),
+        "/workspace/data",
+        "/workspace" if shared else "/opt",
+        "/workspace/checkpoints",
+        "/workspace/agent-logs",
+        "/workspace/huggingface",
+        shared,
     )
     target = "/opt/pod-agent" if request.url else request.agent or "/workspace/pod-agent"
     start = [*setup_commands(request, folders), *run_commands(request, target)]
@@ -129,7 +138,7 @@ def ssh(request: Request) -> list[StartFile]:
     """Return a loop over machines, with the one file copied to each."""
     about = request.preset.about
     folders = Folders(
-        *("/root/data", "/opt", "/root/checkpoints"), models="/root/huggingface", is_shared=False
+        "/root/data", "/opt", "/root/checkpoints", models="/root/huggingface", is_shared=False
     )
     variables = job_variables(request, folders, restarted=False)
     given = "\n".join(f"--env {shlex.quote(f'{k}={v}')}" for k, v in variables.items())
@@ -164,7 +173,9 @@ _SLURM_HOW = {
 
 def slurm(request: Request) -> list[StartFile]:
     """Return the batch script: without containers, or with apptainer, Pyxis or podman."""
-    variant, checkout, install = request.variant, request.preset.checkout, request.preset.install
+    variant = request.variant
+    checkout = request.preset.checkout
+    install = request.preset.install
     is_pyxis = variant == "pyxis"
     in_home = "/workspace" if is_pyxis else "$HOME"
     checkpoints = "/workspace/checkpoints" if is_pyxis else "$PWD/checkpoints"
@@ -228,7 +239,8 @@ def _in_workspace(code: str) -> Folders:
 
 def kubernetes(request: Request) -> list[StartFile]:
     """Return the manifest of a LeaderWorkerSet, a TrainJob or a PyTorchJob."""
-    kind, folders = request.variant, _in_workspace("/opt")
+    kind = request.variant
+    folders = _in_workspace("/opt")
     name, container = _MANIFESTS[kind]
     # data, checkpoints or the one file are on a volume
     claim = request.recipe != "rehearsal" or not request.url
@@ -279,7 +291,8 @@ def _command_lines(request: Request, folders: Folders, agent: str) -> str:
 
 def kuberay(request: Request) -> list[StartFile]:
     """Return a RayJob, whose submitter is the agent."""
-    folders, agent = _in_workspace(_SHARED), request.agent or f"{_SHARED}/pod-agent"
+    folders = _in_workspace(_SHARED)
+    agent = request.agent or f"{_SHARED}/pod-agent"
     variables = job_variables(request, folders, restarted=False)
     names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
     cluster: dict[str, str] = {name: variables.pop(name) for name in names}

@@ -124,7 +124,8 @@ def run_commands(request: Request, target: str = "") -> list[str]:
 
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
     """Return the variables of the job; `restarted`: the platform starts a lost node again."""
-    preset, recipe = request.preset, request.recipe
+    preset = request.preset
+    recipe = request.recipe
     if recipe == "rehearsal":
         return {"AGENT_LOG_DIR": folders.logs} if folders.logs else {}
     known = {"data": folders.data, "code": folders.code}
@@ -162,7 +163,9 @@ def fill(template: str, request: Request, **values: object) -> str:
     lines from `{{if NAME}}` to `{{end}}` stay if that value is not empty. Comments after `#~` are
     wrapped.
     """
-    recipe, nodes, gpus = request.recipe, request.nodes, request.gpus
+    recipe = request.recipe
+    nodes = request.nodes
+    gpus = request.gpus
     values = {
         "recipe": recipe,
         "nodes": nodes,

@@ -36,7 +36,8 @@ def expire_hang(state: HeadState, now: float) -> HeadState:
 def hang_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
     if state.hang is not None and _ray_is_needed(state, state.hang):
-        what, until = "the stopped processes of Ray to continue", state.hang_since + times.RAY_HANGS
+        what = "the stopped processes of Ray to continue"
+        until = state.hang_since + times.RAY_HANGS
         yield Wait(planned.HANG, what, until, state.hang.evidence, is_following=True)
 
 
@@ -118,7 +119,8 @@ def recount_uncounted(state: HeadState, now: float) -> HeadState:
 
     Only once enough workers have joined: all before is waited for anyway.
     """
-    fleet, known = state.fleet, state.uncounted_since
+    fleet = state.fleet
+    known = state.uncounted_since
     if not state.goal.has_job or len(fleet.alive) < state.required:
         return state
     late = {key for key, since in known.items() if now >= since + times.GCS_REPORTS_LOSS}
@@ -147,7 +149,8 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
         nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
-            title, item = service_title(state, key), state.services[key]
+            title = service_title(state, key)
+            item = state.services[key]
             last = f"not started, {item.evidence}" if key in state.blocked else item.evidence
             yield Wait(name, title, item.deadline, last)
         elif nodes:
@@ -171,7 +174,8 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
     for spec in state.goal.services:
         if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
-            key, until = f"{spec.name} {spec.where.sentence()}", state.deadline_of(planned.WORKERS)
+            key = f"{spec.name} {spec.where.sentence()}"
+            until = state.deadline_of(planned.WORKERS)
             yield Wait(key, what, until, partial(_last_detail, state, spec.where.rank))
 
 
@@ -205,7 +209,8 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
-    snapshot, attempt = state.goal.resumed_attempt, state.attempt
+    snapshot = state.goal.resumed_attempt
+    attempt = state.attempt
     if state.verdict is not None and snapshot is not None:
         yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
     elif attempt.submitted is None:
@@ -225,10 +230,12 @@ def submit_wait(state: HeadState) -> Wait:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    what, within = "a report from every node", times.NODES_ASKED
+    what = "a report from every node"
+    within = times.NODES_ASKED
     doubt = state.attempt.unreachable_nodes
     if doubt:
-        what, within = "GCS to report a lost node", times.GCS_REPORTS_LOSS
+        what = "GCS to report a lost node"
+        within = times.GCS_REPORTS_LOSS
     yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
 
 
@@ -240,7 +247,8 @@ def stop_deadline(state: HeadState) -> float:
 
 
 def _stop_limit(state: HeadState) -> float:
-    goal, verdict = state.goal, state.verdict
+    goal = state.goal
+    verdict = state.verdict
     follows = verdict is not None and is_loss(verdict) and state.another_follows
     return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
 

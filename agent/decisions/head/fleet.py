@@ -284,7 +284,8 @@ class Fleet(Value):
 
     def describe_missing(self, required: int) -> str:
         """Describe how many workers joined, which did not, and the last report of each."""
-        absent, known = self._absent(), self.workers.values()
+        absent = self._absent()
+        known = self.workers.values()
         ranks = {w.rank for w in known if w.rank is not None}
         last = required + sum(w.service_only for w in known)
         never = [str(rank) for rank in range(1, last + 1) if rank not in ranks]

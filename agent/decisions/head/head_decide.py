@@ -31,7 +31,8 @@ _MAX_OUTAGES = 200
 
 def first_state(goal: h.HeadGoal) -> HeadState:
     """Return the state in which the head starts, with its first actions."""
-    number, done = goal.first_attempt, goal.finished_steps
+    number = goal.first_attempt
+    done = goal.finished_steps
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
     steps = {
         (v.HERE, step.name): v.Item().ready() if step.name in done else v.Item()
@@ -82,7 +83,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
     after = _decide_event(replace(state, actions=()), event, now)
     if after.outages != state.outages and state.phase is not HeadPhase.LEAVING:
         after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
-    snapshot, saved = h.snapshot_of(after), h.snapshot_of(state) or state.goal.resumed_attempt
+    snapshot = h.snapshot_of(after)
+    saved = h.snapshot_of(state) or state.goal.resumed_attempt
     if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
         return after, after.actions
     # first, so that an agent that is killed while it acts leaves a record of the decision
@@ -152,7 +154,8 @@ def deadline(state: HeadState) -> float | None:
     """Return when `decide` must run again even if no event arrives; None for never."""
     if state.phase is HeadPhase.LEAVING:
         return None
-    goal, phase = state.goal, state.phase
+    goal = state.goal
+    phase = state.phase
     times = [wait.deadline for wait in pending_waits(state)]
     if phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
@@ -300,7 +303,8 @@ def _apply_service_state(
 
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
-    worker, outages = state.fleet.workers.get(key[0]), state.outages
+    worker = state.fleet.workers.get(key[0])
+    outages = state.outages
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
@@ -325,12 +329,14 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         if now is v.Step.READY and then is not v.Step.READY:
             found.append(v.LogLine(f"{service_title(after, key)} answers"))
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
-        worker, former = after.fleet.workers[event.key], before.fleet.workers[event.key]
+        worker = after.fleet.workers[event.key]
+        former = before.fleet.workers[event.key]
         if (worker.silent, worker.lost) != (former.silent, former.lost):
             why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
             text = f"{worker.label} is silent, {worker.silent}; {why}"
             found.append(v.LogLine(text, "warning"))
-    was, are = before.fleet.alive, after.fleet.alive
+    was = before.fleet.alive
+    are = after.fleet.alive
     if was is not are:
         ray = "" if after.goal.by_torchrun else " Ray"
         joined = [ip for ip in are if ip not in was]
@@ -343,7 +349,8 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
 
 
 def _is_spare(state: HeadState, ip: str) -> bool:
-    attempt, alive = state.attempt, state.fleet.alive
+    attempt = state.attempt
+    alive = state.fleet.alive
     if state.phase not in {HeadPhase.SUBMITTING, HeadPhase.RUNNING} or not state.goal.has_job:
         return False
     if not attempt.workers:

@@ -354,7 +354,8 @@ class HeadState(Value):
         if key in self.steps:
             return replace(self, steps={**self.steps, key: item})
         node, name = key
-        pending, nodes = self.pending_services, self.pending_services.get(name, {})
+        pending = self.pending_services
+        nodes = self.pending_services.get(name, {})
         if item.step is Step.PENDING and nodes.get(node) != item.deadline:
             pending = {**pending, name: {**nodes, node: item.deadline}}
         elif item.step is not Step.PENDING and node in nodes:
@@ -399,7 +400,8 @@ class HeadState(Value):
         """Return the sizes of the head and of each worker that counts."""
         if self.goal.by_torchrun:
             return self.shares.sizes
-        fleet, head = self.fleet, self.ray_head_ip
+        fleet = self.fleet
+        head = self.ray_head_ip
         nodes = {} if head is None else {head: self.goal.facts}
         nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
         sizes = []
@@ -416,7 +418,8 @@ class HeadState(Value):
 
         Anyone can report with a further rank: such reports neither delay nor end the run.
         """
-        rank, last = worker.effective_rank, self.goal.last_rank
+        rank = worker.effective_rank
+        last = self.goal.last_rank
         if worker.refused:
             return False
         is_known = rank is None or rank <= last or worker.key in self.shares.by_node

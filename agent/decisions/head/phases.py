@@ -88,7 +88,8 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     state = boot_waits.recount_uncounted(state, now)
     pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
-    alive, least = state.fleet.alive, state.goal.min_workers
+    alive = state.fleet.alive
+    least = state.goal.min_workers
     if late and late.key == planned.WORKERS and least < state.required and len(alive) >= least:
         missing = state.fleet.describe_missing(state.required)
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"
@@ -101,7 +102,8 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
         end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
         return leave(state, end, now)
     if pending and now >= state.phase_since + state.goal.boot_limit:
-        minutes, what = round((now - state.phase_since) / 60), pending[0].what
+        minutes = round((now - state.phase_since) / 60)
+        what = pending[0].what
         evidence = pending[0].evidence or "no report yet"
         end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=what, evidence=evidence)
         return leave(state, end, now)
@@ -119,7 +121,8 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
     If Ray was up before, all deadlines of the boot start again: workers have to rejoin. With
     AGENT_JOB=none a running cluster is restarted the same way.
     """
-    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
+    ray = state.ray
+    most = 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     is_running = state.phase is HeadPhase.RUNNING
     tried = ray.recent_restarts(now) if is_running else ray.restarts
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
@@ -150,7 +153,8 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     state = probes.begin_preflight(state, now)
     if any(probes.preflight_waits(state)) or any(probes.probe_waits(state)):
         return state
-    goal, nodes = state.goal, f"{len(state.fleet.alive) + 1} node(s)"
+    goal = state.goal
+    nodes = f"{len(state.fleet.alive) + 1} node(s)"
     if not goal.has_job:
         stays = f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
         return state.enter(HeadPhase.RUNNING, now).log(stays)
@@ -195,7 +199,8 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     over = _end_of_job(state, event, now)
     if over is not None:
         return over
-    attempt, lost = state.attempt, state.attempt.lost_nodes
+    attempt = state.attempt
+    lost = state.attempt.lost_nodes
     if isinstance(event, attempts.StalledSinceLoss) and event.attempt == attempt.number and lost:
         gone = f"the loss of {listed(lost)}"
         end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
@@ -324,12 +329,14 @@ def hours_deadline(state: HeadState) -> float | None:
 
 def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
     """Announce the end by AGENT_MAX_HOURS; then stop the job, with its grace to save."""
-    goal, now = state.goal, turn.now
+    goal = state.goal
+    now = turn.now
     over = hours_deadline(state)
     if over is None or now < over:
         return state
     if not state.hours_warned:
-        nodes, left = goal.expected_workers + 1, max(0.0, goal.ends_at - now)
+        nodes = goal.expected_workers + 1
+        left = max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
         stopped = "job" if goal.has_job else "cluster"
@@ -361,7 +368,8 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
 
     The first verdict stands, unless it is a loss after which another attempt would follow.
     """
-    saving, verdict = state.saving, state.verdict
+    saving = state.saving
+    verdict = state.verdict
     if verdict is None or (attempts.is_loss(verdict) and state.another_follows):
         state = replace(state, verdict=outcome)
     if saving is None:
@@ -401,14 +409,16 @@ def stop_job(
         return leave(state, verdict, now)
     verdict = replace(verdict, phase=state.phase.value)
     state = _follow_resumed_job(replace(state, verdict=verdict, saving=saving), now)
-    own, signum = state.attempt.id, state.goal.notice_signal
+    own = state.attempt.id
+    signum = state.goal.notice_signal
     first = h.StopJob(own) if saving is None else h.SaveJob(own, signum)
     return state.enter(HeadPhase.STOPPING, now).do(first)
 
 
 def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
     """Follow the job that a killed agent submitted, if this agent does not yet."""
-    snapshot, is_followed = state.goal.resumed_attempt, state.attempt.submitted is not None
+    snapshot = state.goal.resumed_attempt
+    is_followed = state.attempt.submitted is not None
     if state.phase is not HeadPhase.RESUMING or snapshot is None or is_followed:
         return state
     attempt = replace(state.attempt, submitted=snapshot.attempt.submitted, last_status_at=now)
@@ -449,7 +459,8 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
 def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Stop a job that may save first, once it has saved, or its time to save is over."""
-    saving, attempt = state.saving, state.attempt
+    saving = state.saving
+    attempt = state.attempt
     if saving is None:
         return state
     over = event if isinstance(event, h.SaveOver) else None
@@ -476,7 +487,9 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
 
 def answer_notices(state: HeadState, turn: Turn) -> HeadState:
     """Have the job save before it loses an announced node; release nodes that nothing waits for."""
-    event, now, former = turn.event, turn.now, state.leaving
+    event = turn.event
+    now = turn.now
+    former = state.leaving
     if isinstance(event, h.WorkerReported) and event.worker.notice is not None:
         state = _with_notice(state, event.worker)
     if isinstance(event, h.WorkerReplaced) and event.key in state.leaving | state.released:
@@ -503,7 +516,8 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
 
 def _with_notice(state: HeadState, worker: Worker) -> HeadState:
     """Record a notice with the running attempt, and that the worker waits for an answer."""
-    attempt, goal = state.attempt, state.goal
+    attempt = state.attempt
+    goal = state.goal
     if not state.expects(worker):  # nothing waits for it
         if worker.refused or worker.has_left or worker.key in state.released:
             return state
@@ -527,7 +541,8 @@ def _is_needed(state: HeadState) -> bool:
     if state.goal.by_torchrun:
         return not state.leaving.isdisjoint(state.shares.by_node)
     # as if these nodes were lost
-    fleet, workers = state.fleet, state.attempt.workers
+    fleet = state.fleet
+    workers = state.attempt.workers
     ips = {fleet.workers[key].ip for key in state.leaving if key in fleet.workers}
     alive = {ip: name for ip, name in fleet.alive.items() if ip not in ips}
     lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}

@@ -44,7 +44,8 @@ _LATE = {
 
 def advance_probes(state: HeadState, turn: Turn) -> HeadState:
     """Apply the answers of probes, end kinds that are complete or late, and order scores."""
-    event, now = turn.event, turn.now
+    event = turn.event
+    now = turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
         state = _apply_answers(state, reported.key, reported.answers, now)
@@ -67,7 +68,8 @@ def _order(
 
     `until` is when an answer is late; with `sizes` each node has a share of the probe.
     """
-    known, probes = state.probes.answers.get(kind, {}), state.probes
+    known = state.probes.answers.get(kind, {})
+    probes = state.probes
     new: dict[v.Link, None] = dict.fromkeys(pair for pair in pairs if pair not in known)
     if not new:
         return state
@@ -91,7 +93,9 @@ def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
 
 def _end_kind(state: HeadState, kind: str) -> HeadState:
     """Report what the answers of a kind show, and which are late; these do not count any more."""
-    probes, goal, found = state.probes, state.goal, []
+    probes = state.probes
+    goal = state.goal
+    found = []
     check, within, lack, remedy = _LATE[kind]
     if kind == v.SAMPLE:
         links = [(*_ends(state, link), rate) for link, rate in _rates(state)]
@@ -127,7 +131,8 @@ def slowest_link(state: HeadState) -> float | None:
 
 def probe_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the waits for scores, and for the links by which the first attempt's job is sized."""
-    due, goal = state.probes.due, state.goal
+    due = state.probes.due
+    goal = state.goal
     waits = {v.SCORE: (planned.PROBE, "every node to get a score from the reward server")}
     if goal.is_sized_by_links and not state.earlier_attempts:
         waits[v.SAMPLE] = (planned.LINKS, "the bandwidth between the nodes")
@@ -148,14 +153,16 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
     item = state.services.get((home, REWARD))
     if item is None or item.step is not v.Step.READY:
         return state
-    probes, workers = state.probes, state.fleet.workers
+    probes = state.probes
+    workers = state.fleet.workers
     at = workers[home].ip if home in workers else ""
     known = probes.answers.get(v.SCORE, {})
     asked = [] if reported is None else [reported]
     if (home, at) not in known:  # its readiness was this node's probe
         own = {**known, (home, at): v.Answer(v.SCORE, at)}
         answers = {**probes.answers, v.SCORE: own}
-        state, asked = replace(state, probes=replace(probes, answers=answers)), [*workers.values()]
+        state = replace(state, probes=replace(probes, answers=answers))
+        asked = [*workers.values()]
     able = [one for one in asked if not (one.has_left or one.refused or one.service_only)]
     pairs = [(v.HERE, at), *((one.key, at) for one in able)]
     return _order(state, v.SCORE, pairs, now + times.NODE_PROBE)
@@ -172,7 +179,8 @@ def _order_samples(state: HeadState, now: float) -> HeadState:
 
 def _order_reach(state: HeadState) -> HeadState:
     """Order probes between the head and each worker, and from each worker to the next rank."""
-    head, goal = state.ray_head_ip, state.goal
+    head = state.ray_head_ip
+    goal = state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
         return state
     agents = state.fleet.present()
@@ -186,7 +194,8 @@ def _order_reach(state: HeadState) -> HeadState:
 
 def begin_preflight(state: HeadState, now: float) -> HeadState:
     """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
-    goal, fleet = state.goal, state.fleet
+    goal = state.goal
+    fleet = state.fleet
     if not goal.preflight or state.preflight is not None:
         return state
     by_ray = {} if goal.by_torchrun else state.node_sizes
@@ -211,13 +220,16 @@ def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
 
 def finish_preflight(state: HeadState, now: float) -> HeadState:
     """Report the result of the all-reduce once known; leave if it failed."""
-    known, probes, fleet = state.preflight, state.probes, state.fleet
+    known = state.preflight
+    probes = state.probes
+    fleet = state.fleet
     until = probes.due.get(v.ALL_REDUCE)
     if known is None or until is None:
         return state
     names = {key: name for key, name, _ in known.shares}
     answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
-    own, present = answers[v.HERE], {v.HERE, *(worker.key for worker in fleet.present())}
+    own = answers[v.HERE]
+    present = {v.HERE, *(worker.key for worker in fleet.present())}
     gone = tuple(names[key] for key in names if key not in present)
     if own is None and gone and not known.lost:  # it cannot succeed without them
         known = replace(known, lost=gone)
@@ -248,7 +260,8 @@ def _apply_answers(
 ) -> HeadState:
     probes = state.probes
     for one in answers:
-        link, known = (node, one.at), probes.answers.get(one.probe, {})
+        link = (node, one.at)
+        known = probes.answers.get(one.probe, {})
         if known.get(link, one) is None:
             results = {**probes.answers, one.probe: {**known, link: one}}
             probes = replace(probes, answers=results)
@@ -303,7 +316,8 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
 
     Nodes that were joined by hand have no facts. A difference is not logged twice in a row.
     """
-    goal, fleet = state.goal, state.fleet
+    goal = state.goal
+    fleet = state.fleet
     if goal.facts is not None:
         keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
         workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
@@ -318,9 +332,11 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
         if failed:
             text = "; ".join(f"{one.check}: {one.what}" for one in failed)
             remedy = ". ".join(dict.fromkeys(one.remedy for one in failed))
-            reason, culprit = text, failed[0].check
+            reason = text
+            culprit = failed[0].check
             if {*failed} & {*differing}:
-                reason, culprit = f"the nodes do not agree: {text}", "agreement"
+                reason = f"the nodes do not agree: {text}"
+                culprit = "agreement"
             end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedy)
             return leave(state, end, now)
     state = replace(state, compared_workers=fleet.alive)
@@ -329,13 +345,15 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
 
 def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:
     """Yield each node's GPUs as counted by its agent and by Ray, if Ray is ours."""
-    goal, fleet = state.goal, state.fleet
+    goal = state.goal
+    fleet = state.fleet
     if goal.ray_is_given or goal.by_torchrun or state.ray_head_ip is None:
         return
     own = state.node_sizes.get(state.ray_head_ip)
     if own is not None:
         yield goal.node, goal.size.gpus, own.gpus
     for ip, name in fleet.alive.items():
-        worker, size = fleet.workers.get(fleet.agent_at.get(ip, "")), state.node_sizes.get(ip)
+        worker = fleet.workers.get(fleet.agent_at.get(ip, ""))
+        size = state.node_sizes.get(ip)
         if worker is not None and size is not None:
             yield name, worker.gpus, size.gpus

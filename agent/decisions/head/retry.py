@@ -63,7 +63,8 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
 
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     """Apply a worker's report of what still runs there from earlier attempts."""
-    left, is_early = state.leftovers, state.attempt.submitted is None
+    left = state.leftovers
+    is_early = state.attempt.submitted is None
     unclear = 0 < worker.running_attempt < state.attempt.number
     if not is_early or worker.has_left or (not left and not unclear):
         return state
@@ -124,7 +125,9 @@ def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
     Ray uses each that it lists, also one that does not count. One that counted before was lost
     earlier than GCS drops it.
     """
-    fleet, was, left = state.fleet, before.alive, dict[str, str]()
+    fleet = state.fleet
+    was = before.alive
+    left = dict[str, str]()
     if was is not fleet.alive:
         left = {ip: name for ip, name in was.items() if ip not in fleet.alive}
     if before.ray_nodes is not fleet.ray_nodes:
@@ -149,7 +152,8 @@ def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> Head
 
 def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
     """Record as lost the workers of an attempt that left while no head agent ran."""
-    attempt, alive = state.attempt, state.fleet.alive
+    attempt = state.attempt
+    alive = state.fleet.alive
     accounted = {*alive, *attempt.lost_workers}
     left = {ip: name for ip, name in attempt.workers.items() if ip not in accounted}
     return record_losses(state, left, now)
@@ -162,7 +166,8 @@ def fix_required_workers(state: HeadState) -> HeadState:
     have no peer, however few workers were expected. If more were expected than its size counts,
     it requires all that joined. For a job without a size any worker may be a spare.
     """
-    places, required = state.fleet.alive, state.required
+    places = state.fleet.alive
+    required = state.required
     if state.goal.is_sized_to_nodes:
         having = {ip for ip, size in state.node_sizes.items() if size.gpus}
         sized = places  # the workers in the job's size: those with GPUs, if any node has GPUs
@@ -175,7 +180,8 @@ def fix_required_workers(state: HeadState) -> HeadState:
 
 def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
     """Return the workers of the running attempt that were lost and have not rejoined."""
-    missed, alive = state.attempt.lost_workers, state.fleet.alive
+    missed = state.attempt.lost_workers
+    alive = state.fleet.alive
     present = set(alive.values()) if missed else set()
     return tuple(name for ip, name in missed.items() if ip not in alive and name not in present)
 
@@ -215,7 +221,8 @@ def recent_loss(state: HeadState, now: float) -> str:
     """
     if state.ray.step is Step.LOST:
         return ray_lost_outcome(state).reason
-    lost_at, ended_at = state.last_loss_at, state.attempt.job_ended_at
+    lost_at = state.last_loss_at
+    ended_at = state.attempt.job_ended_at
     ended_at = now if ended_at is None else ended_at
     late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
     if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
@@ -242,7 +249,8 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
 def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
-    loss, ended_at = recent_loss(state, now), state.attempt.job_ended_at
+    loss = recent_loss(state, now)
+    ended_at = state.attempt.job_ended_at
     is_before = ended_at is None or (state.last_loss_at or 0.0) <= ended_at
     own = attempts.verdict_of(report, state.last_loss if is_before else "")
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
@@ -272,7 +280,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     losses = attempts.count_losses(tried)
     if losses > state.goal.retries:
         return leave(state, replace(end, attempts_are_used_up=True), now)
-    number, announced = ended.number + 1, sum(one.announced for one in tried)
+    number = ended.number + 1
+    announced = sum(one.announced for one in tried)
     is_free = ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED
     pause = 0.0 if is_free else attempts.pause_after(losses)
     follows = f"the next begins in {pause:g} s at the earliest"
@@ -322,7 +331,8 @@ def newest_job(first: str, ids: Collection[str]) -> int:
 
 def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
     """Follow an attempt that has no record, if Ray has its job; else it is the next to begin."""
-    run_id, number = event.run_id, event.attempt
+    run_id = event.run_id
+    number = event.attempt
     own = submission_id_of(run_id, number, state.goal.submission_id)
     attempt = Attempt(own, number, began=state.attempt.began)
     snapshot = AttemptSnapshot(replace(attempt, submitted=now), state.required)
@@ -345,10 +355,12 @@ def attempt_sentence(state: HeadState) -> str:
 
 def start_shares(state: HeadState) -> HeadState:
     """Give each node that counts a share: the head first, then workers by rank."""
-    fleet, goal = state.fleet, state.goal
+    fleet = state.fleet
+    goal = state.goal
     shares = {HERE: NodeShare(goal.node, goal.size)}
     for worker in filter(state.expects, fleet.present()):
-        facts, size = fleet.facts.get(worker.key), NodeSize(worker.gpus)
+        facts = fleet.facts.get(worker.key)
+        size = NodeSize(worker.gpus)
         if facts is not None:
             size = NodeSize(worker.gpus, facts.cpus, facts.memory, facts.gpu_memory)
         shares[worker.key] = NodeShare(worker.name, size)
@@ -368,7 +380,8 @@ def apply_share_end(state: HeadState, key: str, over: ShareOver | None, now: flo
 
 def recount_absent(before: HeadState, state: HeadState) -> HeadState:
     """Recompute which running shares are absent, if the counted workers or shares changed."""
-    then, now = before.fleet, state.fleet
+    then = before.fleet
+    now = state.fleet
     is_same = then.alive is now.alive and then.agent_at is now.agent_at
     if is_same and before.shares.by_node is state.shares.by_node:
         return state
@@ -383,7 +396,8 @@ def job_report(state: HeadState) -> JobReport | None:
         shares = state.shares.by_node.values()
         succeeded = shares and all(share.end and share.end.code == 0 for share in shares)
         return JobReport("SUCCEEDED", driver_exit_code=0) if succeeded else None
-    rank, end = failed.end.local_rank, failed.end
+    rank = failed.end.local_rank
+    end = failed.end
     name = "torchrun itself" if rank is None else f"local rank {rank}"
     return JobReport("FAILED", end.words, end.code, place=f"{name} on {failed.node}")
 
@@ -431,6 +445,7 @@ def expire_silent_shares(state: HeadState, now: float) -> HeadState:
 
 
 def _node_has_share(state: HeadState, key: str) -> bool:
-    worker, end = state.fleet.workers.get(key), state.shares.by_node[key].end
+    worker = state.fleet.workers.get(key)
+    end = state.shares.by_node[key].end
     is_there = key == HERE or (worker is not None and state.fleet.counts(worker))
     return is_there and not (end and end.lost)

@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
     for key in keys:
-        item, was_blocked, name = _item(state, key), key in state.blocked, key[1]
+        item = _item(state, key)
+        was_blocked = key in state.blocked
+        name = key[1]
         specs = state.goal.steps if key in state.steps else state.goal.services
         spec = next(one for one in specs if one.name == name)
         missing = unmet_dependencies(state, key[0], spec.after)
         if missing:
-            evidence, blocked = f"waits for {listed(missing)}", state.blocked | {key}
+            evidence = f"waits for {listed(missing)}"
+            blocked = state.blocked | {key}
             until = item.deadline if was_blocked else now + state.goal.max_prepare_seconds
             if was_blocked and item.evidence == evidence:
                 continue
         else:
-            evidence, blocked = "" if was_blocked else item.evidence, state.blocked - {key}
+            evidence = "" if was_blocked else item.evidence
+            blocked = state.blocked - {key}
             until = now + spec.within
             if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
                 until = now + spec.restarted_within
@@ -52,7 +56,8 @@ def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
         return state
-    keys, event = state.blocked, turn.event
+    keys = state.blocked
+    event = turn.event
     if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
         own = event.worker.key  # checking all is too slow for thousands of workers
         keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
@@ -67,7 +72,8 @@ def _unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
     """Return whether a change may unblock services or steps on other nodes."""
     if before.steps is not state.steps or before.required != state.required:
         return True
-    was, now = before.services, state.services
+    was = before.services
+    now = state.services
     changed = () if was is now else (k for k in was.keys() | now if was.get(k) is not now.get(k))
     return any(state.goal.service(name).where.kind != "every" for _, name in changed)
 
@@ -88,7 +94,8 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
         items = () if worker is None else worker.items
         return all(item.step is Step.READY for item in items if item.name == name)
     rank = state.goal.rank if worker is None else worker.effective_rank
-    known, abandoned = state.services, state.abandoned_services
+    known = state.services
+    abandoned = state.abandoned_services
     if spec.where.includes(rank, is_head=node == HERE):
         keys = {(node, name)}
     elif spec.where.kind == "workers":
@@ -120,10 +127,12 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(turn.event, h.WorkerReported):
         return state
-    worker, specs = turn.event.worker, state.goal.services
+    worker = turn.event.worker
+    specs = state.goal.services
     if worker.has_left or worker.refused:
         return state
-    rank, known = worker.effective_rank, (state.services, state.abandoned_services)
+    rank = worker.effective_rank
+    known = (state.services, state.abandoned_services)
     own = [(worker.key, one.name) for one in specs if one.where.includes(rank, is_head=False)]
     new = [key for key in own if not any(key in keys for keys in known)]
     new = [key for key in new if not _has_other_home(state, worker, key[1])]
@@ -153,7 +162,8 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
         if now >= nodes[node]
     ]
     for key in (*sorted(state.lost_services), *late):
-        item, spec = state.services[key], state.goal.service(key[1])
+        item = state.services[key]
+        spec = state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and spec.essential and state.relies_on(key[0]):
             return state, broken
@@ -173,8 +183,10 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
 
 def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
     """Restart a service that ended, once its pause is over."""
-    spec, title = state.goal.service(key[1]), service_title(state, key)
-    before, generation = item.recent_restarts(now), item.generation + 1
+    spec = state.goal.service(key[1])
+    title = service_title(state, key)
+    before = item.recent_restarts(now)
+    generation = item.generation + 1
     again = replace(item, step=Step.PENDING, restarts=before + 1, generation=generation)
     again = replace(again, restarted_at=now, restart_at=None)
     pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
@@ -212,7 +224,8 @@ def _service_only_workers(state: HeadState) -> Iterator[tuple[ServiceSpec, Worke
 
 def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
     """Return the outcome of a service that ended before it was ready, too often or too late."""
-    spec, title = state.goal.service(key[1]), service_title(state, key)
+    spec = state.goal.service(key[1])
+    title = service_title(state, key)
     ended = item.step is Step.LOST
     no_restart_left = ended and spec.argv and item.recent_restarts(now) >= spec.restarts
     # the boot's waits cover first starts
@@ -266,10 +279,12 @@ def _names_of_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
 
 def order_steps(state: HeadState, turn: Turn) -> HeadState:
     """Order workers to run prepare steps: those on one disk run a step one after another."""
-    event, steps = turn.event, ordered_steps(state.goal.steps)
+    event = turn.event
+    steps = ordered_steps(state.goal.steps)
     if not steps:
         return state
-    saved, ordered_before = _names_of_holders(state), state.actions
+    saved = _names_of_holders(state)
+    ordered_before = state.actions
     known = _with_reported_holders(state)
     holders = {one: node for one, node in known.items() if _runs(state, one[0], node, turn.now)}
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
@@ -281,7 +296,8 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     for worker in workers:
         if _runs_steps(worker, turn.now):
             state = _order_steps_of(state, worker, steps)
-    names, orders = _names_of_holders(state), state.actions[len(ordered_before) :]
+    names = _names_of_holders(state)
+    orders = state.actions[len(ordered_before) :]
     if not orders or names == saved:
         return state
     # before the orders: an agent that replaces this one must find who may run what
@@ -306,9 +322,11 @@ def _runs_steps(worker: Worker, now: float) -> bool:
 
 
 def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> HeadState:
-    key, facts = worker.key, state.fleet.facts.get(worker.key)
+    key = worker.key
+    facts = state.fleet.facts.get(worker.key)
     done = {item.name for item in worker.items if item.step is Step.READY}
-    holders, ordered = {**state.step_holders}, state.steps_ordered.get(key, frozenset())
+    holders = {**state.step_holders}
+    ordered = state.steps_ordered.get(key, frozenset())
     chosen = []
     for step in steps:
         if step.name in done or unmet_dependencies(state, key, step.after):

@@ -46,7 +46,8 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, event.outcome, must_report=True)
     if isinstance(event, w.Ordered):
         return _carry_out(state, event.order, now)
-    before, state = state, _apply_event(state, event, now)
+    before = state
+    state = _apply_event(state, event, now)
     # a verdict or a failed step ends the worker in any phase; else the phase decides
     decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
     state, actions = decision
@@ -54,7 +55,8 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if was_silent and not state.silent_for:
         actions = (v.LogLine(f"the head {state.goal.head} answers again"), *actions)
     # the head has begun a later attempt: the share of the former one must not run beside it
-    own, theirs = state.share_attempt or 0, state.head_attempt
+    own = state.share_attempt or 0
+    theirs = state.head_attempt
     is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
     if is_outdated and w.StopShare() not in actions:
         actions = (*actions, w.StopShare())
@@ -78,7 +80,8 @@ def deadline(state: WorkerState) -> float | None:
 
 def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
     """Return all waits of the current phase, with deadline and evidence."""
-    goal, found = state.goal, []
+    goal = state.goal
+    found = []
     if state.phase is WorkerPhase.LEAVING:
         return ()
     if state.taken_at is not None:
@@ -102,7 +105,8 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
     if state.phase is WorkerPhase.JOINING:
         found.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
-        what, until = f"a reply from the head {goal.head}", _reply_deadline(state)
+        what = f"a reply from the head {goal.head}"
+        until = _reply_deadline(state)
         answers = state.silent_for < times.SILENCE_LOGGED
         found.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, answers))
     return tuple(found)
@@ -122,7 +126,8 @@ def _reply_deadline(state: WorkerState) -> float:
 
 def _join_wait(state: WorkerState) -> v.Wait:
     """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
-    limits, head = state.goal.limits, f"the head {state.goal.head}"
+    limits = state.goal.limits
+    head = f"the head {state.goal.head}"
     if state.has_joined_before and state.head_is_silent:
         until = _reply_deadline(state)
         return v.Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
@@ -272,7 +277,9 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     state: WorkerState, order: v.Order, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
-    last, kind, name = state.last_order, order.kind, order.name
+    last = state.last_order
+    kind = order.kind
+    name = order.name
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
     state = replace(state, last_order=order)
@@ -314,7 +321,9 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
             return _leave(state, event.verdict)
         belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
         if belongs and event.run_id not in ("", state.run_id):
-            head, theirs, ours = state.goal.head, event.run_id, state.run_id
+            head = state.goal.head
+            theirs = event.run_id
+            ours = state.run_id
             return _leave(state, ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=ours))
         if event.refusal:
             return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
@@ -401,7 +410,8 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if rejoined is not None:
         return rejoined
     if now >= _reply_deadline(state):
-        head, silent = state.goal.head, round(now - state.last_reply_at)
+        head = state.goal.head
+        silent = round(now - state.last_reply_at)
         end = ends.HEAD_SILENT.outcome(head=head, seconds=silent, evidence=state.evidence)
         return _leave(state, end)
     if state.ray is not RayStep.DOWN or state.goal.by_torchrun or state.service_only:
@@ -409,7 +419,8 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.is_plain_head:
         return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
     log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
-    ready, retry_at = state.ray_ready and not state.head_is_silent, now + times.JOIN_RETRY_PAUSE
+    ready = state.ray_ready and not state.head_is_silent
+    retry_at = now + times.JOIN_RETRY_PAUSE
     return replace(_enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
 
