@@ -6,13 +6,13 @@ import os
 import re
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy as copy_of
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from agent.base import times
-from agent.record.background import NO_THREAD, Background, Sink
+from agent.record.background import NO_THREAD, Background, Sink, in_thread
 from agent.record.files import appending
 from agent.record.log import disk_alarm, say, stream_trouble
 from agent.record.log_dir import log_dir
@@ -325,3 +325,21 @@ class OutputCopies:
 
 
 _copying: dict[str, threading.Thread] = {}  # The current or last thread of each sink, by name
+
+
+async def size_at_start(log: Path) -> int:
+    """Return a log's size as an attempt begins.
+
+    On a stalled disk this takes 2 s, and earlier output may be passed on again.
+    """
+
+    def read_size() -> int:
+        with suppress(OSError):
+            return log_dir.stat(log).st_size
+        return 0
+
+    size = await in_thread(read_size, times.STALLED_DISK)
+    if size is None:
+        problem = f"{log.parent} does not answer within {times.STALLED_DISK:g} s"
+        say(f"{problem}. Output of an earlier attempt may be repeated", "warning")
+    return size or 0

@@ -154,6 +154,12 @@ def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
         return None
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there; writing the new one reports an error of the disk."""
+    with suppress(OSError):
+        log_dir.remove(path)
+
+
 def write_atomically(
     path: Path, text: str, *, durable: bool = True, mode: int | None = None
 ) -> OSError | None:

@@ -39,7 +39,7 @@ from agent.processes.probing import first_answer, port_answers, reply_evidence
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread
 from agent.record.events import AttemptOver, GoodbyeReceived
-from agent.record.files import write_atomically
+from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
 from agent.record.run_folder import make_key
 from agent.run import head_job, head_server
@@ -53,7 +53,7 @@ from agent.run.diagnose import (
 )
 from agent.run.head_job import Submission, SubmissionTask
 from agent.run.holding import hold_after_verdict
-from agent.run.local_services import LocalWork, TorchrunLink, remove_file
+from agent.run.local_services import LocalWork
 from agent.run.make_ready import prune_sessions
 from agent.run.node_run import (
     EventFilter,
@@ -66,6 +66,7 @@ from agent.run.node_run import (
 from agent.run.orders import Prober
 from agent.run.run_keeper import make_goal
 from agent.run.stall import StallWatch
+from agent.run.torchrun import TorchrunLink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -32,13 +32,12 @@ from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
 from agent.plan.plan import JOB_LOG
 from agent.processes import driver
-from agent.processes.output import OutputCopies, PreambleFilter
+from agent.processes.output import OutputCopies, PreambleFilter, size_at_start
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record import run_folder
 from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
-from agent.run.local_services import size_at_start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
-    from agent.run.local_services import TorchrunLink
     from agent.run.node_run import NodeRun
+    from agent.run.torchrun import TorchrunLink
 
 
 async def start_job_output(
@@ -70,7 +69,7 @@ async def start_job_output(
     known = run.node.record
     update = run.node.update
     log = run.folder.file(JOB_LOG)
-    run.output_begins = max(0, await size_at_start(run, log) - known.copied)
+    run.output_begins = max(0, await size_at_start(log) - known.copied)
     output = OutputCopies(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
     output.to_file(log, known.copied, lambda count: update(copied=count))

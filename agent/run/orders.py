@@ -27,9 +27,9 @@ from agent.processes.process import tail_of
 from agent.processes.waiting import Failure, NotYet, TimedOutError, until
 from agent.record.background import in_thread
 from agent.record.bundle import last_lines
+from agent.record.files import read_end, remove_file
 from agent.record.log import say
 from agent.run.diagnose import ray_log_folder
-from agent.run.local_services import remove_file, text_of
 from agent.run.stall import BUSY, STACKS, Diagnostics, log_stacks
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from agent.job.services import Placeholders
     from agent.job.torchrun_command import ShareOrder
     from agent.run.node_run import NodeRun
+
+
+_LONGEST_RESULT = 1 << 20  # bytes
 
 
 async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
@@ -62,7 +65,8 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
         with anyio.CancelScope(shield=True):
             await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
         run.node.remove_process(child.pid)
-    words = await in_thread(partial(text_of, out)) or ""
+    result = await in_thread(partial(read_end, out, _LONGEST_RESULT)) or b""
+    words = result.decode(errors="replace")
     if words or (code == 0 and not is_head):
         return Answer(ALL_REDUCE, "", words=words)
     return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_state import HeadState
     from agent.port.reports import Reports
     from agent.run.head_server import RunStatus
-    from agent.run.local_services import TorchrunLink
     from agent.run.node_run import NodeRun
+    from agent.run.torchrun import TorchrunLink
 
 
 BUSY = "how busy"

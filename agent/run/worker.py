@@ -33,9 +33,10 @@ from agent.record.run_record import fingerprint
 from agent.run import make_ready
 from agent.run.diagnose import explain_end, make_bundle
 from agent.run.holding import hold_after_verdict
-from agent.run.local_services import LocalShare, LocalWork
+from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
+from agent.run.torchrun import LocalShare
 from agent.settings.jobs import NO_JOB, TORCHRUN
 from agent.settings.rules import may_listen_on
 
