@@ -35,32 +35,39 @@ def parse_toml(text: str) -> dict[str, Any]:
 def listed(names: Iterable[str]) -> str:
     """Join names: `a`, `a and b`, `a, b and c`."""
     *first, last = [*names] or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def first_names(names: Iterable[str], most: int = 4) -> str:
     """Join the first names, and count the others: `a, b and 3 more`."""
     everything = [*names]
     more = len(everything) - most
-    return listed(everything if more <= 0 else [*everything[:most], f"{more} more"])
+    if more <= 0:
+        return listed(everything)
+    return listed([*everything[:most], f"{more} more"])
 
 
-def nearly_equal(one: str, other: str) -> bool:
+def nearly_equal(name: str, other: str) -> bool:
     """Return whether two names differ by one edit or two swapped letters, underscores ignored."""
-    a = one.replace("_", "")
+    a = name.replace("_", "")
     b = other.replace("_", "")
-    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    if same is None:
+    differs_at = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if differs_at is None:
         return abs(len(a) - len(b)) <= 1
-    a = a[same:]
-    b = b[same:]
-    edited = b[1:] in {a, a[1:]} or a[1:] == b
-    return edited or (a[:2] == b[1::-1] and a[2:] == b[2:])
+    a = a[differs_at:]
+    b = b[differs_at:]
+    is_one_edit = b[1:] in {a, a[1:]} or a[1:] == b
+    is_swap = a[:2] == b[1::-1] and a[2:] == b[2:]
+    return is_one_edit or is_swap
 
 
 def mib(size: int) -> str:
     """Format a size in MiB or KiB."""
-    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
+    if size >= 1 << 20:
+        return f"{size / (1 << 20):.0f} MiB"
+    return f"{size / 1024:.0f} KiB"
 
 
 def duration_text(seconds: float) -> str:
@@ -68,9 +75,13 @@ def duration_text(seconds: float) -> str:
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
-    unit, size, smaller, part = ("min", 60, "s", 1) if whole < 7200 else ("h", 3600, "min", 60)
-    rest = whole % size // part
-    return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
+    if whole < 7200:
+        larger = f"{whole // 60} min"
+        rest = whole % 60
+        return f"{larger} {rest} s" if rest else larger
+    larger = f"{whole // 3600} h"
+    rest = whole % 3600 // 60
+    return f"{larger} {rest} min" if rest else larger
 
 
 def without_controls(text: str) -> str:
@@ -88,10 +99,12 @@ def escaped(text: str) -> str:
 def map_texts(data: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - whatever JSON has
     """Return JSON data with every text changed, the names of fields too."""
     if isinstance(data, dict):
-        return {change(name): map_texts(one, change) for name, one in data.items()}
+        return {change(name): map_texts(value, change) for name, value in data.items()}
     if isinstance(data, list | tuple):
-        return [map_texts(one, change) for one in data]
-    return change(data) if isinstance(data, str) else data
+        return [map_texts(value, change) for value in data]
+    if isinstance(data, str):
+        return change(data)
+    return data
 
 
 LAST_OUTPUT = "; last output: "
@@ -147,11 +160,14 @@ def own_command(python: str, *arguments: str) -> list[str]:
 
 def shell_line(argv: Iterable[str]) -> str:
     """Return a command as a shell reads it, with as few quotes as possible."""
-    return " ".join(
-        # shlex writes a single quote within a word as five characters
-        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!\n') else shlex.quote(word)
-        for word in argv
-    )
+    return " ".join(map(_quoted, argv))
+
+
+def _quoted(word: str) -> str:
+    # shlex writes a single quote within a word as five characters
+    if "'" in word and not set(word) & set('"$`\\!\n'):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 Tone = Literal["", "title", "good", "busy", "bad", "dim"]
@@ -181,24 +197,31 @@ class Terminal(NamedTuple):
 
     def render(self, lines: Iterable[Line], clean: Callable[[str], str]) -> str:
         """Return lines as text; `clean` masks secrets, before a fold could split one."""
-        shown = []
+        rendered = []
         for line in lines:
             label = clean(line.label)
             text = clean(line.text)
             if self.width is not None and self.width >= _LEAST_WIDTH:
-                below = len(label) if len(label) < self.width // 2 else 4
-                folded = textwrap.wrap(
-                    text,
-                    self.width,
-                    initial_indent=" " * len(label),
-                    subsequent_indent=" " * below,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-                text = "\n".join(folded)[len(label) :]
-            code = _CODES.get(line.tone) if self.has_colors and label else None
-            shown.append(f"\x1b[{code}m{label}\x1b[0m{text}" if code else f"{label}{text}")
-        return "\n".join(shown)
+                text = _folded(label, text, self.width)
+            code = _CODES.get(line.tone)
+            if self.has_colors and label and code:
+                label = f"\x1b[{code}m{label}\x1b[0m"
+            rendered.append(f"{label}{text}")
+        return "\n".join(rendered)
+
+
+def _folded(label: str, text: str, width: int) -> str:
+    """Fold a text that begins behind its label; under a long label it is indented a little."""
+    below = len(label) if len(label) < width // 2 else 4
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * len(label),
+        subsequent_indent=" " * below,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)[len(label) :]
 
 
 NO_TERMINAL = Terminal()  # a file or a pipe: lines as they are

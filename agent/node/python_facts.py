@@ -44,29 +44,37 @@ def _distributions(path: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
     Listing the folders takes about a millisecond; importlib.metadata takes 40.
     """
     for entry in path:
+        folder = entry or "."
         with suppress(OSError):
-            for item in os.listdir(entry or "."):  # noqa: PTH208 - twice as fast
-                match = _METADATA.fullmatch(item) if item.endswith("-info") else None
+            for item in os.listdir(folder):  # noqa: PTH208 - twice as fast
+                if not item.endswith("-info"):
+                    continue
+                match = _METADATA.fullmatch(item)
                 if match is not None:
                     name = re.sub(r"[-_.]+", "-", match["name"]).lower()
-                    yield name, match["version"][:_LONGEST_VERSION], Path(entry or ".")
+                    yield name, match["version"][:_LONGEST_VERSION], Path(folder)
 
 
 def installed(path: Iterable[str]) -> dict[str, str]:
     """Return the versions of known libraries on a Python's path; the first of a name counts."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, version, folder in _distributions(path):
-        known = LIBRARIES.get(name)
-        if known is not None and known not in found:
-            found |= {known: version, **(_of_torch(folder) if known == TORCH else {})}
-    return found
+        library = LIBRARIES.get(name)
+        if library is None or library in versions:
+            continue
+        versions[library] = version
+        if library == TORCH:
+            versions |= _of_torch(folder)
+    return versions
 
 
 def _of_torch(folder: Path) -> dict[str, str]:
     """Read torch's version and the CUDA or ROCm that it was built for."""
     text = text_of(folder / "torch" / "version.py")
     facts = {key: value[:_LONGEST_VERSION] for key, value in _TORCH_FACT.findall(text)}
-    built_for = facts.get("cuda") or (f"ROCm {facts['hip']}" if "hip" in facts else "")
+    built_for = facts.get("cuda", "")
+    if not built_for and "hip" in facts:
+        built_for = f"ROCm {facts['hip']}"
     versions = {TORCH: facts.get("__version__", ""), CUDA: built_for}
     return {name: value for name, value in versions.items() if value}
 
@@ -83,18 +91,25 @@ _DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
 
 def ray_facts() -> dict[str, object]:
     """Return the fields of RayPython for this Python, without importing Ray."""
-    missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
-    ray = importlib.util.find_spec("ray")
-    folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
-    source = re.search(r'^version = "([^"]+)"', text_of(Path(folder, "_version.py")), re.MULTILINE)
     versions: dict[str, str] = {}
     for name, version, _ in _distributions(sys.path):
         versions.setdefault(name, version)
+
+    # Where is Ray? Its source says its version; its metadata may be missing.
+    folder = ""
+    ray_version = None
+    ray = importlib.util.find_spec("ray")
+    if ray is not None and ray.origin is not None:
+        folder = str(Path(ray.origin).parent)
+        source = text_of(Path(folder, "_version.py"))
+        assigned = re.search(r'^version = "([^"]+)"', source, re.MULTILINE)
+        ray_version = assigned[1] if assigned else versions.get("ray")
+
     return {
         "executable": sys.executable,
         "python": platform.python_version(),
-        "version": (source[1] if source else versions.get("ray")) if folder else None,
-        "missing": missing,
+        "version": ray_version,
+        "missing": tuple(name for name in _DEFAULT_EXTRA if not importlib.util.find_spec(name)),
         "command": _command(),
         "click": versions.get("click"),
         "enum_copies_are_same": hasattr(Enum, "__deepcopy__"),
@@ -107,26 +122,38 @@ def ray_facts() -> dict[str, object]:
 
 def print_facts(argv: list[str]) -> int:
     """Print the facts of this Python as JSON; with a name and a folder, those of a framework."""
-    print(json.dumps(framework_facts(*argv) if argv else ray_facts()))
+    facts = framework_facts(*argv) if argv else ray_facts()
+    print(json.dumps(facts))
     return 0
 
 
 def of_command(name: str, path: str | None) -> str | None:
     """Return the Python of a command on PATH, by the script's first lines."""
     script = shutil.which(name, path=path)
-    lines = [] if script is None else text_of(Path(script)).splitlines()[:2]
-    first = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
-    if first[:1] == ["/bin/sh"] and len(lines) > 1 and lines[1].startswith("'''exec'"):
-        first = shlex.split(lines[1].removeprefix("'''exec'"))  # pip's form for long paths
-    if len(first) > 1 and Path(first[0]).name == "env":
-        first = [shutil.which(first[1], path=path) or ""]
-    return first[0] if first and Path(first[0]).name.startswith("python") else None
+    if script is None:
+        return None
+    lines = text_of(Path(script)).splitlines()[:2]
+    if not lines or not lines[0].startswith("#!"):
+        return None
+    interpreter = lines[0][2:].split()
+
+    # `/bin/sh` and an `exec` below it is pip's form for long paths; `env` searches PATH.
+    if interpreter[:1] == ["/bin/sh"] and len(lines) > 1 and lines[1].startswith("'''exec'"):
+        interpreter = shlex.split(lines[1].removeprefix("'''exec'"))
+    if len(interpreter) > 1 and Path(interpreter[0]).name == "env":
+        interpreter = [shutil.which(interpreter[1], path=path) or ""]
+
+    if not interpreter or not Path(interpreter[0]).name.startswith("python"):
+        return None
+    return interpreter[0]
 
 
 def _command() -> tuple[str, ...]:
     """Return this Python's `ray`: the script beside it, or the module."""
     script = Path(sys.executable).parent / "ray"
-    return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
+    if script.exists():
+        return (str(script),)
+    return (sys.executable, "-m", "ray.scripts.scripts")
 
 
 _KNOWN_FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -147,17 +174,19 @@ def framework_facts(name: str, folder: str) -> dict[str, str]:
     """Return the fields of Framework as found in a folder and on this Python's path."""
     module, own_file, version_files = _KNOWN_FRAMEWORKS[name]
     path = [folder, *sys.path]
-    found = _around(module, path)
-    if found is None or not (found / own_file).exists():
+    around = _around(module, path)
+    if around is None or not (around / own_file).exists():
         return {"name": name}
+
     # Metadata beside the package counts first. Metadata elsewhere is from an editable install and
     # may be outdated, so the checkout's version file comes before it.
     metadata = [(at.resolve(), version) for key, version, at in _distributions(path) if key == name]
-    beside = [version for at, version in metadata if at == found]
-    first_lines = [text_of(found / file).partition("\n")[0] for file in version_files]
+    beside = [version for at, version in metadata if at == around]
+    first_lines = [text_of(around / file).partition("\n")[0] for file in version_files]
     in_files = [line.strip()[:_LONGEST_VERSION] for line in first_lines]
-    candidates = (*beside, *in_files, *(version for _, version in metadata))
-    return {"name": name, "folder": str(found), "version": next(filter(None, candidates), "")}
+    anywhere = [version for _, version in metadata]
+    candidates = (*beside, *in_files, *anywhere)
+    return {"name": name, "folder": str(around), "version": next(filter(None, candidates), "")}
 
 
 def _around(module: str, path: list[str]) -> Path | None:

@@ -70,10 +70,14 @@ def explain(folder: Path) -> list[str]:
 
     The folder is a run's, or one node's in it, or one above runs, of which the newest is taken.
     """
+    # Which run, and which of its nodes?
     run = newest_run(folder)
     record = RunRecord.read((run or folder) / RUN_FILE)
     nodes = [] if run is None else node_folders(run)
-    node = folder.resolve() if folder.resolve() in nodes else next(iter(nodes), folder)
+    node = next(iter(nodes), folder)  # the head's
+    if folder.resolve() in nodes:
+        node = folder.resolve()
+
     events, starts = _on_one_clock(node)
     if not starts:
         raise UnavailableError(
@@ -82,14 +86,11 @@ def explain(folder: Path) -> list[str]:
             remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",
             culprit="RUN FOLDER",
         )
-    role, run_id = (starts[-1].data[key] for key in ("role", "run_id"))
-    agents = len({one.data["started_at"] for one in starts})
-    again = f"; its agent was started {agents} times" if agents > 1 else ""
-    lasted = f"began {starts[0].data['started_at']}, lasted {_time(events[-1].at)}"
     outcome = read_outcome(node)
-    first_phase = HeadPhase.BOOTING if role == "head" else WorkerPhase.FINDING
+    is_head = starts[-1].data["role"] == "head"
+    first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
     lines = [
-        f"run {run_id or 'without an id'}, recorded by the {role} {node.name}: {lasted}{again}",
+        _title(node, starts, lasted=events[-1].at),
         *_phases(events, first_phase.value),
         *_waits(events, is_over=outcome is not None),
         *_joined(events),
@@ -97,8 +98,23 @@ def explain(folder: Path) -> list[str]:
         *_attempts(record),
         *_end(outcome),
     ]
-    short = lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], *lines[-2:]]
-    return [escaped(" ".join(line.split())) for line in short]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 2], *lines[-2:]]  # the end and its remedy are last
+    return [escaped(" ".join(line.split())) for line in lines]
+
+
+def _title(node: Path, starts: list[RecordedEvent], *, lasted: float) -> str:
+    """Return which run and node this is, when it began and how long it lasted."""
+    role = starts[-1].data["role"]
+    run_id = starts[-1].data["run_id"] or "without an id"
+    began = starts[0].data["started_at"]
+    title = (
+        f"run {run_id}, recorded by the {role} {node.name}: began {began}, lasted {_time(lasted)}"
+    )
+    agents = len({start.data["started_at"] for start in starts})
+    if agents > 1:
+        title += f"; its agent was started {agents} times"
+    return title
 
 
 def _on_one_clock(node: Path) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
@@ -109,8 +125,8 @@ def _on_one_clock(node: Path) -> tuple[list[RecordedEvent], list[RecordedEvent]]
     for event in read_events(node):
         if event.kind == "Began":
             starts.append(event)
-            first, last = (str(one.data["started_at"]) for one in (starts[0], event))
-            offset = seconds_between(first, last)
+            first = str(starts[0].data["started_at"])
+            offset = seconds_between(first, str(event.data["started_at"]))
         events.append(event._replace(at=event.at + offset))
     return events, starts
 
@@ -125,12 +141,15 @@ def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
         if event.kind == "PhaseEntered":
             phase = event.data["phase"]
     long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
+    if not long:
+        return []
     phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
-    return [f"phases: {phases}"] if phases else []
+    return [f"phases: {phases}"]
 
 
 def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:
     """Return the longest waits, each with its last evidence; unfinished ones first."""
+    # Each wait: its seconds, for what, the evidence, and '' or in which way it is unfinished.
     since: dict[str, tuple[float, str]] = {}
     waits: list[tuple[float, str, str, str]] = []
     for at, kind, data in events:
@@ -145,11 +164,14 @@ def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:
     unfinished = ", in vain" if is_over else " so far"
     waits += [(end - at, what, evidence, unfinished) for what, (at, evidence) in since.items()]
     waits.sort(key=lambda wait: (not wait[3], -wait[0]))
-    return [
-        f"waited for {what} {_time(seconds)}{state}" + (f"; last: {evidence}" if evidence else "")
-        for seconds, what, evidence, state in waits[:_MOST_WAITS]
-        if seconds >= times.SPAN_SHORTEST or state
-    ]
+
+    lines = []
+    for seconds, what, evidence, state in waits[:_MOST_WAITS]:
+        if seconds < times.SPAN_SHORTEST and not state:
+            continue
+        line = f"waited for {what} {_time(seconds)}{state}"
+        lines.append(f"{line}; last: {evidence}" if evidence else line)
+    return lines
 
 
 def _joined(events: list[RecordedEvent]) -> list[str]:
@@ -162,11 +184,12 @@ def _joined(events: list[RecordedEvent]) -> list[str]:
             joined.setdefault(name, f"{name} after {_time(at)}")
         elif kind == "ByeHeard":
             left[data["node"]] = f"{data['node']} ({data['cause']})"
-    return [
-        f"{what}: {first_names(names)}"
-        for what, names in (("joined", [*joined.values()][::-1]), ("left", [*left.values()]))
-        if names
-    ]
+    lines = []
+    if joined:
+        lines.append(f"joined: {first_names([*joined.values()][::-1])}")
+    if left:
+        lines.append(f"left: {first_names(left.values())}")
+    return lines
 
 
 def _services(events: list[RecordedEvent]) -> list[str]:
@@ -176,26 +199,33 @@ def _services(events: list[RecordedEvent]) -> list[str]:
         if kind == "ServiceGone":
             where = "" if data["node"] == HERE else f" on {data['node']}"
             failed.setdefault(f"{data['name']}{where}", []).append(data["evidence"])
+    if not failed:
+        return []
     texts = [f"{name} failed {len(why)} x ({why[-1]})" for name, why in failed.items()]
-    return [f"services: {'; '.join(texts)}"] if texts else []
+    return [f"services: {'; '.join(texts)}"]
 
 
 def _attempts(record: RunRecord | NoRecord) -> list[str]:
     if not isinstance(record, RunRecord) or not record.attempts:
         return []
-    last = record.attempts[-1]
+    *before, last = record.attempts
+    texts = [f"attempt {attempt.number}: {attempt.reason or 'over'}" for attempt in before[-2:]]
     length = "not over" if last.end is None else _time(seconds_between(last.start, last.end))
     code = "" if last.exit_code is None else f", exit code {last.exit_code}"
-    before = [f"attempt {one.number}: {one.reason or 'over'}" for one in record.attempts[:-1]]
-    return [f"job: {'; '.join([*before[-2:], f'attempt {last.number}: {length}{code}'])}"]
+    texts.append(f"attempt {last.number}: {length}{code}")
+    return [f"job: {'; '.join(texts)}"]
 
 
 def _end(outcome: Outcome | None) -> list[str]:
     if outcome is None:
         return [f"no {OUTCOME_FILE}: the agent still runs, or was killed"]
-    end = f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"
-    return [end, f"remedy: {outcome.remedy}"] if outcome.remedy else [end]
+    lines = [f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"]
+    if outcome.remedy:
+        lines.append(f"remedy: {outcome.remedy}")
+    return lines
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return duration_text(seconds)
