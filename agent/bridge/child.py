@@ -152,7 +152,7 @@ class Bridge:
                         self._send(event="never-submitted", id=job_id)
                     else:
                         why = "stopped before Ray took it"
-                        how = {"final": False, "cancelled": True}
+                        how = {"final": False, "canceled": True}
                         self._send(event="submit-failed", id=job_id, evidence=why, **how)
                     return False
                 break
@@ -161,7 +161,7 @@ class Bridge:
                 if follows:  # the job may run though the dashboard does not answer
                     self._send(event="silent", evidence=why)
                     continue
-                how = {"final": is_final(error), "cancelled": False}
+                how = {"final": is_final(error), "canceled": False}
                 self._send(event="submit-failed", id=job_id, evidence=why, **how)
                 if how["final"]:
                     return False

@@ -99,13 +99,13 @@ class OrderKind(str, Enum):
     RUN_STEP = "run-step"
     SEND_LOG = "send-log"
     PROBE = "probe"
-    RUN_SHARE = "run-part"
-    STOP_SHARE = "stop-part"
+    RUN_SHARE = "run-share"
+    STOP_SHARE = "stop-share"
     LEAVE = "leave"
     STOP = "stop"
 
 
-class Order(Value, rename={"share": "seat"}):
+class Order(Value):
     """An order to a worker: names and numbers, never a command, path, environment or URL."""
 
     by: str  # the id of the head's agent: each agent counts its orders from 1

@@ -159,7 +159,7 @@ class NodeVersions(Value):
     clock_ahead: Difference | None = None  # seconds ahead of the head's clock; None on the head
 
 
-class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in reports and files
+class Facts(Value):
     """The facts about one machine."""
 
     hostname: str

@@ -41,7 +41,7 @@ from agent.job.torchrun_command import ShareOver
 from agent.node.facts import Facts
 
 V = TypeVar("V", bound=Value)
-VERSION = 6  # The protocol's version; agents of different versions refuse each other
+VERSION = 7  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"
@@ -139,8 +139,8 @@ class Report(Value, omit_defaults=True):
     error: str = ""
     memory: str = ""  # A recent kill by the kernel's OOM killer on its node, as a sentence
     items: Items[ItemReport] = ()
-    part: ShareOver | None = None  # How its share of the job ended
-    aside: WorkerStats | None = None
+    share: ShareOver | None = None  # How its share of the job ended
+    stats: WorkerStats | None = None
     logs: ByName[str] | None = None  # Ends of the requested logs by name; of all logs with a bye
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
     obeyed: Count = 0  # The number of the last order received, from the agent `obeyed_by`
@@ -149,11 +149,11 @@ class Report(Value, omit_defaults=True):
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
-    alone: bool = False  # True where its node runs services only and does not join Ray
-    runs: Attempt = 0  # The attempt of which processes may run on its node; 0 for none
+    service_only: bool = False  # True where its node runs services only and does not join Ray
+    running_attempt: Attempt = 0  # The attempt of which processes may run on its node; 0 for none
     epoch: Epoch = 0  # The highest epoch received in its run; 0 before any
     notice: Seconds | None = None  # Seconds until it leaves, where its platform takes its node away
-    sequence: Count = 0  # The report's number, from 1 on; 0 from agents that do not number them
+    sequence: Count = 0  # The report's number, from 1 on
 
     def to_dict(self) -> dict[str, object]:
         """Return the wire format, without fields that have their default."""

@@ -63,7 +63,7 @@ class _Agent(Struct):
     said_goodbye: bool = False
     ip: str = ""
     is_cut_off: bool = False  # Its connection broke, and no report has followed
-    sequence: int = 0  # The number of its last report; 0 where it does not number them
+    sequence: int = 0  # The number of its last report
     is_silent: bool = False  # It did not answer either, until its next report
     wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
     reported: anyio.Event = field(default_factory=anyio.Event)
@@ -452,8 +452,8 @@ class Reports:
         for name in sent if agent.said_goodbye else agent.asked_logs & sent.keys():
             agent.asked_logs.discard(name)
             self.logs[report.id, name] = sent[name]
-        if report.aside is not None:
-            self.worker_stats[report.id] = report.aside
+        if report.stats is not None:
+            self.worker_stats[report.id] = report.stats
         if report.ip != agent.ip:
             _remove(self._by_address, agent.ip, report.id)
             _add(self._by_address, report.ip or None, report.id)
@@ -481,10 +481,10 @@ class Reports:
             items=report.items,
             answers=report.answers,
             given_rank=agent.rank,
-            service_only=report.alone,
-            share=report.part,
+            service_only=report.service_only,
+            share=report.share,
             gpus=agent.hello.gpus,
-            running_attempt=report.runs,
+            running_attempt=report.running_attempt,
             memory=report.memory,
             notice=report.notice,
         )

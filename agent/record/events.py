@@ -125,25 +125,6 @@ class Dropped(Unrecorded):
 
 TAG = "is"
 """The key of a nested value's class; no field collides with it, since it is a Python keyword."""
-WIRE_NAMES = {
-    "GoodbyeReceived": "ByeHeard",
-    "HeadRaySilent": "RaySilent",
-    "ItemReport": "ItemWord",
-    "JobReported": "JobHeard",
-    "NodeVersions": "Outfit",
-    "OwnShareOver": "OwnPartOver",
-    "Refused": "Unfit",
-    "ShareEnd": "PartEnd",
-    "ShareOrder": "Seat",
-    "ShareOver": "PartOver",
-    "WorkerRaySilent": "RaySilent",
-}
-"""Names in the file of classes that are named differently in the code; programs read them."""
-
-
-def wire_name(kind: type) -> str:
-    """Return the name of a class in the file."""
-    return WIRE_NAMES.get(kind.__name__, kind.__name__)
 
 
 def to_json(at: float, event: object, clean: Callable[[str], str] = str) -> dict[str, object]:
@@ -151,15 +132,14 @@ def to_json(at: float, event: object, clean: Callable[[str], str] = str) -> dict
 
     They are masked before encoding, since JSON escapes quotes and backslashes in a secret.
     """
-    return {"at": at, "event": wire_name(type(event)), "data": fields_of(event, clean)}
+    return {"at": at, "event": type(event).__name__, "data": fields_of(event, clean)}
 
 
 def fields_of(value: object, clean: Callable[[str], str]) -> dict[str, object]:
     """Return the fields of a value as JSON data."""
     if not isinstance(value, Value):
         raise TypeError(f"{type(value).__name__} cannot be recorded")
-    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-    return {recorded: to_data(getattr(value, name), clean) for recorded, name in names}
+    return {name: to_data(getattr(value, name), clean) for name in value.__struct_fields__}
 
 
 def to_data(value: object, clean: Callable[[str], str]) -> object:
@@ -175,7 +155,7 @@ def to_data(value: object, clean: Callable[[str], str]) -> object:
     if isinstance(value, Mapping):
         pairs = [(to_data(key, clean), to_data(item, clean)) for key, item in value.items()]
         return dict(pairs) if all(isinstance(key, str) for key in value) else [*map(list, pairs)]
-    return {TAG: wire_name(type(value)), **fields_of(value, clean)}
+    return {TAG: type(value).__name__, **fields_of(value, clean)}
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -226,7 +206,7 @@ class EventRecorder(Writer):
     def _line(self, event: object) -> str:
         """Return an event, or an `Unrecorded` in its place, in ASCII: no text breaks the line."""
         at = round(self._clock(), 3)
-        name = wire_name(type(event))
+        name = type(event).__name__
         try:
             return json.dumps(to_json(at, event, self._clean), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -182,7 +182,7 @@ def _joined(events: list[RecordedEvent]) -> list[str]:
         if kind == "WorkerReported" and data["worker"].get("joined"):
             name = data["worker"]["name"]
             joined.setdefault(name, f"{name} after {_time(at)}")
-        elif kind == "ByeHeard":
+        elif kind == "GoodbyeReceived":
             left[data["node"]] = f"{data['node']} ({data['cause']})"
     lines = []
     if joined:

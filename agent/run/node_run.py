@@ -37,7 +37,6 @@ from agent.record.events import (
     PhaseEntered,
     ProcessStarted,
     WaitLog,
-    wire_name,
 )
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
@@ -282,7 +281,7 @@ class NodeRun:
         except Exception as error:
             if not isinstance(event, from_outside):
                 raise
-            name = wire_name(type(event))
+            name = type(event).__name__
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
             if (name, why) not in self._dropped:

@@ -38,17 +38,7 @@ class NodeState(str, Enum):
     LEFT = "left"  # its agent reported that it leaves
 
 
-_RECORDED_AS = {
-    "last_report_at": "heard",
-    "has_left": "gone",
-    "running_attempt": "runs",
-    "share": "part",
-    "service_only": "alone",
-}
-"""Names in recorded events of fields that are named differently in the code."""
-
-
-class Worker(Value, rename=_RECORDED_AS):
+class Worker(Value):
     """A worker's agent, from its last report."""
 
     key: str  # the agent's id: a restarted agent has a new one at the same address

@@ -489,7 +489,7 @@ class RunRemembered(HeadEvent):
     epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
 
 
-class LaterHead(HeadEvent, rename={"evidence": "told_by"}):  # as recorded
+class LaterHead(HeadEvent):
     """Another head with a higher epoch serves this run."""
 
     epoch: int
@@ -545,7 +545,7 @@ class JobsListed(HeadEvent):
     ids: tuple[str, ...]
 
 
-class SubmitWaits(AttemptEvent, rename={"canceled": "cancelled"}):  # as recorded
+class SubmitWaits(AttemptEvent):
     """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
     evidence: str

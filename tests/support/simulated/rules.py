@@ -291,4 +291,4 @@ def said_by(one: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a worker or its repo
     same = (one.phase, one.joined, one.preparing, one.items)
     if isinstance(one, Worker):
         return (*same, one.running_attempt, one.share, one.has_left)
-    return (*same, one.runs, one.part, one.bye is not None)
+    return (*same, one.running_attempt, one.share, one.bye is not None)

@@ -275,7 +275,7 @@ def shown(value: object) -> str:
     parts = []
     optional = value.__struct_fields__[-len(value.__struct_defaults__) :]
     defaults = dict(zip(optional, value.__struct_defaults__, strict=False))
-    long = {"facts", "findings", "answers", "seat"}
+    long = {"facts", "findings", "answers", "share"}
     for name, found in asdict(value).items():
         if found != defaults.get(name, ...) and name not in long:
             parts.append(f"{name}={shown(found) if isinstance(found, Value) else repr(found)}")

@@ -194,7 +194,7 @@ def test_ranks_come_with_the_reply() -> None:
 
     def rank(key: str, name: str, own: int | None = None) -> int | None:
         ip = f"10.0.0.{ord(key)}"
-        report = Report(key, ip, "joining", hello=Hello(name, own), alone=own == 5)
+        report = Report(key, ip, "joining", hello=Hello(name, own), service_only=own == 5)
         reply = anyio.run(reports.handle, Report.from_dict(report.to_dict()))
         return Reply.from_dict(reply.to_dict()).rank
 

@@ -42,8 +42,8 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
     for seconds in answers:
         latency = latency.with_answer(seconds)
     told = WorkerStats({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
-    report = Report("id", "10.0.0.2", "following the head", aside=told)
-    heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).aside
+    report = Report("id", "10.0.0.2", "following the head", stats=told)
+    heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).stats
     assert heard is not None
     assert heard.latencies == told.latencies
     assert heard.known == (KNOWN,)
@@ -107,14 +107,14 @@ def test_a_shares_known_lines_are_reported() -> None:
         b"step 1\nOSError: [Errno 28] No space left on device: hunter2\n", lambda _: False
     )
     assert seen.last_share_output is not None
-    aside = seen.for_report({})
-    assert aside is not None
-    (known,) = aside.known
+    stats = seen.for_report({})
+    assert stats is not None
+    (known,) = stats.known
     assert (known.key, known.line) == (
         "disk full",
         "OSError: [Errno 28] No space left on device: ****",
     )
-    assert aside.attempt == 1
+    assert stats.attempt == 1
     seen.share_lines(1).close()
     assert seen.snapshot({}).known == (known,)
     seen.share_lines(2).write(b"Export metrics to agent failed\n", lambda _: False)
@@ -126,11 +126,11 @@ def test_the_status_has_it() -> None:
     trace = Trace(goal(1, services=(REWARD,)), ())
     trace.take(reported(2), 1.0)
     trace.take(replace(reported(3)), 1.0)
-    asides = {
+    stats = {
         HERE: WorkerStats({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
         "agent2": WorkerStats({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
     }
-    found: Any = status_of(trace.state, plan_of({}), stats=asides).status()
+    found: Any = status_of(trace.state, plan_of({}), stats=stats).status()
     (reward,) = found["services"]
     assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
     steps = {node["name"]: node["steps"] for node in found["nodes"]}

@@ -75,8 +75,8 @@ class Fleet:
         self.now += 10.0
         hello = Hello(f"pod<{n}>", None, facts=MACHINE)
         report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
-        aside = WorkerStats(steps={"fetch": Step.READY})
-        await self.reports.handle(replace(report, aside=aside))
+        stats = WorkerStats(steps={"fetch": Step.READY})
+        await self.reports.handle(replace(report, stats=stats))
         self.take(h.RayNodes((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
         beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))
         self.now += 5.0

@@ -42,8 +42,8 @@ ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
         ({"hello": {"name": "pod1", "attempt": 400_000}}, "hello.attempt"),
         ({"hello": {"name": "pod1", "gpus": -1}}, "hello.gpus"),
         ({"hello": {"name": "pod1", "clock": float("inf")}}, "hello.clock"),
-        ({"runs": 10**15}, "runs"),
-        ({"part": {"attempt": 1, "end": {"code": 1792}}}, "part.end.code"),
+        ({"running_attempt": 10**15}, "running_attempt"),
+        ({"share": {"attempt": 1, "end": {"code": 1792}}}, "share.end.code"),
         ({"answers": [{"probe": SAMPLE, "size": -1}]}, r"answers\[0\].size"),
         ({"news": float("nan")}, "news"),
         ({"ip": "127.0.0.77/latest/meta-data"}, "ip"),
@@ -61,8 +61,11 @@ def test_a_number_out_of_its_range(sent: dict[str, object], field: str) -> None:
 def test_a_clock_of_facts(clock: float) -> None:
     """The clock's offset is reported as a number."""
     assert isinstance(FACTS, dict)
-    facts = {**FACTS["facts"], "outfit": {**FACTS["facts"]["outfit"], "clock_ahead": clock}}
-    with pytest.raises(ValueError, match=r"^hello.facts.outfit.clock_ahead: expected"):
+    facts = {
+        **FACTS["facts"],
+        "node_versions": {**FACTS["facts"]["node_versions"], "clock_ahead": clock},
+    }
+    with pytest.raises(ValueError, match=r"^hello.facts.node_versions.clock_ahead: expected"):
         Report.from_dict({**BEAT, "hello": {**FACTS, "facts": facts}})
 
 
@@ -88,7 +91,7 @@ def test_a_share_among_nodes_without_number() -> None:
     """A reply is read for any number of a worker's GPUs; a rank below 0 is none."""
     order = Order("head", 1, OrderKind.RUN_SHARE, share=ShareOrder(0, (NodeSize(-1),)))
     data = Reply(1, "r", "p", ray_ready=True, head_ip="10.0.0.1", news=0, orders=(order,)).to_dict()
-    with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
+    with pytest.raises(ValueError, match=r"^orders\[0\].share.nodes\[0\].gpus: expected"):
         Reply.from_dict(data)
 
 
@@ -104,9 +107,9 @@ def test_a_sample_of_nothing() -> None:
 def test_the_end_of_a_share_travels() -> None:
     """With its attempt's number."""
     over = ShareOver(3, ShareEnd(7, 1, "no space", 2.5))
-    data = json.loads(json.dumps(Report("a", "", "p", part=over).to_dict()))
-    assert data["part"]["end"]["code"] == 7
-    assert Report.from_dict(data).part == over
+    data = json.loads(json.dumps(Report("a", "", "p", share=over).to_dict()))
+    assert data["share"]["end"]["code"] == 7
+    assert Report.from_dict(data).share == over
 
 
 # --- texts ---------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ ALIVE = {
     "protocol": VERSION,
     "id": "agent2",
     "bye": None,
-    "alone": False,
+    "service_only": False,
     "preparing": False,
     "error": "",
     "memory": "",
@@ -81,7 +81,7 @@ REPLY: dict[str, Any] = {
     "wants_hello": False,
     "refusal": "",
 }
-REPLY["orders"][0]["seat"]["rank"] = 0
+REPLY["orders"][0]["share"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: heads.History = [
     (9.0, nodes(2, 3)),
@@ -227,8 +227,8 @@ def test_what_is_mutated_is_whole() -> None:
     """The base message has every field, is accepted unchanged, and is not a bare heartbeat."""
     assert anyio.run(ask_all, [("", "", body(ALIVE)), ("", "", body(LEAVING))]) == 2
     named_ones = {place.name for place in OF_REPORT}
-    deep = {"hello.facts.outfit.clock_ahead", "hello.facts.ray.libraries", "part.end.code"}
-    assert deep | {"answers[0].size", "aside.latencies.counts[0]", "logs"} <= named_ones
+    deep = {"hello.facts.node_versions.clock_ahead", "hello.facts.ray.libraries", "share.end.code"}
+    assert deep | {"answers[0].size", "stats.latencies.counts[0]", "logs"} <= named_ones
 
 
 @settings(max_examples=60, deadline=None)

@@ -38,7 +38,7 @@ from agent.decisions.shared import StopAsked
 from agent.decisions.worker.worker_state import WorkerEvent
 from agent.record import background
 from agent.record import events as e
-from agent.record.events import TAG, WIRE_NAMES, to_data, wire_name
+from agent.record.events import TAG, to_data
 from agent.settings.redact import MASK, Redactor
 from support.disks import full_disk, needs_mount
 from support.worlds import SECRET
@@ -98,7 +98,7 @@ def kinds_on(role: e.Role) -> dict[str, type[Value]]:
     named = {kind for base in bases for kind in leaves(base)}
     own = [one for one in vars(e).values() if isinstance(one, type) and issubclass(one, Value)]
     kinds = {*named, *(one for one in own if one.__module__ == e.__name__)}
-    found = {wire_name(kind): kind for kind in kinds}
+    found = {kind.__name__: kind for kind in kinds}
     assert len(found) == len(kinds), "two events have one name"
     return found
 
@@ -181,12 +181,6 @@ def test_names_and_keys_of_every_event_are_fixed(role: e.Role) -> None:
     if UPDATE:
         file.write_text("\n".join(lines) + "\n")
     assert file.read_text().splitlines() == lines, "POD_AGENT_UPDATE_GOLDEN=1 rewrites the file"
-
-
-def test_every_wire_name_is_in_use() -> None:
-    """No row of the table outlives its class."""
-    text = "".join((GOLDEN / f"events_{role}.jsonl").read_text() for role in ROLES)
-    assert [name for name in WIRE_NAMES.values() if f'"{name}"' not in text] == []
 
 
 # --- JSON data ---------------------------------------------------------------------------------
