@@ -29,7 +29,7 @@ class Value(msgspec.Struct, frozen=True):
 
 # --- limits of the fields of messages -------------------------------------------------------------
 #
-# control/protocol.py refuses a number outside its range, and a list that is too long or too short.
+# port/protocol.py refuses a number outside its range, and a list that is too long or too short.
 # It escapes control characters in a text and cuts one that is too long.
 
 T = TypeVar("T")

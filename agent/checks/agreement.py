@@ -30,7 +30,7 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     """
     if len(nodes) < 2:
         return ()
-    found = []
+    findings = []
     machines = [facts for _, facts in nodes]
     for check, values, level, remedy in _compared(machines, brings_libraries=brings_libraries):
         groups: dict[str, list[str]] = {}
@@ -38,8 +38,8 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
             if value:
                 groups.setdefault(value, []).append(name)
         if len(groups) > 1:
-            found.append(Finding(check, level, _differences(groups), remedy))
-    return (*found, *_clocks(nodes))
+            findings.append(Finding(check, level, _differences(groups), remedy))
+    return (*findings, *_clocks(nodes))
 
 
 def _compared(
@@ -49,33 +49,42 @@ def _compared(
 
     An empty value is not compared.
     """
+    # Versions; a node without a library may not need it.
     one_image = "Use one image on all nodes"
-    yield "pod-agent", [one.node_versions.agent for one in machines], Level.FAIL, one_image
-    for library in _LIBRARIES:  # a node without it may not need it
+    yield "pod-agent", [facts.node_versions.agent for facts in machines], Level.FAIL, one_image
+    for library in _LIBRARIES:
         is_failure = not brings_libraries and library not in _MAY_DIFFER
         level = Level.FAIL if is_failure else Level.WARN
-        yield library, [_version(one, library) for one in machines], level, one_image
-    values = [one.variables.get(DEBUGGER) or "0" for one in machines]
+        yield library, [_version(facts, library) for facts in machines], level, one_image
+
+    # Variables of the debugger, of NCCL and of the other collectives.
+    values = [facts.variables.get(DEBUGGER) or "0" for facts in machines]
     yield DEBUGGER, values, Level.FAIL, f"Set the same {DEBUGGER} on all nodes"
-    names = {name for one in machines for name in one.variables}
-    for name in sorted(one for one in names if one.startswith((*COLLECTIVES, *INTERFACES))):
+    names = {name for facts in machines for name in facts.variables}
+    for name in sorted(names):
+        if not name.startswith((*COLLECTIVES, *INTERFACES)):
+            continue
         remedy = f"Set the same {name} on all nodes"
         if name in INTERFACES:
             remedy = f"Unset {name}: each node then takes the interface of its own address"
-        yield name, [one.variables.get(name, _UNSET) for one in machines], Level.WARN, remedy
+        yield name, [facts.variables.get(name, _UNSET) for facts in machines], Level.WARN, remedy
+
+    # GPUs.
     remedy = "Use nodes of one kind, or a job that supports different ones"
-    yield "GPUs", [str(one.gpus or "none") for one in machines], Level.WARN, remedy
+    yield "GPUs", [str(facts.gpus or "none") for facts in machines], Level.WARN, remedy
     remedy = "Use nodes of one kind: the slowest GPU and the smallest memory limit the job"
-    models = [listed(one.node_versions.gpu_models) for one in machines]
+    models = [listed(facts.node_versions.gpu_models) for facts in machines]
     yield "GPU model", models, Level.WARN, remedy
 
 
 def _version(facts: Facts, name: str) -> str:
     """Return a library's version; torch's without its build tag, which is compared by itself."""
-    found = facts.ray.libraries.get(name, "")
-    if name == TORCH and facts.torch is not None:  # torchrun's Python may be another one
-        found = facts.torch.version or ""
-    return found.partition("+")[0] if name == TORCH else found
+    version = facts.ray.libraries.get(name, "")
+    if name != TORCH:
+        return version
+    if facts.torch is not None:  # torchrun's Python may be another one
+        version = facts.torch.version or ""
+    return version.partition("+")[0]
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
@@ -94,5 +103,5 @@ def _differences(groups: dict[str, list[str]]) -> str:
         groups.items(), key=lambda group: (len(group[1]), group[0] == first, group[0])
     )
     rest = usual[0] if len(usual) == 1 else f"the {len(usual)} others"
-    named = [f"{one[:80]} on {first_names(names)}" for one, names in others]
-    return ", ".join([*named, f"{value[:80]} on {rest}"])
+    texts = [f"{other[:80]} on {first_names(names)}" for other, names in others]
+    return ", ".join([*texts, f"{value[:80]} on {rest}"])

@@ -35,7 +35,8 @@ class Finding(Value):
 
     def sentence(self) -> str:
         """Return the finding and its remedy in one line."""
-        return f"{self.check}: {self.what}" + (f". {self.remedy}" if self.remedy else "")
+        sentence = f"{self.check}: {self.what}"
+        return f"{sentence}. {self.remedy}" if self.remedy else sentence
 
 
 class CheckedNode(Value):
@@ -85,23 +86,27 @@ def toned_line(finding: Finding, nodes: str = "") -> Line:
 
 def problem_lines(findings: Iterable[Finding], *, verbose: bool = False) -> list[Line]:
     """Return the failures, then the warnings; with `verbose` also the checks that passed."""
-    found = [one for one in findings if verbose or one.level is not Level.OK]
-    return [toned_line(one) for one in sorted(found, key=lambda one: ORDER.index(one.level))]
+    shown = [finding for finding in findings if verbose or finding.level is not Level.OK]
+    shown.sort(key=lambda finding: ORDER.index(finding.level))
+    return [toned_line(finding) for finding in shown]
 
 
 def passed_lines(findings: Iterable[Finding]) -> list[Line]:
     """Return how many checks passed."""
-    passed = sum(one.level is Level.OK for one in findings)
-    return [Line("ok   ", f"{passed} check{'s' * (passed > 1)} passed", "good")] if passed else []
+    passed = sum(finding.level is Level.OK for finding in findings)
+    if not passed:
+        return []
+    checks = "check" if passed == 1 else "checks"
+    return [Line("ok   ", f"{passed} {checks} passed", "good")]
 
 
 def group_findings(
-    found: Iterable[tuple[str, Sequence[Finding]]],
+    nodes: Iterable[tuple[str, Sequence[Finding]]],
 ) -> list[tuple[Finding, list[str]]]:
     """Return each finding with its nodes, the worst first; checks that passed are equal."""
     rows: dict[object, tuple[Finding, list[str]]] = {}
-    for node, findings in found:
-        for one in findings:
-            key = one.check if one.level is Level.OK else one
-            rows.setdefault(key, (one, []))[1].append(node)
+    for node, findings in nodes:
+        for finding in findings:
+            key = finding.check if finding.level is Level.OK else finding
+            rows.setdefault(key, (finding, []))[1].append(node)
     return sorted(rows.values(), key=lambda row: ORDER.index(row[0].level))

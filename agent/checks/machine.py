@@ -76,8 +76,8 @@ def cores(node: CheckedNode) -> Result:
     settings = node.settings
     cpus = settings.num_cpus or facts.cpus
     machine = facts.machine_cpus
-    count = f"{cpus} of this machine's {machine}" if cpus < machine else f"{cpus}"
     needed = facts.gpus if settings.num_gpus is None else settings.num_gpus
+    count = f"{cpus} of this machine's {machine}" if cpus < machine else f"{cpus}"
     if cpus > needed:
         return ok(f"{count}; Ray gets {cpus}")
     return warn(
@@ -89,8 +89,10 @@ def cores(node: CheckedNode) -> Result:
 def processes(node: CheckedNode) -> Result:
     """Too few threads abort Ray with 'pthread_create failed: Resource temporarily unavailable'."""
     room = node.facts.room
-    if room is None or room.left >= _LEAST_PROCESSES:
-        return ok("no limit" if room is None else f"room for {room.left} more: {room.limit}")
+    if room is None:
+        return ok("no limit")
+    if room.left >= _LEAST_PROCESSES:
+        return ok(f"room for {room.left} more: {room.limit}")
     return warn(
         f"room for only {room.left} more processes and threads: {room.limit}",
         "Raise the limit: `--pids-limit`, pids.max, `ulimit -u`; fewer CPUs (AGENT_NUM_CPUS) start "
@@ -105,8 +107,9 @@ def free_ports(node: CheckedNode) -> Result:
         return ok("not checked here; `doctor` and `run` check them")
     if not taken:
         return ok("all free")
+    holders = ", ".join(f"{port} by {process}" for port, process in taken.items())
     return fail(
-        f"taken: {', '.join(f'{port} by {who}' for port, who in taken.items())}",
+        f"taken: {holders}",
         "End that process, or choose other ports: AGENT_RAY_PORT, AGENT_DASHBOARD_PORT, "
         "AGENT_PORT, AGENT_REWARD_PORT, or in the file of AGENT_SERVICES",
     )
@@ -140,6 +143,8 @@ def gpu_health(node: CheckedNode) -> Result:
     """A container that lost its GPUs reports 'Failed to initialize NVML: Unknown Error'."""
     driver = node.facts.driver
     count = node.facts.gpus
+
+    # Does the driver answer?
     fault = node.facts.gpu_fault
     if driver is not None and driver.fault:
         fault = f"{driver.tool}: {driver.fault}"
@@ -149,14 +154,17 @@ def gpu_health(node: CheckedNode) -> Result:
         return level(f"the driver of {count} GPUs refuses access ({fault})", _RESTART)
     if driver is None:
         return ok("not queried here; `doctor` queries the driver" if count else "no GPUs here")
-    found = driver.gpus
-    broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
-    if len(found) != count:
-        broken.append(f"{driver.tool} reports {len(found)} of the {count} GPUs with device files")
+
+    # Does it report every GPU, each without errors?
+    gpus = driver.gpus
+    broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in gpus if gpu.errors]
+    if len(gpus) != count:
+        broken.append(f"{driver.tool} reports {len(gpus)} of the {count} GPUs with device files")
     if broken:
         return warn("; ".join(broken), _RESTART)
-    models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)
-    return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
+
+    models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in gpus)
+    return ok(f"{len(gpus)} x {', '.join(dict.fromkeys(models))}")
 
 
 def gpus_missing_in_ray(nodes: Iterable[tuple[str, int, int]]) -> tuple[Finding, ...]:
@@ -189,6 +197,8 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     driver = facts.driver
     framework = facts.framework
     ray = facts.ray
+
+    # The GPUs and the network; the driver knows more than its files show.
     kinds = Counter({", ".join(facts.node_versions.gpu_models): facts.gpus})
     if driver is not None and driver.gpus:
         sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)
@@ -199,11 +209,16 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "driver", driver.version
     if facts.rdma:
         yield "RDMA", listed(device.sentence() for device in facts.rdma)
+
+    # What is installed.
     yield "Ray", f"{ray.version} on Python {ray.python}" if ray.version else "none"
     if framework is not None and framework.folder:
         yield framework.name, framework.version or framework.folder
     if ray.libraries:
-        yield "libraries", ", ".join(f"{name} {one}" for name, one in ray.libraries.items())
+        versions = (f"{name} {version}" for name, version in ray.libraries.items())
+        yield "libraries", ", ".join(versions)
+
+    # The rest of the machine.
     yield "CPUs", str(facts.cpus)
     yield "memory", f"{facts.memory / _GIB:.0f} GiB"
     yield facts.temp, f"{facts.temp_free / _GIB:.0f} GiB free"

@@ -29,14 +29,18 @@ def expected_nodes(node: CheckedNode) -> Result | None:
     nodes = topology.platform.nodes
     if not topology.is_head:
         return None
-    # a file of services may keep nodes for services alone, which are no workers
-    may_be_fewer = settings.services is not None
+
+    # Does the number differ from the platform's? A file of services may keep nodes for services
+    # alone, which are no workers.
     if given is not None and nodes is not None and given != nodes - 1:
+        may_be_fewer = settings.services is not None
         if given < nodes - 1 and may_be_fewer:
             return None
-        workers = f"{nodes - 1} worker{'s' * (nodes != 2)}"
+        workers = "1 worker" if nodes == 2 else f"{nodes - 1} workers"
         what = f"EXPECTED_WORKERS={given}, but {topology.platform.name} has {nodes} nodes"
         return warn(f"{what} ({workers})", "Unset EXPECTED_WORKERS, unless this is intended")
+
+    # Pods of RunPod have neither a number nor a rank.
     if topology.platform.name != RUNPOD or given is not None or settings.head is not None:
         return None
     number = "EXPECTED_WORKERS to the number of pods - 1"
@@ -76,23 +80,26 @@ def ephemeral_ports(node: CheckedNode) -> Result:
 def named_interfaces(node: CheckedNode) -> Result:
     """NCCL and Gloo fail late if the interface that the user set does not exist."""
     facts = node.facts
-    present = [one for one, addresses in facts.interfaces.items() if addresses]
+    present = [interface for interface, addresses in facts.interfaces.items() if addresses]
     given = {name: facts.variables[name] for name in INTERFACES if facts.variables.get(name)}
     for name, value in given.items():
-        found = [one for one in present if one in value.split(",")]
         if name == INTERFACES[0]:
-            found = _nccl_selection(present, value)
-        if not found:
+            selected = _nccl_selection(present, value)
+        else:
+            selected = [interface for interface in present if interface in value.split(",")]
+        if not selected:
             own = ", ".join(present) or "none"
             what = f"{name}={value} names no interface of this node (it has: {own})"
-        elif not node.is_alone and all(one == "lo" for one in found):
+        elif not node.is_alone and all(interface == "lo" for interface in selected):
             what = f"{name}={value} is loopback, which does not reach other nodes"
         else:
             continue
         level = fail if facts.gpus else warn
         remedy = f"Unset {name} (the interface of this node's address is then used), or name one"
         return level(what, remedy)
-    return ok(f"as set by {' and '.join(given)}" if given else "that of this node's address")
+    if not given:
+        return ok("that of this node's address")
+    return ok(f"as set by {' and '.join(given)}")
 
 
 def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
@@ -102,16 +109,22 @@ def _nccl_selection(present: Sequence[str], value: str) -> list[str]:
     """
     excludes = value.startswith("^")
     rest = value.removeprefix("^")
+    is_exact = rest.startswith("=")
     words = (word.partition(":")[0].strip() for word in rest.removeprefix("=").split(","))
     names = tuple(filter(None, words))
-    exact = rest.startswith("=")
-    return [x for x in present if (x in names if exact else x.startswith(names)) != excludes]
+
+    def is_named(interface: str) -> bool:
+        return interface in names if is_exact else interface.startswith(names)
+
+    return [interface for interface in present if is_named(interface) != excludes]
 
 
 def proxies(node: CheckedNode) -> Result:
     """A proxy between the nodes breaks gRPC and the dashboard."""
-    named = [name for name in node.facts.variables if name in PROXIES]
-    return ok(f"{', '.join(named)} set; head and node are added to no_proxy" if named else "none")
+    variables = [name for name in node.facts.variables if name in PROXIES]
+    if not variables:
+        return ok("none")
+    return ok(f"{', '.join(variables)} set; head and node are added to no_proxy")
 
 
 CHECK = "network"
@@ -150,17 +163,22 @@ _NET = "NCCL_NET"
 
 def rdma_devices(node: CheckedNode) -> Result | None:
     """NCCL falls back to TCP, many times slower, and its usual log does not show it."""
-    found = node.facts.rdma
-    variables = node.facts.variables
-    chosen, disabled, net = (variables.get(name, "").strip() for name in (_CHOSEN, _OFF, _NET))
-    if not found:
+    devices = node.facts.rdma
+    if not devices:
         return None
-    named = listed(device.sentence() for device in found)
+    described = listed(device.sentence() for device in devices)
     if node.is_alone:
-        return ok(f"{named}; not needed on one node")
-    used = [device.name for device in found if device.is_active]
+        return ok(f"{described}; not needed on one node")
+
+    # Which devices does NCCL use, as the user's variables select?
+    variables = node.facts.variables
+    chosen = variables.get(_CHOSEN, "").strip()
+    disabled = variables.get(_OFF, "").strip()
+    net = variables.get(_NET, "").strip()
+    used = [device.name for device in devices if device.is_active]
     if chosen:
         used = _nccl_selection(used, chosen)
+
     if disabled not in {"", "0"}:
         fault = f"{_OFF}={disabled} turns them off"
         remedy = f"Unset {_OFF}"
@@ -174,8 +192,8 @@ def rdma_devices(node: CheckedNode) -> Result | None:
         fault = f"{_CHOSEN}={chosen} selects no active one" if chosen else "none is active"
         remedy = f"Unset {_CHOSEN}, or have the provider of the machine check its links"
     else:
-        return ok(f"{named}; NCCL uses {listed(used)}")
-    return warn(f"{named}; {fault}: NCCL uses TCP", remedy)
+        return ok(f"{described}; NCCL uses {listed(used)}")
+    return warn(f"{described}; {fault}: NCCL uses TCP", remedy)
 
 
 PREFLIGHT = "AGENT_PREFLIGHT"
@@ -194,19 +212,23 @@ def all_reduce_result(text: str, shares: Sequence[tuple[str, int]]) -> tuple[str
         return "", "it wrote no result; preflight.log has its output"
     if "error" in data:
         return "", f"it could not start on {shares[0][0]}: {data['error']}"
+
+    # Did a rank fail? There is one per GPU, or per node without GPUs.
     gpus = sum(count for _, count in shares)
-    # one rank per GPU, or per node without GPUs
     nodes = [name for name, count in shares for _ in range(count if gpus else 1)]
     if data["failed"]:
-        rank, error = min(data["failed"], key=lambda one: _is_consequence(one[1]))
+        rank, error = min(data["failed"], key=lambda failure: _is_consequence(failure[1]))
         return "", f"rank {rank} on {nodes[rank]}: {error}"
+
+    # Did it end? If not, how far did each node come?
     reduced = data["all_reduce"]
     if not data["in_time"] or reduced is None:
         where: dict[str, dict[str, None]] = {}
         for node, stage in zip(nodes, data["at"], strict=True):
             where.setdefault(stage or "no result", {})[node] = None
-        stages = (f"{stage} on {first_names(found, 3)}" for stage, found in where.items())
+        stages = (f"{stage} on {first_names(names, 3)}" for stage, names in where.items())
         return "", "; ".join(["it did not end in time", *stages])
+
     over = f"{gpus} GPUs" if gpus else f"{len(shares)} node(s) by CPU"
     size = round(reduced["bytes"] / (1 << 20))
     ms = reduced["seconds"] * 1000

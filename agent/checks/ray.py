@@ -36,18 +36,20 @@ def ray_installed(node: CheckedNode) -> Result:
 
 def torch_installed(node: CheckedNode) -> Result | None:
     """Torchrun, and the all-reduce before a job of Ray, need a Python with torch."""
-    found = node.facts.torch
+    torch = node.facts.torch
     by_torchrun = launcher(node.settings) == TORCHRUN
     if not by_torchrun and node.settings.preflight is None:
         return None
-    if found is not None and found.version is not None:
-        return ok(f"torch {found.version} of {found.executable}")
+    if torch is not None and torch.version is not None:
+        return ok(f"torch {torch.version} of {torch.executable}")
     if not by_torchrun:
         what = f"nccl needs torch, which is not installed for {node.facts.ray.executable}"
         return fail(what, "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT")
-    searched = "" if found is None else ", ".join(found.asked)
+    searched = "any Python here"
+    if torch is not None and torch.asked:
+        searched = ", ".join(torch.asked)
     remedy = "Put the Python that has torch first on PATH, or name it: -- /path/to/python train.py"
-    return fail(f"not installed for {searched or 'any Python here'}", remedy)
+    return fail(f"not installed for {searched}", remedy)
 
 
 SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by trying
@@ -56,34 +58,45 @@ SHORTEST_TOKEN = 16  # characters of a random token that cannot be found by tryi
 def token(node: CheckedNode) -> Result:
     """Ray executes any code that it is sent; only the token protects it and the agent's port."""
     settings = node.settings
-    topology = node.topology
     ray = node.facts.ray.version
     by_torchrun = launcher(settings) == TORCHRUN
-    given = topology.given_ray
     if settings.ray_auth_token is None:
-        what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
-        remedy = "Set the same RAY_AUTH_TOKEN on every node"
-        if node.is_alone:
-            remedy = "Set RAY_AUTH_TOKEN, since the ports are open on every interface"
-        if given is not None:
-            remedy = f"Turn token auth on in {given.owner} (spec.authOptions.mode: token)"
-        elif settings.dashboard_host is None and not by_torchrun:
-            port = settings.dashboard_port or topology.platform.ports.dashboard
-            reach = f"ssh -L 8265:127.0.0.1:{port} HEAD"
-            remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
-        return warn(what, remedy)
+        return _no_token(node, by_torchrun=by_torchrun)
+
     if not by_torchrun and not supports_token_auth(ray):
         has_none = f"Ray {ray} has no token auth (2.52 is the first)"
         what = f"RAY_AUTH_TOKEN is set, but {has_none}: Ray's own ports stay open"
-        remedy = "Use an image with Ray 2.52 or newer, or insist: AGENT_ALLOW_INSECURE=1"
-        return warn(what, "") if settings.allow_insecure else fail(what, remedy)
+        if settings.allow_insecure:
+            return warn(what, "")
+        return fail(what, "Use an image with Ray 2.52 or newer, or insist: AGENT_ALLOW_INSECURE=1")
+
+    # Anyone who records a signature can test tokens against it offline.
     if len(settings.ray_auth_token.reveal()) < SHORTEST_TOKEN:
-        # anyone who records a signature can test tokens against it offline
         return warn(
             f"RAY_AUTH_TOKEN has fewer than {SHORTEST_TOKEN} characters: it can be found by trying",
             "Set a random one on every node, for example from `openssl rand -hex 32`",
         )
-    return ok("required by " + ("" if by_torchrun else "Ray and by ") + "the agent's port")
+
+    if by_torchrun:
+        return ok("required by the agent's port")
+    return ok("required by Ray and by the agent's port")
+
+
+def _no_token(node: CheckedNode, *, by_torchrun: bool) -> Result:
+    settings = node.settings
+    given = node.topology.given_ray
+    what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
+    if given is not None:
+        return warn(what, f"Turn token auth on in {given.owner} (spec.authOptions.mode: token)")
+
+    remedy = "Set the same RAY_AUTH_TOKEN on every node"
+    if node.is_alone:
+        remedy = "Set RAY_AUTH_TOKEN, since the ports are open on every interface"
+    if settings.dashboard_host is None and not by_torchrun:
+        port = settings.dashboard_port or node.topology.platform.ports.dashboard
+        reach = f"ssh -L 8265:127.0.0.1:{port} HEAD"
+        remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
+    return warn(what, remedy)
 
 
 def public_addresses(node: CheckedNode) -> Result:
@@ -131,7 +144,7 @@ def debugger(node: CheckedNode) -> Result:
     what = f"DEBUG_RAY={mode}: a task that stops at a breakpoint waits for {how}"
     remedy = "Unset DEBUG_RAY for unattended runs"
     if mode == "post-mortem" and version(ray.debugpy or "") < FIRST_DEBUGPY:
-        found = f"has debugpy {ray.debugpy}" if ray.debugpy else "has no debugpy"
-        what += f"; but {ray.executable} {found}, without which Ray ignores breakpoints"
+        has = f"has debugpy {ray.debugpy}" if ray.debugpy else "has no debugpy"
+        what += f"; but {ray.executable} {has}, without which Ray ignores breakpoints"
         remedy = f"Install it there on every node: `pip install 'debugpy>=1.8.0'`. {remedy}"
     return warn(what, remedy)

@@ -50,20 +50,23 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
         return None
     words = (word.partition("=") for word in environ.get(START_COMMAND, "").split())
     start = {name: value for name, _, value in words}
-    found = [name for name in OPERATOR_VARIABLES if name in environ]
+    given = [name for name in OPERATOR_VARIABLES if name in environ]
     cluster = tuple(f"{name}={environ[name]}" for name in CLUSTER_VARIABLES if environ.get(name))
+
+    # Is this a submitter, the head's container, a worker's, or no pod of KubeRay?
     if environ.get(DASHBOARD) and environ.get(SUBMISSION):
         ray = _of_submitter(environ, settings)
         evidence = tuple(f"{name}={environ[name]}" for name in (DASHBOARD, SUBMISSION))
-    elif not found or (len(found) == 1 and found[0] in CLUSTER_VARIABLES):
+    elif not given or (len(given) == 1 and given[0] in CLUSTER_VARIABLES):
         return None
     elif "--head" in start or (not start and WORKER_HEAD not in environ):
-        by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
         ray = _of_head(settings, start)
-        evidence = (*cluster, by)
+        evidence = (*cluster, f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}")
     else:
         return _worker(environ, cluster)
-    if settings.expected_workers is None:  # no variable holds it
+
+    # What no variable of the operator holds must be in the settings.
+    if settings.expected_workers is None:
         seen = f"nothing, in a pod of KubeRay ({', '.join(evidence)})"
         wanted = (
             "the number of Ray's worker pods (replicas of all worker groups), which KubeRay does "
@@ -75,6 +78,7 @@ def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformIn
     if asks_token and settings.ray_auth_token is None:
         wanted = f"the token of {OWNER}'s Ray (key auth_token of the cluster's secret)"
         raise platform_error("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", wanted)
+
     return PlatformInfo(
         name=NAME,
         is_head=True,
@@ -99,7 +103,13 @@ def _of_submitter(environ: Mapping[str, str], settings: Settings) -> GivenRay:
     port = settings.dashboard_port or port or DASHBOARD_PORT
     dashboard = f"{parts.scheme}://{in_url(head)}:{port}"
     gcs_port = settings.ray_port or GCS_PORT
-    return GivenRay(OWNER, head, gcs_port, dashboard, submission_id=submission)
+    return GivenRay(
+        owner=OWNER,
+        gcs_host=head,
+        gcs_port=gcs_port,
+        dashboard=dashboard,
+        submission_id=submission,
+    )
 
 
 def _of_head(settings: Settings, start: Mapping[str, str]) -> GivenRay:

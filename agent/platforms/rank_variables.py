@@ -82,9 +82,11 @@ class RankVariables(Value):
 
     def detect(self, environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
         """Detect the platform by rank or node count."""
-        is_it = bool({self.rank, self.nodes} & environ.keys())
-        is_it = is_it and (self.head in environ or not self.needs_head)
-        return info_by_rank(environ, self) if is_it else None
+        if not {self.rank, self.nodes} & environ.keys():
+            return None
+        if self.needs_head and self.head not in environ:
+            return None
+        return info_by_rank(environ, self)
 
 
 def info_by_rank(
@@ -94,7 +96,8 @@ def info_by_rank(
     nodes = require(read_number(environ, names.nodes, 1), names.nodes, "the number of nodes")
     rank = require(read_number(environ, names.rank, 0, nodes - 1), names.rank, "this node's rank")
     is_head = rank == (read_number(environ, names.main_rank, 0, nodes - 1) or 0)
-    evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
+
+    # Which host is the head's? A single node needs none.
     if nodes == 1:
         head = None
     elif head is None:
@@ -107,8 +110,10 @@ def info_by_rank(
         head = None  # the head's own loopback address, useless to other nodes
     if nodes > 1 and not is_head:
         head = require(head, names.head, "the head's address")
+    evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
     if head is not None:
         evidence.append(f"{names.head}={head}")
+
     # AWS Batch adds #RANK to the id of the job
     ids = (environ.get(name, "").partition("#")[0] for name in names.run_id)
     return replace(
@@ -120,7 +125,7 @@ def info_by_rank(
         own_names=(head,) if is_head and head is not None else (),
         rank=rank,
         nodes=nodes,
-        gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
+        gpus_per_node=read_number(environ, names.gpus) if names.gpus is not None else None,
         run_id=next(filter(None, ids), None),
         node_name=f"node{rank}" if names.numbered_nodes else None,
     )
@@ -226,11 +231,11 @@ def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> Platfor
     """Detect a pod of a PyTorchJob: on Kubernetes, with all three variables of the operator."""
     if "RUNPOD_POD_ID" in environ or "LOCAL_RANK" in environ:
         return None  # a RunPod pod, or a process of torchrun, which sets RANK by process
-    by_pet = {PYTORCHJOB_BY_PET.rank, PYTORCHJOB_BY_PET.nodes} <= environ.keys()
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return None
     if {"MASTER_ADDR", "RANK", "WORLD_SIZE"} <= environ.keys():
-        return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB)
+        has_pet = {PYTORCHJOB_BY_PET.rank, PYTORCHJOB_BY_PET.nodes} <= environ.keys()
+        return info_by_rank(environ, PYTORCHJOB_BY_PET if has_pet else PYTORCHJOB)
     endpoint = environ.get("PET_RDZV_ENDPOINT")
     if endpoint is not None and settings.head is None:
         given = f"PET_RDZV_ENDPOINT={endpoint} without a rank (an elastic PyTorchJob)"
@@ -368,17 +373,24 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
     head = settings.head_pod_id
     if own is None and head is None:
         return None
+
+    # The pod's id and the head's decide the role; with one of them RAY_WORKER may.
+    is_by_id = own is not None and head is not None
+    is_head = own == head if is_by_id else settings.ray_worker is not True
+
     # A pod's id is not known before the pod runs, so the first pod cannot get HEAD_POD_ID. If it is
     # a head that waits for workers, it must still listen on the network between the pods.
+    head_pod = head
     waits = bool(settings.expected_workers) and settings.head is None
-    head_pod = head or (own if waits and settings.ray_worker is not True else None)
+    if head is None and waits and settings.ray_worker is not True:
+        head_pod = own
+
     ids = {"RUNPOD_POD_ID": own, "HEAD_POD_ID": head}
-    evidence = tuple(f"{name}={one}" for name, one in ids.items() if one is not None)
     return PlatformInfo(
         name=RUNPOD,
-        is_head=own == head if own and head else settings.ray_worker is not True,
-        evidence=evidence,
-        role_variable="HEAD_POD_ID" if own is not None and head is not None else "",
+        is_head=is_head,
+        evidence=tuple(f"{name}={pod}" for name, pod in ids.items() if pod is not None),
+        role_variable="HEAD_POD_ID" if is_by_id else "",
         head_host=f"{head_pod}.{DOMAIN}" if head_pod is not None else None,
         must_own_head_host=own is None,
         node_name=own,

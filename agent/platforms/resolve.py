@@ -29,18 +29,14 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     ("skypilot", rank_variables.SKYPILOT.detect),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
-    (
-        "runpod-cluster",
-        rank_variables.RUNPOD_CLUSTER.detect,
-    ),  # before "runpod": its nodes are pods, too
+    # before "runpod": its nodes are pods, too
+    ("runpod-cluster", rank_variables.RUNPOD_CLUSTER.detect),
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
     ("lws", LWS.detect),
     ("kubeflow-trainer", rank_variables.KUBEFLOW_TRAINER.detect),
-    (
-        "pytorchjob",
-        rank_variables.detect_pytorchjob,
-    ),  # after Trainer, which also sets PET_NODE_RANK
+    # after Trainer, which also sets PET_NODE_RANK
+    ("pytorchjob", rank_variables.detect_pytorchjob),
     ("aws-batch", rank_variables.detect_aws_batch),
     ("sagemaker", rank_variables.detect_sagemaker),
     # General variables, which the platforms above may also set for their jobs. On platforms
@@ -50,7 +46,7 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     ("vast", rank_variables.detect_vast),
     ("plain", rank_variables.detect_plain),  # matches everything else
 )
-"""To add a platform with a rank variable, add a `RankVariables` constant to platforms.py and a
+"""To add a platform with a rank variable, add a `RankVariables` constant to rank_variables.py and a
 line here.
 """
 
@@ -93,7 +89,9 @@ class Topology(Value):
     @property
     def own_rank(self) -> int | None:
         """Return this node's rank; without ranks of the platform the head has 0."""
-        return 0 if self.platform.rank is None and self.is_head else self.platform.rank
+        if self.platform.rank is None and self.is_head:
+            return 0
+        return self.platform.rank
 
     @property
     def is_idle(self) -> bool:
@@ -117,12 +115,12 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     """Combine settings and platform; settings win, contradictions raise SettingsError."""
     platform = detect_platform(environ, settings)
     own = own_pod(environ)
+    claims = _claims(settings, platform, facts, own)
+
+    # Is this node the head?
     given_role = settings.ray_worker
     is_head = platform.is_head
     evidence = platform.evidence
-    head_host = settings.head or platform.head_host
-    expected = settings.expected_workers
-    claims = _claims(settings, platform, facts, own)
     if given_role is not None:
         is_head = not given_role
         evidence = (claims["RAY_WORKER"][1], *evidence)
@@ -130,12 +128,18 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         is_head = facts.is_own(settings.head)
         verb = "is" if is_head else "is not"
         evidence = (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
+
+    # Where is the head, and how many workers does it expect?
+    head_host = settings.head or platform.head_host
     if settings.head is not None:
         evidence = (*evidence, f"head from AGENT_HEAD={settings.head}")
+    expected = settings.expected_workers
     if expected is None and platform.nodes is not None:
         expected = platform.nodes - 1
     elif expected is None:
         expected = 0 if head_host is None else 1
+
+    # Do variables contradict each other, or is one missing or without effect?
     problems = []
     if len({role for role, _ in claims.values()}) > 1:
         roles = (f"{why} ({'head' if role else 'worker'})" for role, why in claims.values())
@@ -157,6 +161,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         problems += _auth_mode_problems(environ, settings)
     if problems:
         raise SettingsError(tuple(problems))
+
     return Topology(
         platform=platform,
         is_head=is_head,
@@ -178,20 +183,25 @@ def _claims(
     """
     worker = settings.ray_worker
     head = settings.head
-    pod = settings.head_pod_id
     claims: dict[str, tuple[bool, str]] = {}
+
+    # The user names the role, or the head's address, for this agent. A worker may be on the
+    # machine of its head, which is another process there.
     if worker is not None:
         claims["RAY_WORKER"] = not worker, f"RAY_WORKER={int(worker)}"
-    # A worker may be on the machine of its head, which is another process there.
     is_beside_head = worker is True and head is not None and facts.is_own(head)
     if head is not None and not is_beside_head and (facts.is_own(head) or facts.addresses_of(head)):
         is_own = facts.is_own(head)
+        verb = "is" if is_own else "is not"
         addresses = ", ".join(facts.addresses()) or "none found"
-        what = f"{'is' if is_own else 'is not'} an address of this node ({addresses})"
-        claims["AGENT_HEAD"] = is_own, f"AGENT_HEAD={head} {what}"
+        what = f"AGENT_HEAD={head} {verb} an address of this node ({addresses})"
+        claims["AGENT_HEAD"] = is_own, what
+
+    # The platform numbers its nodes, or HEAD_POD_ID names the head's pod.
     by_rank = platform.role_variable not in {"", "HEAD_POD_ID"}
     if by_rank and worker is not None and head is not None:
         return claims
+    pod = settings.head_pod_id
     if by_rank and pod is not None:
         here = "no RUNPOD_POD_ID" if own is None else f"RUNPOD_POD_ID={own}"
         claims["HEAD_POD_ID"] = own == pod, f"HEAD_POD_ID={pod} with {here}"

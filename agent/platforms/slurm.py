@@ -45,8 +45,11 @@ def expand(text: str) -> tuple[str, ...]:
 
 def _numbers(ranges: str) -> list[str]:
     """Return the numbers of a bracket such as `01-03,07`, with their padding."""
-    pairs = [(low, high or low) for low, _, high in (w.partition("-") for w in ranges.split(","))]
-    return [f"{n:0{len(low)}d}" for low, high in pairs for n in range(int(low), int(high) + 1)]
+    numbers: list[str] = []
+    for entry in ranges.split(","):
+        low, _, high = entry.partition("-")
+        numbers += (f"{n:0{len(low)}d}" for n in range(int(low), int(high or low) + 1))
+    return numbers
 
 
 JOB = "SLURM_JOB_ID"
@@ -66,9 +69,10 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         return None
     if not re.fullmatch(r"[0-9]{1,18}", job):
         raise platform_error(JOB, repr(job), "the job's number")
+
+    # Is this one step over the job's nodes? A batch script has no SLURM_STEP* variables.
     hosts = _hosts(environ, JOB_NODES)
-    in_step = _hosts(environ, STEP_NODES if environ.get(STEP_NODES, "").strip() else JOB_NODES)
-    # a batch script has no SLURM_STEP* variables
+    in_step = _hosts(environ, STEP_NODES) if environ.get(STEP_NODES, "").strip() else hosts
     is_step = any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
     is_all = len(hosts) == 1 or (is_step and len(in_step) > 1)
     if "SLURM_NODEID" in environ and is_all:
@@ -81,10 +85,14 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     else:  # without a usable rank, the user's settings decide the role
         evidence = (f"{JOB}={job}", "not started as one step over the job's nodes")
         info = PlatformInfo("slurm", is_head=True, evidence=evidence, nodes=len(hosts))
-    rank = info.rank or 0
+
+    # What of this node is the job's?
     gpus = _counts(environ, "SLURM_GPUS_ON_NODE") or _counts(environ, "SLURM_GPUS_PER_NODE")
-    of_job = _counts(environ, "SLURM_JOB_CPUS_PER_NODE")
-    cpus = _counts(environ, "SLURM_CPUS_ON_NODE") or of_job[rank : rank + 1]
+    cpus = _counts(environ, "SLURM_CPUS_ON_NODE")
+    if not cpus:
+        rank = info.rank or 0
+        cpus = _counts(environ, "SLURM_JOB_CPUS_PER_NODE")[rank : rank + 1]
+
     return replace(
         info,
         node_name=environ.get("SLURMD_NODENAME", "").strip() or info.node_name,
