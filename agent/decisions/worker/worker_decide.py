@@ -1,4 +1,19 @@
-"""The worker's `decide`: (state, event, time) to (state, actions), by phase."""
+"""The worker's `decide`: (state, event, time) to (state, actions).
+
+A worker finds the head, joins its Ray, follows it, and leaves:
+
+- FINDING: the head replies, and this node's prepare steps run. Once its Ray is ready, JOINING
+  begins; a node that joins no Ray follows the head at once.
+- JOINING: Ray is started here, again if it ends, until it is up.
+- FOLLOWING: the head replies and sends orders. A Ray that is lost here joins again; a restarted
+  head has a new epoch, and its Ray is joined anew.
+- LEAVING: the outcome stands. It is the head's verdict, a stop, a failure of this node, or a head
+  that was silent for AGENT_HEAD_GRACE.
+
+A stop, a refusal and an order are complete by themselves. Any other event passes the steps of
+`decide`, in their order there: what the event changes, whether the run ends here, what the phase
+decides, the share of a former attempt, steps that can start, and the fence.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +53,7 @@ def first_state(goal: w.WorkerGoal, *, has_agent: bool = False) -> WorkerState:
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out."""
+    # Events that decide alone.
     if state.phase is WorkerPhase.LEAVING:
         return state, ()
     if isinstance(event, v.StopAsked):
@@ -46,26 +62,39 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, event.outcome, must_report=True)
     if isinstance(event, w.Ordered):
         return _carry_out(state, event.order, now)
+
+    # What does the event itself change?
     before = state
     state = _apply_event(state, event, now)
-    # a verdict or a failed step ends the worker in any phase; else the phase decides
-    decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+
+    # Does the run end here, in whatever phase? Otherwise the phase decides.
+    decision = _end_in_any_phase(state, event, now)
+    if decision is None:
+        decision = _BY_PHASE[state.phase](state, event, now)
     state, actions = decision
+
+    # Does the head answer again after a silence that was logged?
     was_silent = before.phase is WorkerPhase.FOLLOWING and before.silent_for >= times.SILENCE_LOGGED
     if was_silent and not state.silent_for:
         actions = (v.LogLine(f"the head {state.goal.head} answers again"), *actions)
-    # the head has begun a later attempt: the share of the former one must not run beside it
-    own = state.share_attempt or 0
-    theirs = state.head_attempt
-    is_outdated = before.head_attempt < theirs and own < theirs and state.share_runs
-    if is_outdated and w.StopShare() not in actions:
+
+    # Has the head begun a later attempt? The share of the former one must not run beside it.
+    if _is_share_outdated(before, state) and w.StopShare() not in actions:
         actions = (*actions, w.StopShare())
-    # the fence is last, so that it also stops what was started before it
-    for step in (_start_unblocked, _apply_fence):
-        if state.phase is not WorkerPhase.LEAVING:
-            state, more = step(state, now)
-            actions += more
-    return state, actions
+    if state.phase is WorkerPhase.LEAVING:
+        return state, actions
+
+    # Which steps can start? The fence is last, so that it also stops what starts here.
+    state, starts = _start_unblocked(state, now)
+    state, stops = _apply_fence(state, now)
+    return state, (*actions, *starts, *stops)
+
+
+def _is_share_outdated(before: WorkerState, state: WorkerState) -> bool:
+    """Return whether the head has just begun a later attempt than that of the running share."""
+    own = state.share_attempt or 0
+    has_begun = before.head_attempt < state.head_attempt
+    return state.share_runs and has_begun and own < state.head_attempt
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -73,43 +102,63 @@ def deadline(state: WorkerState) -> float | None:
     if state.phase is WorkerPhase.LEAVING:
         return None
     deadlines = [wait.deadline for wait in pending_waits(state)]
-    again = state.phase is WorkerPhase.JOINING and state.ray_ready
-    others = (_fence_deadline(state), state.retry_at if again else None)
-    return min((*deadlines, *(at for at in others if at is not None)), default=None)
+
+    fence_at = _fence_deadline(state)
+    if fence_at is not None:
+        deadlines.append(fence_at)
+
+    can_retry = state.phase is WorkerPhase.JOINING and state.ray_ready
+    if can_retry and state.retry_at is not None:
+        deadlines.append(state.retry_at)
+
+    return min(deadlines, default=None)
 
 
 def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
     """Return all waits of the current phase, with deadline and evidence."""
-    goal = state.goal
-    found = []
     if state.phase is WorkerPhase.LEAVING:
         return ()
+    waits = []
     if state.taken_at is not None:
-        found.append(v.Wait(planned.SAVE, "the head to let the job save", state.taken_at))
-    if state.awaiting_order:
-        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
-        ordered = [one for one in goal.steps if one.name in state.awaiting_order and one.after]
-        after = [f"{step.name} waits for {listed(step.after)}" for step in ordered]
-        evidence = "; ".join([*after, state.evidence])
-        found.append(v.Wait("turn", what, _turn_deadline(state), evidence))
-    running = state.running_steps
-    if running:
-        until = min(state.steps[name].deadline for name in running)
-        found.append(v.Wait(planned.PREPARE, listed(running), until))
-    for name, missing in _unmet_dependencies(state, state.blocked).items():
-        evidence = f"not started, waits for {listed(missing)}"
-        found.append(v.Wait(name, name, _turn_deadline(state), evidence))
+        waits.append(v.Wait(planned.SAVE, "the head to let the job save", state.taken_at))
+    waits += _step_waits(state)
+
+    # The head and its Ray, by phase.
+    goal = state.goal
     if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
-        until = max(goal.limits[planned.HEAD], _reply_deadline(state) if state.last_reply_at else 0)
-        found.append(v.Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
+        until = goal.limits[planned.HEAD]
+        if state.last_reply_at:
+            until = max(until, _reply_deadline(state))
+        waits.append(v.Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
     if state.phase is WorkerPhase.JOINING:
-        found.append(_join_wait(state))
+        waits.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
         what = f"a reply from the head {goal.head}"
         until = _reply_deadline(state)
         answers = state.silent_for < times.SILENCE_LOGGED
-        found.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, answers))
-    return tuple(found)
+        waits.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=answers))
+    return tuple(waits)
+
+
+def _step_waits(state: WorkerState) -> list[v.Wait]:
+    """Return the waits of prepare steps: for the head's order, for their end, for other steps."""
+    waits = []
+    if state.awaiting_order:
+        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
+        ordered = [step for step in state.goal.steps if step.name in state.awaiting_order]
+        after = [f"{step.name} waits for {listed(step.after)}" for step in ordered if step.after]
+        evidence = "; ".join([*after, state.evidence])
+        waits.append(v.Wait("turn", what, _turn_deadline(state), evidence))
+
+    running = state.running_steps
+    if running:
+        until = min(state.steps[name].deadline for name in running)
+        waits.append(v.Wait(planned.PREPARE, listed(running), until))
+
+    for name, missing in _unmet_dependencies(state, state.blocked).items():
+        evidence = f"not started, waits for {listed(missing)}"
+        waits.append(v.Wait(name, name, _turn_deadline(state), evidence))
+    return waits
 
 
 def _turn_deadline(state: WorkerState) -> float:
@@ -128,12 +177,15 @@ def _join_wait(state: WorkerState) -> v.Wait:
     """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
     limits = state.goal.limits
     head = f"the head {state.goal.head}"
+
+    # A node that was part of the cluster waits for the head, then for its Ray.
     if state.has_joined_before and state.head_is_silent:
         until = _reply_deadline(state)
         return v.Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
     if state.has_joined_before and not state.ray_ready:
         until = state.phase_since + limits[planned.HEAD]
         return v.Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+
     until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
     why = state.ray_evidence or state.raylet_evidence
     return v.Wait(planned.JOIN, "Ray on this node to join", until, why)
@@ -152,7 +204,8 @@ def _start_unblocked(state: WorkerState, now: float) -> Decision:
     """Start blocked steps whose dependencies are done; their time starts now."""
     if state.fenced:
         return state, ()
-    return _run_steps(state, state.blocked - _unmet_dependencies(state, state.blocked).keys(), now)
+    unmet = _unmet_dependencies(state, state.blocked)
+    return _run_steps(state, state.blocked - unmet.keys(), now)
 
 
 def _run_steps(
@@ -170,76 +223,36 @@ def _run_steps(
     return state, tuple(map(w.RunOwnStep, items))
 
 
-def _apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
+def _apply_event(  # noqa: PLR0911 - one case, one return
     state: WorkerState, event: WorkerEvent, now: float
 ) -> WorkerState:
     """Return the state after an event, without what follows from it."""
     match event:
-        case HeadSpoke() if event.held:
-            waits_too = "it holds the verdict of an earlier run, and is to be started again"
-            return replace(state, evidence=waits_too, ray_ready=False, has_agent=True)
-        case HeadSpoke() if event.epoch is None and state.has_agent:
-            gone = "its agent is gone, though Ray's GCS still answers"
-            state = replace(state, last_reached_at=now, unreached_since=None, fenced=False)
-            return replace(state, evidence=gone, silent_for=0.0)
-        case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
-            bare = "no agent answers there, only a port that is open"
-            return replace(state, evidence=event.refusal or bare)
-        case HeadSpoke() if event.epoch is None and event.ray_ready and not _is_plain(state, now):
-            since = now if state.bare_since is None else state.bare_since
-            wait = f"it is joined as plain Ray if none answers within {round(times.PLAIN_RAY)} s"
-            bare = f"Ray's GCS answers and no agent, {wait}"
-            state = replace(state, last_reached_at=now, unreached_since=None, fenced=False)
-            return replace(state, evidence=bare, bare_since=since)
+        # The head
         case HeadSpoke():
-            last = event.phase or ("Ray's GCS answers" if event.ray_ready else "nothing")
-            is_new = state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready
-            return replace(
-                state,
-                phase_since=now if is_new else state.phase_since,  # the join's time starts here
-                head_is_silent=False,
-                silent_for=0.0,
-                last_reached_at=now,
-                unreached_since=None,
-                fenced=False,
-                head_attempt=event.attempt,
-                run_id=event.run_id if state.phase is WorkerPhase.FINDING else state.run_id,
-                last_reply_at=now,
-                evidence=f"the head last reported: {last}",
-                head_phase=event.phase,
-                head_ip=event.ip,
-                ray_ready=event.ray_ready,
-                is_plain_head=event.epoch is None,
-                has_agent=event.epoch is not None,
-                bare_since=state.bare_since if event.epoch is None else None,
-                given_rank=state.given_rank if event.rank is None else event.rank,
-            )
+            return _apply_answer(state, event, now)
         case w.HeadSilent(evidence):
-            ready = state.ray_ready and state.phase is WorkerPhase.FOLLOWING
-            since = now if state.unreached_since is None else state.unreached_since
-            state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
-            state = state if state.is_plain_head else replace(state, bare_since=None)
-            return replace(state, unreached_since=since, silent_for=now - since)
-        case v.Woke(seconds):  # the head's time to give this node up has gone on
-            reached = state.last_reached_at - seconds
-            state = replace(state, last_reached_at=reached)
-            if state.unreached_since is None:
-                return state
-            return replace(state, unreached_since=now)  # the head may answer first
+            return _apply_silence(state, evidence, now)
+        case v.Woke(seconds):
+            # The head's time to give this node up has gone on meanwhile; it may answer first.
+            state = replace(state, last_reached_at=state.last_reached_at - seconds)
+            return state if state.unreached_since is None else replace(state, unreached_since=now)
+
+        # Ray on this node
         case w.WorkerRaySilent(evidence):
             return replace(state, raylet_evidence=evidence)
         case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
         case w.RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
+
+        # Steps, shares and services on this node
         case v.StepOver(name, failure) if name in state.steps:
             item = state.steps[name]
             item = item.lost(failure) if failure else item.ready()
             return replace(state, steps={**state.steps, name: item})
         case ShareOver() if event.attempt == state.share_attempt:
-            lost = event.end.by_order and event.attempt == state.fenced_attempt
-            end = replace(event.end, lost=True) if lost else event.end
-            return replace(state, share_over=replace(event, end=end))
+            return _apply_share_end(state, event)
         case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():  # the head decides what follows
             known = state.services.get(event.name)
             if known is None or event.generation not in (None, known.generation):
@@ -248,6 +261,80 @@ def _apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
             return replace(state, services={**state.services, event.name: known})
         case _:
             return state
+
+
+def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerState:
+    """Return the state after an answer of the head, or of its GCS alone."""
+    if event.held:
+        waits_too = "it holds the verdict of an earlier run, and is to be started again"
+        return replace(state, evidence=waits_too, ray_ready=False, has_agent=True)
+
+    # Does GCS alone answer? That counts as a reply only once the head is taken for plain Ray.
+    if event.epoch is None:
+        if state.has_agent:
+            gone = "its agent is gone, though Ray's GCS still answers"
+            return replace(_reached(state, now), evidence=gone, silent_for=0.0)
+        if state.goal.by_torchrun:
+            bare = "no agent answers there, only a port that is open"
+            return replace(state, evidence=event.refusal or bare)
+        if event.ray_ready and not _is_plain(state, now):
+            wait = f"it is joined as plain Ray if none answers within {round(times.PLAIN_RAY)} s"
+            bare = f"Ray's GCS answers and no agent, {wait}"
+            since = now if state.bare_since is None else state.bare_since
+            return replace(_reached(state, now), evidence=bare, bare_since=since)
+
+    # Has Ray become ready while this node joins? The time to join starts here.
+    phase_since = state.phase_since
+    if state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready:
+        phase_since = now
+
+    last = event.phase
+    if not last:
+        last = "Ray's GCS answers" if event.ray_ready else "nothing"
+    return replace(
+        _reached(state, now),
+        phase_since=phase_since,
+        head_is_silent=False,
+        silent_for=0.0,
+        head_attempt=event.attempt,
+        run_id=event.run_id if state.phase is WorkerPhase.FINDING else state.run_id,
+        last_reply_at=now,
+        evidence=f"the head last reported: {last}",
+        head_phase=event.phase,
+        head_ip=event.ip,
+        ray_ready=event.ray_ready,
+        is_plain_head=event.epoch is None,
+        has_agent=event.epoch is not None,
+        bare_since=state.bare_since if event.epoch is None else None,
+        given_rank=state.given_rank if event.rank is None else event.rank,
+    )
+
+
+def _reached(state: WorkerState, now: float) -> WorkerState:
+    """Return the state after the head's agent or its GCS was reached, which ends the fence."""
+    return replace(state, last_reached_at=now, unreached_since=None, fenced=False)
+
+
+def _apply_silence(state: WorkerState, evidence: str, now: float) -> WorkerState:
+    """Return the state after the head was not reached."""
+    since = now if state.unreached_since is None else state.unreached_since
+    return replace(
+        state,
+        evidence=evidence,
+        ray_ready=state.ray_ready and state.phase is WorkerPhase.FOLLOWING,
+        head_is_silent=True,
+        bare_since=state.bare_since if state.is_plain_head else None,
+        unreached_since=since,
+        silent_for=now - since,
+    )
+
+
+def _apply_share_end(state: WorkerState, event: ShareOver) -> WorkerState:
+    """Return the state after this node's share ended; one that the fence stopped is lost."""
+    end = event.end
+    if end.by_order and event.attempt == state.fenced_attempt:
+        end = replace(end, lost=True)
+    return replace(state, share_over=replace(event, end=end))
 
 
 def _is_plain(state: WorkerState, now: float) -> bool:
@@ -261,9 +348,12 @@ def _is_plain(state: WorkerState, now: float) -> bool:
 def _on_stop(state: WorkerState, event: v.StopAsked, now: float) -> Decision:
     """Leave; on a first SIGTERM under a job that saves on a signal, ask the head for its time."""
     limit = state.goal.limits.get(planned.SAVE)
-    asks = event.signum == SIGTERM and state.taken_at is None and state.joined
-    if limit is None or not asks or state.head_is_silent or state.is_plain_head:
+    is_first = event.signum == SIGTERM and state.taken_at is None
+    if limit is None or not is_first or not state.joined:
         return _leave_by_signal(state, event.signum)
+    if state.head_is_silent or state.is_plain_head:  # nobody can let the job save
+        return _leave_by_signal(state, event.signum)
+
     what = "asked to stop by SIGTERM: this node leaves when the head has let the job save"
     log = v.LogLine(f"{what}, within {round(limit)} s", "warning")
     return replace(state, taken_at=now + limit), (log,)
@@ -277,58 +367,67 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     state: WorkerState, order: v.Order, now: float
 ) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
+    # Was it carried out already?
     last = state.last_order
-    kind = order.kind
-    name = order.name
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
+    is_other_head = last is not None and last.by != order.by
     state = replace(state, last_order=order)
-    if kind is v.OrderKind.STOP:
-        # a stop is the expected end of a cluster without a job
-        code = 0 if state.goal.without_job else 143
-        return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=state.goal.head))
-    if kind is v.OrderKind.LEAVE and state.taken_at is not None:
-        return _leave_by_signal(state)
-    if kind is v.OrderKind.SEND_LOG:  # the reader checks the log's name
-        return state, (w.SendLog(name),)
-    if kind is v.OrderKind.PROBE and name in v.PROBES:
-        return state, (w.RunProbe(name, order.at),)
-    if kind is v.OrderKind.PROBE and name == v.ALL_REDUCE and order.share is not None:
-        return state, (w.RunProbe(name, "", order.share),)
-    if kind is v.OrderKind.START_SERVICE and any(one.name == name for one in state.goal.services):
-        known = state.services.get(name)
-        is_other_head = last is not None and last.by != order.by
-        if is_other_head and known is not None and known.step is not v.Step.LOST:
-            return state, ()  # it runs, and a restarted head orders it again
-        services = {**state.services, name: v.Item(generation=order.generation)}
-        return replace(state, services=services), (w.StartOwnService(name, order.generation),)
-    if kind is v.OrderKind.RUN_STEP and name in state.steps:
-        is_known = name in state.running_steps or name in state.blocked
-        return (state, ()) if is_known else _run_steps(state, {name}, now)
-    if kind is v.OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
-        state = replace(state, share_attempt=order.generation, share_over=None)
-        return state, (w.StartShare(order.generation, order.share),)
-    if kind is v.OrderKind.STOP_SHARE and state.goal.by_torchrun:
-        return state, (w.StopShare(),)
+
+    goal = state.goal
+    name = order.name
+    match order.kind:
+        case v.OrderKind.STOP:
+            # A stop is the expected end of a cluster without a job.
+            code = 0 if goal.without_job else 143
+            return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=goal.head))
+        case v.OrderKind.LEAVE if state.taken_at is not None:
+            return _leave_by_signal(state)
+
+        # Requests
+        case v.OrderKind.SEND_LOG:  # the reader checks the log's name
+            return state, (w.SendLog(name),)
+        case v.OrderKind.PROBE if name in v.PROBES:
+            return state, (w.RunProbe(name, order.at),)
+        case v.OrderKind.PROBE if name == v.ALL_REDUCE and order.share is not None:
+            return state, (w.RunProbe(name, "", order.share),)
+
+        # Work
+        case v.OrderKind.START_SERVICE if any(spec.name == name for spec in goal.services):
+            return _start_service(state, order, is_other_head=is_other_head)
+        case v.OrderKind.RUN_STEP if name in state.steps:
+            is_begun = name in state.running_steps or name in state.blocked
+            return (state, ()) if is_begun else _run_steps(state, {name}, now)
+        case v.OrderKind.RUN_SHARE if goal.by_torchrun and order.share is not None:
+            state = replace(state, share_attempt=order.generation, share_over=None)
+            return state, (w.StartShare(order.generation, order.share),)
+        case v.OrderKind.STOP_SHARE if goal.by_torchrun:
+            return state, (w.StopShare(),)
+
     refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
     return state, (v.LogLine(refused, "warning"),)
 
 
+def _start_service(state: WorkerState, order: v.Order, *, is_other_head: bool) -> Decision:
+    """Start a service of this node; one that runs is kept when a restarted head orders it again."""
+    known = state.services.get(order.name)
+    if is_other_head and known is not None and known.step is not v.Step.LOST:
+        return state, ()
+    services = {**state.services, order.name: v.Item(generation=order.generation)}
+    start = w.StartOwnService(order.name, order.generation)
+    return replace(state, services=services), (start,)
+
+
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
-    """Leave by the head's reply (verdict, another run, refusal), or by a step that failed."""
+    """Leave by the head's reply, by the platform's notice, or by a step; None to go on."""
     if isinstance(event, HeadSpoke):
-        if event.verdict is not None:
-            return _leave(state, event.verdict)
-        belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
-        if belongs and event.run_id not in ("", state.run_id):
-            head = state.goal.head
-            theirs = event.run_id
-            ours = state.run_id
-            return _leave(state, ends.OTHER_RUN.outcome(head=head, theirs=theirs, ours=ours))
-        if event.refusal:
-            return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
+        by_reply = _end_by_reply(state, event)
+        if by_reply is not None:
+            return by_reply
+
     if state.taken_at is not None and now >= state.taken_at:
         return _leave_by_signal(state)
+
     for name, item in state.steps.items():
         if item.step is v.Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
@@ -341,22 +440,45 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     return None
 
 
+def _end_by_reply(state: WorkerState, event: HeadSpoke) -> Decision | None:
+    """Leave by a verdict, a head of another run, or a refusal; None to go on."""
+    if event.verdict is not None:
+        return _leave(state, event.verdict)
+
+    belongs = state.phase is not WorkerPhase.FINDING and state.run_id and not event.held
+    if belongs and event.run_id not in ("", state.run_id):
+        end = ends.OTHER_RUN.outcome(head=state.goal.head, theirs=event.run_id, ours=state.run_id)
+        return _leave(state, end)
+
+    if event.refusal:
+        return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
+    return None
+
+
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Find the head and finish the prepare steps; then join Ray, or follow without it."""
     if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
         state = replace(state, epoch=event.epoch)
+
+    # A head without an agent orders and reports no steps: nothing on other nodes is awaited.
     if state.is_plain_head and state.ray_ready and state.awaiting_order:
-        # the head has no agent that could order or report steps: nothing on other nodes is awaited
         blocked = state.blocked | state.awaiting_order
         return replace(state, blocked=blocked, awaiting_order=frozenset()), ()
+
     if state.service_only and state.epoch is not None and not state.preparing:
         log = v.LogLine("this node joins no Ray: it is there for a service only")
         return _follow(state, now), (log,)
+
+    # Is a wait over?
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
         return _leave(state, ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence))
+
+    # Are head and steps ready? Under torchrun the head orders this node's share once all have
+    # reported.
     if not state.ray_ready or state.preparing or state.service_only:
         return state, ()
-    if state.goal.by_torchrun:  # the head orders this node's share once all have reported
+    if state.goal.by_torchrun:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
         return _follow(state, now), (log,)
     return _start_join(_enter_joining(state, now))
@@ -375,28 +497,39 @@ def _enter_joining(state: WorkerState, now: float) -> WorkerState:
 def _start_join(state: WorkerState) -> Decision:
     head_ip = state.head_ip
     assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
-    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None)
-    state = replace(state, ray_attempt=state.head_attempt)
+    state = replace(
+        state,
+        ray=RayStep.STARTING,
+        raylet_evidence="",
+        retry_at=None,
+        ray_attempt=state.head_attempt,
+    )
     kind = "a plain Ray head" if state.is_plain_head else "the head"
     log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip})")
     return state, (log, w.StartRay(head_ip))
 
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Start Ray here until it is up."""
     wait = _join_wait(state)
     if state.ray is RayStep.UP:
         state = replace(_follow(state, now), has_joined_before=True)
         return state, (v.LogLine("Ray is up on this node: following the head"),)
+
     rejoined = _rejoin(state, event, now)
     if rejoined is not None:
         return rejoined
+
+    # Is the wait over: for this node's Ray, or for the head?
     if wait.is_over(now) and wait.key == planned.JOIN:
         why = wait.evidence or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
     if wait.is_over(now):
         return _leave(state, ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence))
+
+    # Has Ray ended here? It is started again: at once after the fence, otherwise after a pause.
     if state.ray is RayStep.DOWN and state.retry_at is None:
-        if state.fenced:  # the fence stopped it
+        if state.fenced:
             return replace(state, retry_at=now), ()
         log = v.LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
         return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
@@ -406,18 +539,25 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
 
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Stay with the head; leave if it is silent for too long, join again if Ray is lost here."""
     rejoined = _rejoin(state, event, now)
     if rejoined is not None:
         return rejoined
+
     if now >= _reply_deadline(state):
-        head = state.goal.head
-        silent = round(now - state.last_reply_at)
-        end = ends.HEAD_SILENT.outcome(head=head, seconds=silent, evidence=state.evidence)
+        end = ends.HEAD_SILENT.outcome(
+            head=state.goal.head,
+            seconds=round(now - state.last_reply_at),
+            evidence=state.evidence,
+        )
         return _leave(state, end)
+
+    # Does this node have a Ray, and is it lost?
     if state.ray is not RayStep.DOWN or state.goal.by_torchrun or state.service_only:
         return state, ()
     if state.is_plain_head:
         return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
+
     log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
     ready = state.ray_ready and not state.head_is_silent
     retry_at = now + times.JOIN_RETRY_PAUSE
@@ -429,9 +569,13 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
     if not isinstance(event, HeadSpoke) or event.held or event.epoch in (None, state.epoch):
         return None
     state = replace(state, epoch=event.epoch)
+
+    # Does this node join no Ray? Its share ran with the former head.
     if state.service_only or state.goal.by_torchrun:
         log = v.LogLine("the head was restarted: following it", "warning")
         return state, (log,) if state.service_only else (log, w.StopShare())
+
+    # The new Ray is joined once the old one has ended here.
     log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
     state = _enter_joining(state, now)
     if state.ray is RayStep.DOWN:
@@ -448,6 +592,8 @@ def _fence_deadline(state: WorkerState) -> float | None:
     since = state.unreached_since
     if since is None or state.is_plain_head or state.fenced or not _stops(state):
         return None
+    # The grace counts from the first silence. The head's own grace for this node counts from its
+    # last contact: the fence must be done by then, but never acts on a moment's silence.
     limit = state.goal.limits[planned.FENCE]
     latest = state.last_reached_at + limit / times.FENCE_SHARE * times.FENCE_LATEST_SHARE
     return min(since + limit, max(latest, since + times.FENCE_LEAST))
@@ -459,14 +605,17 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     The head gives up a node that it does not reach for AGENT_NODE_GRACE. Processes of the old
     attempt would then run beside the next one. The worker itself keeps waiting for the head.
     """
-    until = _fence_deadline(state)
-    if until is None or now < until:
+    fence_at = _fence_deadline(state)
+    if fence_at is None or now < fence_at:
         return state, ()
+
     limit = round(state.goal.limits[planned.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
     what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"
     log = v.LogLine(what, "warning")
+
+    # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join.
     stops = _stops(state)
     if w.StopSteps() in stops:
         state = replace(state, blocked=state.blocked.union(state.running_steps))
@@ -477,18 +626,21 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
 
 def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
     """Return the stops of all that runs here; of steps only those that a head may have ordered."""
-    has_services = any(item.step is not v.Step.LOST for item in state.services.values())
-    needed = {
-        w.StopServices(): has_services,
-        w.StopShare(): state.share_runs,
-        w.StopSteps(): state.last_reply_at > 0 and bool(state.running_steps),
-        w.StopRay(): state.ray in {RayStep.STARTING, RayStep.UP},
-    }
-    return tuple(stop for stop, is_needed in needed.items() if is_needed)
+    stops: list[WorkerAction] = []
+    if any(item.step is not v.Step.LOST for item in state.services.values()):
+        stops.append(w.StopServices())
+    if state.share_runs:
+        stops.append(w.StopShare())
+    if state.last_reply_at > 0 and state.running_steps:
+        stops.append(w.StopSteps())
+    if state.ray in {RayStep.STARTING, RayStep.UP}:
+        stops.append(w.StopRay())
+    return tuple(stops)
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:
-    outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
+    if not outcome.phase:
+        outcome = replace(outcome, phase=state.phase.value)
     leave = w.EndWorker(outcome, must_report)
     return replace(state, phase=WorkerPhase.LEAVING, verdict=outcome), (leave,)
 
