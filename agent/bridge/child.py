@@ -1,4 +1,11 @@
-"""The bridge's process: reads commands and writes events as lines of JSON, and calls Ray."""
+"""The bridge's process: reads commands and writes events as lines of JSON, and calls Ray.
+
+From its start it watches Ray's nodes in GCS, and sends each change of their list. A `submit` or a
+`follow` is a thread: it submits the job or looks it up, copies the driver's output to a file if the
+command names one, and sends the job's state from the dashboard until its end. A second thread sends
+it from GCS while the dashboard does not answer. `stop`, `list`, `tasks` and `actors` are one answer
+each. The bridge ends when the agent closes its stdin.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +49,12 @@ class Bridge:
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
         self._start(self._watch_nodes)
-        work = {"submit": self._run_job, "follow": self._run_job, "stop": self._stop_job}
-        work["list"] = self._list_jobs
+        work: dict[str, Callable[..., None]] = {
+            "submit": self._run_job,
+            "follow": self._run_job,
+            "stop": self._stop_job,
+            "list": self._list_jobs,
+        }
         for line in sys.stdin:
             command = json.loads(line)
             self._start(work.get(command["do"], self._answer), command)
@@ -78,13 +89,17 @@ class Bridge:
                 self._send(event="silent", evidence=f"{about}{_first_line(error)}")
 
     def _watch_nodes(self) -> None:
-        with suppress(ImportError):  # the first call that needs Ray reports it
-            import_ray()  # while Ray still starts
+        # Ray is imported while it still starts; where it is missing, the first call reports that.
+        with suppress(ImportError):
+            import_ray()
+
+        # Does GCS listen?
         host, _, port = self._gcs.rpartition(":")
         for _ in repeat(self._stop, 0.05):
             with suppress(OSError):
                 socket.create_connection((host.strip("[]"), int(port)), 0.5).close()
                 break
+
         gcs = Gcs(self._gcs)
         known: list[dict[str, object]] | None = None
 
@@ -121,16 +136,23 @@ class Bridge:
         self._until_done(0.2, send)
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
+        """Submit a job, or look it up, and follow it to its end."""
         job_id = str(command["id"])
         follows = command["do"] == "follow"
-        if follows:  # also where the dashboard hangs
+
+        # A job that may run already is followed in GCS at once: the dashboard may hang.
+        if follows:
             self._start(self._follow_in_gcs, job_id)
+
         if not self._submit_or_find(command):
             return
         self._submitted.add(job_id)
         self._send(event="submitted", id=job_id)
-        if job_id in self._canceled:  # requested during the submission
+
+        # Was a stop requested during the submission?
+        if job_id in self._canceled:
             self._start(self._stop_job, command)
+
         copying = self._start(self._copy_output, command) if command.get("mirror") else None
         if not follows:
             self._start(self._follow_in_gcs, job_id)
@@ -138,34 +160,52 @@ class Bridge:
 
     def _submit_or_find(self, command: Mapping[str, Any]) -> bool:
         """Submit a job, or look up one to follow; sends why if there is none."""
-        job_id = str(command["id"])
         follows = command["do"] == "follow"
         for _ in repeat(self._stop, 0.1):
             try:
-                self._jobs = self._jobs or Jobs(self._dashboard)
-                if not follows and job_id not in self._canceled:
-                    self._jobs.submit_once(command)
-                elif not self._jobs.has_job(job_id):
-                    if job_id in self._canceled:  # a stop of it is then complete
-                        self._send(event="stop-taken", id=job_id)
-                    if follows:
-                        self._send(event="never-submitted", id=job_id)
-                    else:
-                        why = "stopped before Ray took it"
-                        how = {"final": False, "canceled": True}
-                        self._send(event="submit-failed", id=job_id, evidence=why, **how)
-                    return False
-                break
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                is_there = self._try_submission(command)
+            except Exception as error:  # noqa: BLE001, PERF203 - whatever Ray raises is evidence
                 why = _first_line(error)
                 if follows:  # the job may run though the dashboard does not answer
                     self._send(event="silent", evidence=why)
-                    continue
-                how = {"final": is_final(error), "canceled": False}
-                self._send(event="submit-failed", id=job_id, evidence=why, **how)
-                if how["final"]:
+                elif self._send_failure(command, why, final=is_final(error), canceled=False):
                     return False
-        return not self._stop.is_set()
+            else:
+                return is_there and not self._stop.is_set()
+        return False
+
+    def _try_submission(self, command: Mapping[str, Any]) -> bool:
+        """Submit or look up a job once; False if there is none, and none will be submitted."""
+        job_id = str(command["id"])
+        follows = command["do"] == "follow"
+        self._jobs = self._jobs or Jobs(self._dashboard)
+        if not follows and job_id not in self._canceled:
+            self._jobs.submit_once(command)
+            return True
+        if self._jobs.has_job(job_id):
+            return True
+
+        # There is no such job. A stop of it is then complete.
+        if job_id in self._canceled:
+            self._send(event="stop-taken", id=job_id)
+        if follows:
+            self._send(event="never-submitted", id=job_id)
+        else:
+            self._send_failure(command, "stopped before Ray took it", final=False, canceled=True)
+        return False
+
+    def _send_failure(
+        self, command: Mapping[str, Any], why: str, *, final: bool, canceled: bool
+    ) -> bool:
+        """Send why a submission failed; return whether it is final."""
+        self._send(
+            event="submit-failed",
+            id=str(command["id"]),
+            evidence=why,
+            final=final,
+            canceled=canceled,
+        )
+        return final
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Copy the driver's log to a file until the job's end; if that fails the job goes on."""
@@ -189,6 +229,7 @@ class Bridge:
             self._send(event="silent", evidence=f"its output: {_first_line(error)}")
 
     def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
+        """Send each change of a job's state until its end, and now and then the same state."""
         assert self._jobs is not None  # noqa: S101 - it was used to submit
         jobs = self._jobs
         sent = dict[str, object]()
@@ -198,10 +239,13 @@ class Bridge:
             nonlocal sent, sent_at
             report = jobs.report(job_id)
             self._last_answer[job_id] = time.monotonic()
+
+            # The end of the run ends the copy: the rest of the output first.
             if report["ended"]:
                 self._ended.add(job_id)
                 if copying is not None:
-                    copying.join(times.JOB_OUTPUT_COPIED)  # the end of the run ends the copy
+                    copying.join(times.JOB_OUTPUT_COPIED)
+
             if report != sent or time.monotonic() >= sent_at + times.BRIDGE_HEARTBEAT:
                 sent = report
                 sent_at = time.monotonic()
@@ -217,7 +261,9 @@ class Bridge:
 
         def send_state() -> bool:
             is_silent = time.monotonic() >= self._last_answer[job_id] + times.DASHBOARD_SILENT
-            report = gcs.job(job_id) if is_silent and job_id not in self._ended else None
+            if not is_silent or job_id in self._ended:
+                return job_id in self._ended
+            report = gcs.job(job_id)
             if report is not None:
                 self._send(event="job", id=job_id, report=report)
                 if report["ended"]:

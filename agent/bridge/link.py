@@ -1,4 +1,8 @@
-"""The agent's side of the bridge: start and restart it, send commands, emit its events."""
+"""The agent's side of the bridge: start and restart it, send commands, emit its events.
+
+`RayLink.run` keeps one bridge running. Commands that last (follow a job, stop one) are kept, and
+sent again to each new bridge; questions are answered once or not at all.
+"""
 
 from __future__ import annotations
 

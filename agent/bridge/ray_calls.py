@@ -44,24 +44,27 @@ class Gcs:
 
     def nodes(self) -> list[dict[str, object]]:
         """Return all nodes, dead ones included, with the fields of RayNode."""
-        found = []
+        nodes = []
         for node_id, info in self._call("get_all_node_info").items():
-            node = {
-                "node_id": node_id.hex(),
-                "ip": info.node_manager_address,
-                "port": info.node_manager_port,
-                "alive": info.state == 0,
-                "is_head": info.is_head_node,
-            }
             total = dict(info.resources_total)
-            node |= {ours: float(total.get(theirs, 0.0)) for ours, theirs in _RESOURCES.items()}
-            found.append(node)
-        return found
+            resources = {ours: float(total.get(theirs, 0.0)) for ours, theirs in _RESOURCES.items()}
+            nodes.append(
+                {
+                    "node_id": node_id.hex(),
+                    "ip": info.node_manager_address,
+                    "port": info.node_manager_port,
+                    "alive": info.state == 0,
+                    "is_head": info.is_head_node,
+                    **resources,
+                }
+            )
+        return nodes
 
     def job(self, job_id: str) -> dict[str, object] | None:
         """Return the state of a job, which its supervisor writes; None if it has none."""
-        found = self._call("internal_kv_get", f"_ray_internal_job_info_{job_id}".encode(), b"job")
-        return _report(json.loads(found)) if found else None
+        key = f"_ray_internal_job_info_{job_id}".encode()
+        state = self._call("internal_kv_get", key, b"job")
+        return _report(json.loads(state)) if state else None
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
         client = self._client or import_ray()[0](address=self._address)
@@ -99,17 +102,13 @@ class Jobs:
     def ids_of_run(self, first_id: str) -> list[str]:
         """Return the ids that are this one, or begin with it and a dash."""
         ids = (job.submission_id or "" for job in self._client.list_jobs())
-        return [one for one in ids if one == first_id or one.startswith(f"{first_id}-")]
+        return [id_ for id_ in ids if id_ == first_id or id_.startswith(f"{first_id}-")]
 
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
         info = self._client.get_job_info(job_id)
-        names = (
-            "message",
-            "driver_exit_code",
-            "error_type",
-            "end_time",
-        )  # its class has differed in Ray
+        # The class of `info` has differed between versions of Ray.
+        names = ("message", "driver_exit_code", "error_type", "end_time")
         job = {name: getattr(info, name, None) for name in names}
         return _report({**job, "status": getattr(info.status, "value", info.status)})
 
@@ -131,12 +130,16 @@ def _report(job: Mapping[str, Any]) -> dict[str, object]:
     """Return a job's state, of a long message the start and the end, which has the error."""
     status = str(job["status"])
     message = str(job.get("message") or "")
-    # in milliseconds since 1970
-    ended = status in _TERMINAL
-    end = job.get("end_time")
-    ago = max(0.0, time.time() - end / 1000) if ended and isinstance(end, (int, float)) else 0.0
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"
+
+    # How long ago did it end? Ray gives milliseconds since 1970.
+    ended = status in _TERMINAL
+    end_time = job.get("end_time")
+    ago = 0.0
+    if ended and isinstance(end_time, (int, float)):
+        ago = max(0.0, time.time() - end_time / 1000)
+
     return {
         "status": status,
         "message": message,
@@ -157,7 +160,7 @@ def last_finished(dashboard: str) -> float | None:
 
     filters = [("state", "=", "FINISHED"), ("name", "!=", f"{_SUPERVISOR}.ping")]
     tasks = list_tasks(dashboard, filters, _MAX_TASKS, _TASKS_LIMIT, True, False)  # noqa: FBT003 - theirs
-    ends = [one.end_time_ms for one in tasks if not str(one.name).startswith(_SUPERVISOR)]
+    ends = [task.end_time_ms for task in tasks if not str(task.name).startswith(_SUPERVISOR)]
     return max((float(end) / 1000 for end in ends if end), default=None)
 
 
@@ -165,18 +168,22 @@ def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, 
     """Return why Ray believes that actors died, with the ends of their logs; tried on Ray 2.60."""
     from ray.util.state import get_actor, get_log  # noqa: PLC0415 - Ray is imported as late as can be
 
-    found = []
+    dead = []
     for actor in ids:
+        # Why does Ray believe that it died? The cause is the only entry, by its kind.
         state = get_actor(actor, dashboard, timeout=_ACTOR_LIMIT)
         causes: dict[str, Any] = getattr(state, "death_cause", None) or {}
         context: dict[str, Any] = next(iter(causes.values()), {})
+        message = str(context.get("error_message", ""))
+        ip = str(context.get("node_ip_address", ""))
+
+        # The end of its log; its node may be gone, and its log with it.
         text = ""
-        with suppress(Exception):  # its node may be gone, and its log with it
+        with suppress(Exception):
             ends = get_log(gcs, actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=_ACTOR_LIMIT)
             text = "".join(ends)
-        message, ip = (str(context.get(key, "")) for key in ("error_message", "node_ip_address"))
-        found.append({"id": actor, "ip": ip, "text": f"{message}\n{text}"})
-    return found
+        dead.append({"id": actor, "ip": ip, "text": f"{message}\n{text}"})
+    return dead
 
 
 def is_final(error: Exception) -> bool:

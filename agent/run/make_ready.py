@@ -1,4 +1,10 @@
-"""Prepare this machine for Ray: limits, stale processes, old sessions, the head's port."""
+"""Prepare this machine for Ray, and start the head's.
+
+`prepare_machine` runs on each node, in this order: the limit of open files, a stale Ray, the ports
+of a killed agent's processes, the folder around Ray's temp dir, and the checks that need these.
+`start_head` is the head's first second: port, run record, own address, `prepare_machine`, Ray. In
+the background `prune_sessions` removes what earlier Rays left on the disk.
+"""
 
 from __future__ import annotations
 
@@ -48,51 +54,84 @@ if TYPE_CHECKING:
 
 
 _RAY_MARKS = (
-    *("/ray/core/src/ray/", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/_private/"),
-    *("ray.util.client.server", "ray::", "ray-dashboard-"),
+    "/ray/core/src/ray/",
+    "/ray/dashboard/",
+    "/ray/_private/",
+    "/ray/autoscaler/_private/",
+    "ray.util.client.server",
+    "ray::",
+    "ray-dashboard-",
 )
 """Parts of the command lines of Ray's processes."""
 
 
-async def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
+async def prepare_machine(plan: Plan, surviving: SurvivingProcesses | None) -> Outcome | None:
     """Prepare this machine; return the refusal if the run cannot start here.
 
     A killed agent's surviving processes keep their ports; if its Ray is one of them, nothing is
     prepared.
     """
     raise_open_files(plan.facts.nofile_hard)
-    if left is not None and left.has_ray:
+    if surviving is not None and surviving.has_ray:
         return None
     ray = plan.own_ray
-    everything = plan.topology.owns_machine
-    if ray is not None and (stale := stale_ray(ray.session, everything=everything)):
-        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-        for process in stale:
-            with suppress(psutil.Error):  # a port that it keeps is reported
-                process.kill()
-        psutil.wait_procs(stale, timeout=3.0)
-    running = frozenset[str]() if left is None else frozenset(left.running)
-    others = {int(x.port) for x in plan.listeners if x.port.isdigit() and x.who not in running}
-    ports = sorted(others - {plan.ports.agent})
+    if ray is not None:
+        _remove_stale_ray(ray.session, everything=plan.topology.owns_machine)
+
+    # Which ports of this run are taken now?
+    ports = _ports_to_be_free(plan, surviving)
+    if surviving is not None:
+        await _wait_for_ports(ports)
+    facts = replace(plan.facts, taken_ports=taken_ports(ports))
+
+    # The plan's findings are from before. The checks of ports and temp dir are repeated.
+    failed = [finding for finding in plan.failed() if finding.check not in {PORTS, TEMP_DIR}]
+    if not failed and ray is not None:
+        facts = replace(facts, ray_temp=secure_folder(ray.session, facts.uid))
+    for name in (PORTS, TEMP_DIR):
+        findings = run_checks(facts, plan.settings, plan.topology, only=name)
+        failed += [finding for finding in findings if finding.level is Level.FAIL]
+    if not failed:
+        return None
+
+    reason = "; ".join(f"{finding.check}: {finding.what}" for finding in failed)
+    remedies = dict.fromkeys(f"{finding.remedy}." for finding in failed if finding.remedy)
+    remedy = " ".join(remedies).rstrip(".")
+    return ends.REFUSED.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
+
+
+def _remove_stale_ray(session: str, *, everything: bool) -> None:
+    """Kill the processes of an earlier Ray; a port that one keeps is reported by the checks."""
+    stale = stale_ray(session, everything=everything)
+    if not stale:
+        return
+    say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+    for process in stale:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(stale, timeout=3.0)
+
+
+def _ports_to_be_free(plan: Plan, surviving: SurvivingProcesses | None) -> list[int]:
+    """Return the ports that nothing may listen on: neither the agent's nor an adopted process's."""
+    adopted = frozenset[str]() if surviving is None else frozenset(surviving.running)
+    ports = {
+        int(listener.port)
+        for listener in plan.listeners
+        if listener.port.isdigit() and listener.who not in adopted
+    }
+    return sorted(ports - {plan.ports.agent})
+
+
+async def _wait_for_ports(ports: list[int]) -> None:
+    """Wait for the ports of killed processes, which keep them until their last moment."""
 
     async def are_free() -> bool | NotYet:
         return NotYet() if taken_ports(ports) else True
 
-    if left is not None and taken_ports(ports):  # processes that exit keep their ports to the end
+    if taken_ports(ports):
         with suppress(TimedOutError):
             await until(are_free, times.DESCENDANTS_EXIT)
-    facts = replace(plan.facts, taken_ports=taken_ports(ports))
-    failed = [f for f in plan.failed() if f.check not in {PORTS, TEMP_DIR}]
-    if not failed and plan.own_ray is not None:
-        facts = replace(facts, ray_temp=secure_folder(plan.own_ray.session, facts.uid))
-    for name in (PORTS, TEMP_DIR):
-        found = run_checks(facts, plan.settings, plan.topology, only=name)
-        failed += [finding for finding in found if finding.level is Level.FAIL]
-    if not failed:
-        return None
-    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
-    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return ends.REFUSED.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
 def with_taken_ports(plan: Plan) -> Plan:
@@ -102,10 +141,11 @@ def with_taken_ports(plan: Plan) -> Plan:
     if taken and plan.own_ray is not None:
         stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
         taken = taken_ports(taken, leaving=[process.pid for process in stale])
+
     facts = replace(plan.facts, taken_ports=taken)
-    found = run_checks(facts, plan.settings, plan.topology, only=PORTS)
+    about_ports = run_checks(facts, plan.settings, plan.topology, only=PORTS)
     others = [finding for finding in plan.findings if finding.check != PORTS]
-    return replace(plan, facts=facts, findings=(*others, *found))
+    return replace(plan, facts=facts, findings=(*others, *about_ports))
 
 
 def secure_folder(temp: str, uid: int) -> Folder | None:
@@ -118,8 +158,8 @@ def secure_folder(temp: str, uid: int) -> Folder | None:
         folder.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            found = os.fstat(handle)
-            if found.st_uid == uid and found.st_mode & 0o077:
+            status = os.fstat(handle)
+            if status.st_uid == uid and status.st_mode & 0o077:
                 os.fchmod(handle, 0o700)
         finally:
             os.close(handle)
@@ -140,16 +180,17 @@ def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
     Processes of other containers are skipped: a host sees them, and their temp dir may have the
     same name.
     """
-    found = []
+    stale = []
     here = _container(os.getpid())
     ours = {os.getpid(), os.getppid()}
     for pid, line in command_lines():
         if pid in ours or not any(mark in line for mark in _RAY_MARKS):
             continue
-        if (everything or f"{temp_dir}/" in line) and _container(pid) == here:
+        is_removed = everything or f"{temp_dir}/" in line
+        if is_removed and _container(pid) == here:
             with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(pid))
-    return found
+                stale.append(psutil.Process(pid))
+    return stale
 
 
 def command_lines() -> Iterator[tuple[int, str]]:
@@ -181,11 +222,12 @@ def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[P
     changed = {}
     for path in temp_dir.glob("session_*"):
         with suppress(OSError):  # it was just removed, or cannot be read
-            about = path.lstat()
-            is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+            status = path.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
             if is_own and _SESSION.fullmatch(path.name) and path.name not in in_use:
                 files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
                 changed[path] = max(file.stat().st_mtime for file in files)
+
     ended = [path for path, at in changed.items() if at + times.SESSION_QUIET < now]
     return sorted(ended, key=lambda path: -changed[path])
 
@@ -196,7 +238,7 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
     def prune() -> None:
         in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
         ended = ended_sessions(Path(temp_dir), in_use, time.time())
-        spilled = [one for path in ended for one in path.glob("ray_spilled_objects*")]
+        spilled = [folder for path in ended for folder in path.glob("ray_spilled_objects*")]
         old = ended[KEPT_SESSIONS:]
         for folder in (*spilled, *old):
             shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
@@ -218,38 +260,43 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         is_foreign = False
         evidence = list[str]()
         for name in address.names:
-            found = await resolve(name)
-            if isinstance(found, str):
-                evidence.append(found)
+            resolved = await resolve(name)
+            if isinstance(resolved, str):
+                evidence.append(resolved)
                 continue
-            reached = source_towards(found[0]) if address.by_route else None
-            own = next((one for one in found if one in addresses), reached)
+
+            # Is one of them this node's, or does the route to it show which address is?
+            reached = source_towards(resolved[0]) if address.by_route else None
+            own = next((ip for ip in resolved if ip in addresses), reached)
             if own is not None:
                 return own
+
             is_foreign = not address.by_route
             problem = "no address of this node" if is_foreign else "to which there is no route"
-            evidence.append(f"{name} is {', '.join(found)}, {problem}")
+            evidence.append(f"{name} is {', '.join(resolved)}, {problem}")
             if address.must_be_own:
                 raise TimedOutError(evidence[-1])
         return NotYet("; ".join(evidence))
 
+    def log(evidence: str) -> None:
+        say(f"waiting for this node's own address: {evidence}")
+
     try:
-        waiting = "waiting for this node's own address: {}"
-        return await until(check, limit, step=0.1, on_evidence=lambda it: say(waiting.format(it)))
+        return await until(check, limit, step=0.1, on_evidence=log)
     except TimedOutError as error:
         if is_foreign:
             what = f"this node is not the head it is taken for ({address.how})"
             why = f"{error} (it has: {', '.join(addresses) or 'none'})"
             remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
             raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
+
         what = f"this node's address could not be found as {address.how}"
+        why = str(error)
         if address.must_be_own:
             remedy = "Correct HEAD_POD_ID; on a worker set RAY_WORKER=1, on one machine unset both"
-            raise PreflightError(
-                what, why=str(error), remedy=remedy, culprit="HEAD_POD_ID"
-            ) from None
+            raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
         remedy = "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP"
-        raise UnavailableError(what, why=str(error), remedy=remedy, culprit="DNS") from None
+        raise UnavailableError(what, why=why, remedy=remedy, culprit="DNS") from None
 
 
 class HeadStart(Value):
@@ -268,14 +315,19 @@ async def start_head(
 ) -> HeadStart | None:
     """Start Ray as early as possible; return None if a stop request canceled the scope before."""
     plan = run.plan
-    settings = run.plan.settings
-    left = run.surviving
-    ip = ""
+    settings = plan.settings
+    surviving = run.surviving
+
     # The port first: a second agent on this node ends here, before it changes anything.
     local_socket = bind("127.0.0.1", plan.ports.agent)
+
+    # The run's record, as an agent that replaces this one must find it.
     keeper.note_epoch = run.node.record_epoch
-    keeper.save(keeper.record)  # as an agent that replaces this one must find it
+    keeper.save(keeper.record)
     run.folder.become_latest()
+
+    # This node's address; a stop request ends the wait for it.
+    ip = ""
     with stop_scope:
         known = plan.facts.addresses()
         ip = plan.address.ip or await find_own_address(plan.address, known, settings.wait_head)
@@ -283,20 +335,33 @@ async def start_head(
         return None
     placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
-    keeps_ray = left is not None and left.has_ray
+
+    # Is the run's end decided already, or does this machine refuse? Then no Ray starts.
+    keeps_ray = surviving is not None and surviving.has_ray
     refusal = keeper.final_outcome(settings.job_retries, settings.max_hours)
     if refusal is None:
-        refusal = await prepare_machine(plan, left)
-    elif left is not None:
-        left.end_ray()
+        refusal = await prepare_machine(plan, surviving)
+    elif surviving is not None:
+        surviving.end_ray()
     sockets = open_port(plan, ip, refusal)
+
+    # A new Ray is a new epoch. The next agent must not take it for the last attempt's.
     if not keeps_ray and not keeper.is_superseded:
         keeper.new_epoch(plan.topology.node_name)
-        if keeper.record.attempts:  # the next agent must not take this Ray for the last attempt's
+        if keeper.record.attempts:
             await keeper.flush()
-    starts_ray = refusal is None and plan.own_ray is not None
-    ray = await start_ray(run, placeholders, env) if starts_ray else None
-    return HeadStart(placeholders, env, local_socket, sockets, refusal, ray)
+
+    ray = None
+    if refusal is None and plan.own_ray is not None:
+        ray = await start_ray(run, placeholders, env)
+    return HeadStart(
+        placeholders=placeholders,
+        env=env,
+        local_socket=local_socket,
+        sockets=sockets,
+        refusal=refusal,
+        ray=ray,
+    )
 
 
 def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:

@@ -1,4 +1,9 @@
-"""One run on one node: clock, folder, records, events, child processes, and its end."""
+"""What head and worker share: one run on one node.
+
+`NodeRun` has the run's clock, folder, records and child processes. Both event loops take an event
+by its `next_event` and decide by its `decide`; `write_outcome` is the end. Below it: this node's
+Ray from start to stop, and which events are recorded.
+"""
 
 from __future__ import annotations
 
@@ -94,10 +99,10 @@ class NodeStats:
 
     def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
         """Return all statistics, with the state of each step."""
-        known = {name: item.step for name, item in steps.items()}
-        causes = () if self._share is None else self._share.known.causes
+        states = {name: item.step for name, item in steps.items()}
         progress = {step: self._clean(line) for step, line in self.progress.items()}
-        return WorkerStats(dict(self._latencies), known, progress, causes, self._attempt)
+        causes = () if self._share is None else self._share.known.causes
+        return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt)
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none."""
@@ -188,11 +193,15 @@ class NodeRun:
         run_id: str = "",
         left: SurvivingProcesses | None = None,
     ) -> None:
+        # The run, its clock and its folder.
         self.plan = plan
         self.redactor = redactor
         self.folder = folder
-        self._clock = RunClock(started)
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
+        self.surviving = left  # the processes of a killed agent that this one replaces
+        self._clock = RunClock(started)
+
+        # What the end of the run needs: a head sets these.
         self.on_end: Callable[[Outcome], None] = lambda _: None
         """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
@@ -204,15 +213,18 @@ class NodeRun:
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
+
+        # Events and what is logged of them.
         self._phase = ""
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
-        self.surviving = left  # the processes of a killed agent that this one replaces
+        self._waits = WaitLog(self.record, say)
+        self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
+        self.stats = NodeStats(redactor.clean)
+
+        # The records on disk: node.json continues a killed agent's.
         own = folder.own if left is None else folder.own.continuing(left.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
-        self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
-        self.stats = NodeStats(redactor.clean)
-        self._waits = WaitLog(self.record, say)
         self.memory = MemoryWatch()
         self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
@@ -281,6 +293,8 @@ class NodeRun:
         except Exception as error:
             if not isinstance(event, from_outside):
                 raise
+
+            # Each bug is recorded and logged once, however often a node sends the message.
             name = type(event).__name__
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"{type(error).__name__} at {last.name}, line {last.lineno}"
@@ -364,8 +378,7 @@ class NodeRun:
 
     def record_kill(self) -> None:
         """Record that a second Ctrl-C ended this agent at once."""
-        signum = "a second SIGINT"
-        outcome = ends.STOPPED_BY_SIGNAL.outcome(code=128 + SIGINT, signal=signum)
+        outcome = ends.STOPPED_BY_SIGNAL.outcome(code=128 + SIGINT, signal="a second SIGINT")
         outcome = replace(outcome, phase=self._phase or ends.STARTING)
         run_within(times.FLUSH, partial(self.write_outcome, outcome))
         say(outcome.sentence(), "error")
@@ -373,9 +386,7 @@ class NodeRun:
     def write_outcome(self, outcome: Outcome) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        attempts = self.attempts()
-        outages = self.outages()
-        text = outcome_text(outcome, attempts, outages, self.bundle or "", self.cost)
+        text = outcome_text(outcome, self.attempts(), self.outages(), self.bundle or "", self.cost)
         write_outcome(self.folder.path, text)
         return True
 
@@ -383,6 +394,9 @@ class NodeRun:
         """Stop every remaining descendant process."""
         for name in await process.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
+
+
+# --- This node's Ray ----------------------------------------------------------------------------
 
 
 async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
@@ -414,6 +428,7 @@ async def stop_ray(child: Child, grace: float) -> None:
 
 async def kill_leftovers(whose: str, limit: float | None) -> str:
     """Kill what Ray's workers and drivers left; return what remains (nothing, without a limit)."""
+    logged: list[str] = []
 
     async def kill() -> bool | NotYet:
         killed = await anyio.to_thread.run_sync(driver.kill_leftovers)
@@ -423,13 +438,14 @@ async def kill_leftovers(whose: str, limit: float | None) -> str:
                 say(f"{whose} had left {name} running: killed", "warning")
         return NotYet(listed(killed)) if killed else True
 
-    logged: list[str] = []
     try:
         await until(kill, limit, longest=0.5)
     except TimedOutError as late:
         return str(late)
     return ""
 
+
+# --- Which events are recorded ------------------------------------------------------------------
 
 _POLLED = (h.JobReported, h.RayNodes)
 """Events sent at every poll: recorded only when one differs from the last of its type."""
@@ -449,17 +465,23 @@ class EventFilter:
         """Return whether an event adds information to the workers' known state in `fleet`."""
         if isinstance(event, Tick) or event in self._complaints:
             return False
+
+        # Evidence of pending waits alternates: each text is recorded once between other events.
         if isinstance(event, _WAIT_EVENTS):
             self._complaints.append(event)
             return True
+
+        # Does a report or a poll repeat the last one?
         if isinstance(event, h.WorkerReported):
             known = fleet.workers.get(event.worker.key)
             if known is not None and _reported_state(known) == _reported_state(event.worker):
                 return False
         elif isinstance(event, _POLLED):
-            last, self._states[type(event)] = self._states.get(type(event)), event
+            last = self._states.get(type(event))
+            self._states[type(event)] = event
             if event == last:
                 return False
+
         self._complaints.clear()
         return True
 
@@ -483,7 +505,16 @@ def without_addresses(facts: Facts) -> Facts:
     return replace(facts, interfaces={}, default_source=None)
 
 
-def _reported_state(one: Worker) -> tuple[object, ...]:
+def _reported_state(worker: Worker) -> tuple[object, ...]:
     """Return the parts of a worker's state that are worth a new record."""
-    plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
-    return (*plain, one.items, one.answers, one.notice is None)
+    return (
+        worker.phase,
+        worker.detail,
+        worker.joined,
+        worker.preparing,
+        worker.has_left,
+        worker.error,
+        worker.items,
+        worker.answers,
+        worker.notice is None,
+    )

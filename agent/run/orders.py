@@ -1,4 +1,10 @@
-"""Answer the head's orders on this node: logs, probes, samples, the all-reduce."""
+"""Answer the head's requests on this node: logs and probes.
+
+`HeadRequests` keeps each result until a report that contains it was answered. `Prober` runs the
+probes, on the head for itself, too: a score of the reward server, a connection to another node's
+raylet, a sample of the bandwidth to another node. `run_all_reduce` runs this node's ranks of the
+all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +53,18 @@ _LONGEST_RESULT = 1 << 20  # bytes
 async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan = run.plan
-    is_head = run.plan.topology.is_head
     out = run.folder.file(PREFLIGHT_RESULT)
     await in_thread(partial(remove_file, out))
+
+    # Which command runs here, with which GPUs and environment?
+    process = plan.process(PROCESS)
     here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
     gpus = ",".join(map(str, share.gpus))
-    process = plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
     full = plan.environment(place.node_ip, place.head_ip)
     env = environment.without_cluster_auth(full, plan.settings)
+
+    # It ends by itself, or is stopped.
     child = await run.start(process.name, argv, env, process.log)
     code: int | None = None
     try:
@@ -65,9 +74,10 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
         with anyio.CancelScope(shield=True):
             await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
         run.node.remove_process(child.pid)
+
     result = await in_thread(partial(read_end, out, _LONGEST_RESULT)) or b""
     words = result.decode(errors="replace")
-    if words or (code == 0 and not is_head):
+    if words or (code == 0 and not plan.topology.is_head):
         return Answer(ALL_REDUCE, "", words=words)
     return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")
 
@@ -97,19 +107,22 @@ class Prober:
         else:
             ways = {SAMPLE: self._sample, SCORE: self._score}
             run = partial(ways.get(probe, self._reach), at, place)
+
         async with self._slots:
-            made = await self._run.best_effort(f"the probe {probe!r}", run)
-        made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
-        return replace(made, evidence=self._run.redactor.clean(made.evidence))
+            answer = await self._run.best_effort(f"the probe {probe!r}", run)
+        if isinstance(answer, Failure):
+            answer = Answer(probe, at, answer.reason)
+        return replace(answer, evidence=self._run.redactor.clean(answer.evidence))
 
     async def _score(self, at: str, place: Placeholders) -> Answer:
         """Request a score from the reward server of this node's plan, as the job would."""
         services = self._plan.all_services
         url = reward_url(services, replace(place, node_ip=at or place.head_ip))
-        spec = next((one for one in services if one.name == REWARD), None)
-        began = time.monotonic()
+        spec = next((spec for spec in services if spec.name == REWARD), None)
         if not url or spec is None:
             return Answer(SCORE, at, "this node's settings name no reward server")
+
+        began = time.monotonic()
         if isinstance(spec.ready, ScoringProbe):
             token = self._plan.secret("AGENT_REWARD_TOKEN")
             evidence = await reward_answers(url, times.NODE_PROBE - 1, token)
@@ -142,26 +155,37 @@ class Prober:
     async def _sample(self, at: str, place: Placeholders) -> Answer:
         """Download some MB from another node's agent; repeat while the link looks slow."""
         ip = at or place.head_ip
-        until = anyio.current_time() + times.SAMPLE_TRIES
+        deadline = anyio.current_time() + times.SAMPLE_TRIES
         best = (0, 0.0)
-        before = 0.0
+        former_rate = 0.0
         for number in range(_SAMPLES):
             if number:
                 await anyio.sleep(times.SAMPLE_PAUSE)
+
+            # One sample at once: two would halve each other's rate.
             async with self._one_sample:
-                left = until - anyio.current_time()
-                port = self._plan.ports.agent
-                if left <= 0:
+                seconds_left = deadline - anyio.current_time()
+                if seconds_left <= 0:
                     break
-                token = self._plan.secret()
-                sample = await download_sample(ip, port, token, self._run.run_id, left)
+                sample = await download_sample(
+                    ip,
+                    self._plan.ports.agent,
+                    self._plan.secret(),
+                    self._run.run_id,
+                    seconds_left,
+                )
             if isinstance(sample, str):
                 return Answer(SAMPLE, at, sample)
             best = max(best, sample, key=_rate)
+
+            # Is the link fast, or equally slow twice? Then no further sample shows more.
             rate = _rate(sample)
-            if rate >= SLOW_LINK or max(before, rate) < _STEADY * min(before, rate):
+            if rate >= SLOW_LINK:
                 break
-            before = rate
+            if max(former_rate, rate) < _STEADY * min(former_rate, rate):
+                break
+            former_rate = rate
+
         size, seconds = best
         return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
 
@@ -199,7 +223,7 @@ class HeadRequests:
         for name, text in logs.items():
             if self._logs.get(name) == text:
                 del self._logs[name]
-        self._answers = [one for one in self._answers if one not in answers]
+        self._answers = [answer for answer in self._answers if answer not in answers]
 
     async def probe(
         self,
@@ -217,12 +241,14 @@ class HeadRequests:
         scope = anyio.CancelScope()
         ended = anyio.Event()
         if probe == ALL_REDUCE:
-            before = self._all_reduce_run
+            earlier = self._all_reduce_run
             self._all_reduce_run = (scope, ended)
-            if before is not None:
-                before[0].cancel()
-                await before[1].wait()
-            self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
+            if earlier is not None:
+                earlier_scope, earlier_ended = earlier
+                earlier_scope.cancel()
+                await earlier_ended.wait()
+            self._answers = [answer for answer in self._answers if answer.probe != ALL_REDUCE]
+
         try:
             with scope:
                 answer = await self._prober.probe(probe, at, place, share)
@@ -233,9 +259,9 @@ class HeadRequests:
 
     async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""
-        self._logs.pop(name, None)  # an earlier result is outdated
         run = self._run
-        known = self._run.plan.logs()
+        known = run.plan.logs()
+        self._logs.pop(name, None)  # an earlier result is outdated
         if name in (BUSY, STACKS):
             text = await self._diagnostics.collect(name)
             if name == STACKS:
@@ -243,8 +269,7 @@ class HeadRequests:
             self._logs[name] = text[:LONGEST_TAIL]
         elif name in known:
             path = run.folder.file(known[name])
-            clean = run.redactor.clean
-            tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean))
+            tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, run.redactor.clean))
             self._logs[name] = tail or ""
         else:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
@@ -253,22 +278,30 @@ class HeadRequests:
     async def read_log_tails(self, outcome: Outcome) -> str:
         """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""
         run = self._run
-        clean = self._run.redactor.clean
+        clean = run.redactor.clean
         tails = dict[str, str]()
+
+        def read_all() -> None:
+            files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
+            ray_logs = ray_log_folder(run)
+            if ray_logs is not None:
+                files |= {name: ray_logs / name for name in _OF_RAY}
+
+            # Each log counts, also one that no longer fits.
+            bytes_left = _MOST_OF_ALL
+            for name, path in files.items():
+                text = last_lines(path, LONGEST_TAIL, clean)
+                bytes_left -= len(text.encode())
+                if text and bytes_left > 0:
+                    tails[name] = text
 
         def read() -> str:
             tail = clean(tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT))
-            files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
-            logs = ray_log_folder(run)
-            left = _MOST_OF_ALL
-            files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
-            for name, path in files.items() if outcome.is_failure else ():
-                text = last_lines(path, LONGEST_TAIL, clean)
-                left -= len(text.encode())
-                if text and left > 0:
-                    tails[name] = text
+            if outcome.is_failure:
+                read_all()
             return tail
 
+        # A disk that hangs costs what it has not returned in time.
         tail = await in_thread(read) or ""
         self._logs |= {**tails}
         return tail

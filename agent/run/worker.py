@@ -1,4 +1,21 @@
-"""The worker's event loop: find the head, join Ray, follow orders, leave with the verdict."""
+"""The worker's life: find the head, join its Ray, follow its orders, leave with its verdict.
+
+`WorkerAgent.run` is the story:
+
+1. Bind the agent's port on loopback: a second agent on this node ends here.
+2. Prepare the machine: limits, a stale Ray, this node's ports and temp dir.
+3. Start what runs beside the decisions: signals, the link (it sends reports to the head and emits
+   its replies as events), the run's clock, the agent's port and this node's prepare steps.
+4. Until the end, take one event after the other. `decisions/worker` turns it into a new state and
+   actions, `_perform` carries these out, and each change is reported to the head.
+5. The end is an action, too: the head's verdict, a stop, a failure of this node, or a head that
+   was silent for too long. The outcome is explained and recorded.
+6. Send the goodbye while services, Ray and this node's share of a job stop; then stop every other
+   descendant. The exit code is that of the outcome.
+
+Where a killed agent's Ray still runs, its successor adopts it and begins at the following of the
+head (`first_state`).
+"""
 
 from __future__ import annotations
 
@@ -52,115 +69,48 @@ if TYPE_CHECKING:
     from agent.processes.process import Child
 
 
-def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
-    """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
-    if run.surviving is None:
-        return worker.first_state(goal)
-    was = run.surviving.record
-    id_ = run.run_id
-    if not (run.surviving.has_ray and was.epoch and was.attempt and was.head_ip and id_):
-        return worker.first_state(goal, has_agent=was.epoch > 0)
-    recorded = w.WorkerState(
-        goal,
-        head_ip=was.head_ip,
-        epoch=was.epoch,
-        run_id=id_,
-        ray_attempt=was.attempt,
-        unreached_since=run.run_time(was.unreached or None),
-    )
-    return recorded.with_surviving_ray()
-
-
-def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
-    """Record since when the head is out of reach, for an agent that replaces this one.
-
-    The epoch is recorded from the first reply on: it shows that the head has an agent.
-    """
-    if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
-        run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
-    if before.unreached_since != after.unreached_since:
-        since = after.unreached_since
-        run.node.update(unreached=0.0 if since is None else run.started + since)
-
-
-def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
-    """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
-    ray, python, torch = versions(plan)
-    job = ""
-    if plan.torchrun is not None and plan.job is not None:  # each node starts its share of it
-        argv, recipe = job_identity(plan.job)
-        job = fingerprint(argv, TORCHRUN, recipe, clean)
-    return Hello(
-        name=plan.topology.node_name,
-        rank=plan.topology.platform.rank,
-        ray=ray,
-        python=python,
-        torch=torch,
-        services=digest(plan.all_services, plan.steps),
-        job=job,
-        gpus=plan.gpus,
-        run_id="" if last is None else last.run_id,
-        attempt=0 if last is None else last.submitted,
-        fingerprint="" if last is None else last.fingerprint,
-        facts=facts_to_send(plan.facts),
-        clock=time.time(),
-        findings=tuple(
-            replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
-        ),
-    )
-
-
-def facts_to_send(facts: Facts) -> Facts:
-    """Return facts without what only their own node uses, such as thousands of addresses."""
-    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
-
-
 class WorkerAgent:
     """One run of a worker."""
 
     def __init__(self, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
         self._run = run
         self._tasks = tasks
-        self._plan = plan = run.plan
+        self._plan = run.plan
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
-        host = plan.topology.head_host
-        assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
-        # Ray would send the token in clear to a head without an agent.
-        has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
-        sends_token = plan.secret() is not None and plan.own_ray is not None and not has_tls
+        self._state = first_state(run, worker_goal(run.plan))
+
+        # The head: reports, replies, and what it asks for.
+        self._link = self._head_link()
         self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
-        self._link = HeadLink(
-            host,
-            plan.ports.agent,
-            plan.ports.gcs,
-            plan.secret(),
-            lambda: make_hello(plan, self._reply, run.redactor.clean),
-            self._report,
-            self._inbox.put,
-            self._on_reply,
-            last_ip="" if run.surviving is None else run.surviving.record.head_ip,
-            joins_plain_ray=not sends_token or plan.settings.allow_insecure,
-        )
+        self._requests = HeadRequests(run)
+        self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
+
+        # What runs on this node.
         self._ray: Child | None = None
         self._work = LocalWork(run, self._inbox.put, self._place)
         self._local_share = LocalShare(run, tasks, self._inbox.put)
-        goal = w.WorkerGoal(
-            head=host,
-            limits={wait.key: wait.seconds for wait in plan.waits},
-            steps=plan.steps,
-            services=plan.possible_services,
-            without_job=plan.settings.job == NO_JOB,
-            rank=plan.topology.platform.rank,
-            service_only_ranks=service_only_ranks(plan.all_services),
-            by_torchrun=plan.torchrun is not None,
-        )
-        self._state = first_state(run, goal)
-        self._requests = HeadRequests(run)
-        self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
+
+        # Addresses of this node.
         self._own_ip = ""
         self._ray_ip = ""  # the address with which this node's Ray was started
         self._addressed = anyio.Event()
+
+    def _head_link(self) -> HeadLink:
+        run = self._run
+        plan = run.plan
+        return HeadLink(
+            host=self._state.goal.head,
+            agent_port=plan.ports.agent,
+            gcs_port=plan.ports.gcs,
+            token=plan.secret(),
+            hello=lambda: make_hello(plan, self._reply, run.redactor.clean),
+            report=self._report,
+            emit=self._inbox.put,
+            on_reply=self._on_reply,
+            last_ip="" if run.surviving is None else run.surviving.record.head_ip,
+            joins_plain_ray=may_join_plain_ray(plan),
+        )
 
     async def run(self) -> Outcome:
         """Run the worker until the run ends; return the outcome."""
@@ -168,9 +118,12 @@ class WorkerAgent:
         run = self._run
         start = self._tasks.start_soon
         put = self._inbox.put
+
         # The port first: a second agent on this node ends here, before it changes anything.
         local_socket = bind("127.0.0.1", plan.ports.agent)
-        unfit = await make_ready.prepare_machine(plan, run.surviving)
+        refusal = await make_ready.prepare_machine(plan, run.surviving)
+
+        # Signals before any process: one that comes earlier would leave the process behind.
         why = "the job's driver runs on the head"
         await self._tasks.start(
             signals.watch_signals,
@@ -178,19 +131,25 @@ class WorkerAgent:
             lambda signum: say(driver.not_passed_on(signum, why)),
             run.record_kill,
         )
-        if self._state.ray is w.RayStep.UP:  # started by a killed agent
+
+        # Does a killed agent's Ray still run? It is adopted.
+        if self._state.ray is w.RayStep.UP:
             await self._start_ray(self._state.head_ip or "")
+
+        # The link runs for a node that is refused, too: the head gets the reason.
         start(self._link.run)
         start(run.keep_clock, put)
         start(run.watch_machine, self._link.report_now)
-        if unfit is not None:
-            put(Refused(unfit))
+        if refusal is not None:
+            put(Refused(refusal))
         else:
             start(self._serve, local_socket)
             if plan.own_ray is not None:
                 start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
+
+        # From here on events decide, until one of them ends the worker.
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(run, leave.outcome))
         outcome = await self._shut_down(leave)
@@ -205,20 +164,22 @@ class WorkerAgent:
             event = await self._run.next_event(self._inbox, waits, worker.deadline(self._state))
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
+
+            # Decide, and record what an agent that replaces this one must find.
             before = self._state
-            about = (worker.decide, w.FROM_OUTSIDE, before)
-            event, self._state, actions = self._run.decide(*about, event)
-            state = self._state
+            _, state, actions = self._run.decide(worker.decide, w.FROM_OUTSIDE, before, event)
+            self._state = state
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
+
             for action in actions:
                 if isinstance(action, w.EndWorker):
                     return action
                 await self._perform(action)
-            progress = (state.phase, state.joined, state.preparing, state.ray)
-            running = (worker.item_reports(state), state.share_over, state.running_attempt)
+
+            # Has anything changed that the head acts on?
             former = reported
-            reported = (*progress, *running, state.last_order, state.taken_at)
+            reported = reported_state(state)
             if reported != former:
                 self._link.report_now()
 
@@ -255,9 +216,12 @@ class WorkerAgent:
     def _place(self) -> Placeholders:
         head = self._state.head_ip or ""
         rank = self._state.rank
-        ip = self._own_ip or source_towards(head) or "127.0.0.1"
-        known_rank = "" if rank is None else str(rank)
-        return Placeholders(ip, head, known_rank, str(self._run.folder.path))
+        return Placeholders(
+            node_ip=self._own_ip or source_towards(head) or "127.0.0.1",
+            head_ip=head,
+            rank="" if rank is None else str(rank),
+            log_dir=str(self._run.folder.path),
+        )
 
     async def _start_ray(self, head_ip: str) -> None:
         plan = self._plan
@@ -266,17 +230,23 @@ class WorkerAgent:
             self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
             return
         self._ray_ip = node_ip
+
+        # A killed agent's Ray belongs to the epoch in which it joined.
+        epoch = self._state.epoch or 0
+        surviving = self._run.surviving
+        if surviving is not None and surviving.record.epoch != epoch:
+            surviving.end_ray()
+        self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
+
         process = plan.process(RAY)
         argv = process.command(Placeholders(node_ip, head_ip))
         env = plan.environment(node_ip, head_ip)
-        epoch = self._state.epoch or 0
-        if self._run.surviving is not None and self._run.surviving.record.epoch != epoch:
-            self._run.surviving.end_ray()
-        self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
 
     async def _watch_ray(self, child: Child, node_ip: str) -> None:
+        """Emit that this node's Ray is up, then that it has ended."""
+
         async def check() -> bool | NotYet:
             evidence = await port_answers(node_ip, self._plan.ports.node_manager)
             return NotYet(evidence) if evidence else True
@@ -301,6 +271,8 @@ class WorkerAgent:
             names=(topology.node_name, *topology.platform.own_names),
         )
         runner = await site.open([local_socket])
+
+        # The address may be known only once the head is found: by the route to it.
         early = self._plan.address.ip or self._plan.facts.default_source
         try:
             await self._listen_on(runner, early)
@@ -326,24 +298,22 @@ class WorkerAgent:
     def _report(self, node_ip: str) -> Report:
         plan = self._plan
         state = self._state
+
+        # The first connection to the head shows this node's address.
         if node_ip and not self._own_ip:
             self._own_ip = plan.address.ip or node_ip
             self._addressed.set()
-        verdict = state.verdict
-        detail = ""
+
         bye = None
-        if verdict is not None:
-            detail = verdict.reason
-            bye = None if self._log_tail is None else Bye(verdict.reason, self._log_tail)
-        elif state.phase is not w.WorkerPhase.FOLLOWING:
-            waits = worker.pending_waits(state)
-            detail = "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
+        if state.verdict is not None and self._log_tail is not None:
+            bye = Bye(state.verdict.reason, self._log_tail)
         logs, answers = self._requests.for_report()
+        order = state.last_order
         return Report(
             id=self._id,
             ip=self._ray_ip or plan.address.ip or node_ip,
             phase=state.phase.value,
-            detail=detail,
+            detail=report_detail(state),
             joined=state.joined,
             service_only=state.service_only,
             preparing=state.preparing,
@@ -355,8 +325,8 @@ class WorkerAgent:
             running_attempt=state.running_attempt,
             logs=logs,
             answers=answers,
-            obeyed=0 if state.last_order is None else state.last_order.number,
-            obeyed_by="" if state.last_order is None else state.last_order.by,
+            obeyed=0 if order is None else order.number,
+            obeyed_by="" if order is None else order.by,
             bye=bye,
             notice=state.notice(self._run.now()),
         )
@@ -388,18 +358,150 @@ class WorkerAgent:
         }
 
     async def _shut_down(self, leave: w.EndWorker) -> Outcome:
+        """Report the end to the head and stop all that runs here; return the final outcome."""
         self._run.record_outcome(leave.outcome)
         self._log_tail = await self._requests.read_log_tails(leave.outcome)
         budget = self._plan.budget
+        goodbye_limit = times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE
+
         async with anyio.create_task_group() as tasks:
-            limit = times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE
-            tasks.start_soon(self._link.send_goodbye, limit)
+            tasks.start_soon(self._link.send_goodbye, goodbye_limit)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
+
+        # Does the head make the bundle? It does if it has this end, or if the end is its own.
         has_verdict = self._reply is not None and self._reply.verdict is not None
         if self._link.goodbye_delivered or has_verdict:
-            return leave.outcome  # the head makes the bundle
+            return leave.outcome
         return await make_bundle(self._run, leave.outcome)
+
+
+# --- How a worker starts ------------------------------------------------------------------------
+
+
+def worker_goal(plan: Plan) -> w.WorkerGoal:
+    """Return what the plan asks of this worker."""
+    host = plan.topology.head_host
+    assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
+    return w.WorkerGoal(
+        head=host,
+        limits={wait.key: wait.seconds for wait in plan.waits},
+        steps=plan.steps,
+        services=plan.possible_services,
+        without_job=plan.settings.job == NO_JOB,
+        rank=plan.topology.platform.rank,
+        service_only_ranks=service_only_ranks(plan.all_services),
+        by_torchrun=plan.torchrun is not None,
+    )
+
+
+def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
+    """Return the state in which the worker starts: with a killed agent's Ray if it can be kept."""
+    if run.surviving is None:
+        return worker.first_state(goal)
+
+    # Had the killed agent joined the head's Ray, and is the record complete?
+    record = run.surviving.record
+    was_joined = record.epoch and record.attempt and record.head_ip and run.run_id
+    if not run.surviving.has_ray or not was_joined:
+        return worker.first_state(goal, has_agent=record.epoch > 0)
+
+    recorded = w.WorkerState(
+        goal,
+        head_ip=record.head_ip,
+        epoch=record.epoch,
+        run_id=run.run_id,
+        ray_attempt=record.attempt,
+        unreached_since=run.run_time(record.unreached or None),
+    )
+    return recorded.with_surviving_ray()
+
+
+def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
+    """Record since when the head is out of reach, for an agent that replaces this one.
+
+    The epoch is recorded from the first reply on: it shows that the head has an agent.
+    """
+    if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
+        run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
+    if before.unreached_since != after.unreached_since:
+        since = after.unreached_since
+        run.node.update(unreached=0.0 if since is None else run.started + since)
+
+
+def may_join_plain_ray(plan: Plan) -> bool:
+    """Return whether this node may join a head without an agent.
+
+    Ray would send the token to it in clear.
+    """
+    if plan.secret() is None or plan.own_ray is None:
+        return True
+    has_tls = plan.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
+    return has_tls or plan.settings.allow_insecure
+
+
+# --- What it sends to the head ------------------------------------------------------------------
+
+
+def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
+    """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
+    # Under torchrun each node starts its share of the job: it must be the same job.
+    job = ""
+    if plan.torchrun is not None and plan.job is not None:
+        argv, recipe = job_identity(plan.job)
+        job = fingerprint(argv, TORCHRUN, recipe, clean)
+
+    ray, python, torch = versions(plan)
+    findings = tuple(
+        replace(finding, what=clean(finding.what), remedy=clean(finding.remedy))
+        for finding in plan.findings
+    )
+    return Hello(
+        name=plan.topology.node_name,
+        rank=plan.topology.platform.rank,
+        ray=ray,
+        python=python,
+        torch=torch,
+        services=digest(plan.all_services, plan.steps),
+        job=job,
+        gpus=plan.gpus,
+        run_id="" if last is None else last.run_id,
+        attempt=0 if last is None else last.submitted,
+        fingerprint="" if last is None else last.fingerprint,
+        facts=facts_to_send(plan.facts),
+        clock=time.time(),
+        findings=findings,
+    )
+
+
+def facts_to_send(facts: Facts) -> Facts:
+    """Return facts without what only their own node uses, such as thousands of addresses."""
+    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
+
+
+def reported_state(state: w.WorkerState) -> tuple[object, ...]:
+    """Return what the head acts on: a change is reported at once."""
+    return (
+        state.phase,
+        state.joined,
+        state.preparing,
+        state.ray,
+        worker.item_reports(state),
+        state.share_over,
+        state.running_attempt,
+        state.last_order,
+        state.taken_at,
+    )
+
+
+def report_detail(state: w.WorkerState) -> str:
+    """Return why this node leaves, or what it waits for before it follows the head."""
+    if state.verdict is not None:
+        return state.verdict.reason
+    if state.phase is w.WorkerPhase.FOLLOWING:
+        return ""
+    waits = worker.pending_waits(state)
+    return "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
