@@ -1,22 +1,35 @@
-"""The head's event loop: start everything, decide on events, perform actions, shut down."""
+"""The life of the head: start, serve, decide, perform, submit, try again, end.
+
+`start_head` (run/make_ready.py) has bound the agent's port and started Ray. Then this file does:
+
+- Start what else the plan has for this node: the link to Ray, services, prepare steps.
+- Serve workers at the agent's port. Watch Ray, the machine, silent workers, and a later head.
+- Decide: `decide` (decisions/head) turns one event after the other into a state and actions. It
+  waits for services, steps and workers, has the job submitted and followed, and tries again after
+  a loss.
+- Perform those actions. Nothing is decided in this file.
+- End, once an action is EndRun: record the outcome, send it to the workers, stop services and
+  Ray within the grace, write the bundle, and hold or stop the pod.
+
+head_job.py makes the job's submission and reads its output and checkpoints, head_server.py makes
+what the port serves, and run_keeper.py writes the record of the run.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.ends import Kind
-from agent.base.text import error_text, in_url
+from agent.base.ends import Kind, Outcome
+from agent.base.text import error_text
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import (
     HERE,
@@ -25,23 +38,19 @@ from agent.decisions.shared import (
     OrderKind,
     Refused,
     Step,
-    StopAsked,
     Woke,
 )
 from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
-from agent.port.reports import Reports, agent_limit
-from agent.port.server import AgentServer, Control
 from agent.processes import driver
 from agent.processes.driver import watch_helpers
-from agent.processes.probing import first_answer, port_answers, reply_evidence
+from agent.processes.probing import port_answers
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread
-from agent.record.events import AttemptOver, GoodbyeReceived
+from agent.record.events import AttemptOver
 from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
-from agent.record.run_folder import make_key
 from agent.run import head_job, head_server
 from agent.run.diagnose import (
     Elsewhere,
@@ -65,18 +74,15 @@ from agent.run.node_run import (
 )
 from agent.run.orders import Prober
 from agent.run.run_keeper import make_goal
+from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 from agent.run.torchrun import TorchrunLink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from agent.base.ends import Outcome
-    from agent.base.ports import Ports
     from agent.decisions.attempts import Attempt
-    from agent.decisions.head.fleet import Fleet
     from agent.job.torchrun_command import ShareOrder
     from agent.plan.plan import Plan
+    from agent.port.reports import Reports
     from agent.processes.output import OutputCopies
     from agent.processes.process import Child
     from agent.processes.waiting import Inbox
@@ -101,31 +107,72 @@ class HeadAgent:
         self._started = started
         self._tasks = tasks
         self._inbox = inbox
-        self._plan = plan = run.plan
+        self._plan = run.plan
         self._placeholders = started.placeholders
         self._env = started.env
-        self._ray = started.ray
-        self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
-        self._output: OutputCopies | None = None
-        self._secrets: Path | None = None  # the file from which the driver reads its secrets
-        self._bridge_scope = anyio.CancelScope()
-        self._state = head.first_state(make_goal(plan, keeper, run.now(), run.finished_steps))
-        self._submission_task = SubmissionTask()
+
+        # What decisions are made on, and what is shown of them.
+        goal = make_goal(run.plan, keeper, now=run.now(), done=run.finished_steps)
+        self._state = head.first_state(goal)
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         run.outages = self._status.outages
+        self._reports: Reports  # of the workers; there once the port is served
+
+        # What runs on this node.
+        self._ray = started.ray
+        self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
         self._prober = Prober(run)
-        self._reports: Reports
-        self._link: RayLink | TorchrunLink
+        self._link = self._make_link()
+        self._link_scope = anyio.CancelScope()
+
+        # The current attempt.
+        self._submission_task = SubmissionTask()
+        self._output: OutputCopies | None = None
+        self._secrets: Path | None = None  # the file from which the driver reads its secrets
+
+    def _make_link(self) -> RayLink | TorchrunLink:
+        """Return what submits and follows the job: through Ray, or by torchrun on all nodes."""
+        plan = self._plan
+        run = self._run
         if plan.torchrun is not None:
-            lines = self._status.job_lines
-            self._link = TorchrunLink(run, tasks, self._placeholders, inbox.put, lines)
+            return TorchrunLink(
+                run, self._tasks, self._placeholders, self._inbox.put, self._status.job_lines
+            )
+        process = plan.process(BRIDGE)
+        return RayLink(
+            process.command(self._placeholders),
+            environment.for_bridge(self._env, plan.settings),
+            partial(run.folder.file, process.log),
+            self._put_ray_event,
+            run.record_child,
+        )
+
+    async def run(self) -> Outcome:
+        """Run the head until the run ends; return the outcome."""
+        # Services and steps first: they take the longest. A head that is refused starts nothing,
+        # and is served only until its workers have the refusal.
+        started = self._started
+        if started.refusal is None:
+            await self._start_all()
         else:
-            process = plan.process(BRIDGE)
-            log = partial(run.folder.file, process.log)
-            env = environment.for_bridge(self._env, plan.settings)
-            argv = process.command(self._placeholders)
-            self._link = RayLink(argv, env, log, self._put_ray_event, run.record_child)
+            self._inbox.put(Refused(name_head_in_refusal(self._plan, started.refusal)))
+
+        # Workers report from their first second.
+        self._reports = await self._make_reports()
+        server = head_server.make_server(self._run, self._status, self._reports, self._inbox.put)
+        self._start_watches()
+        runner = await server.open([started.local_socket, *started.sockets])
+
+        # The run, its end, and the pod's. Until then callers get the verdict.
+        try:
+            outcome = await self._decide()
+            outcome = await self._end(outcome)
+            await self._hold(outcome)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await runner.cleanup()
+        return outcome
 
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
@@ -134,99 +181,59 @@ class HeadAgent:
         else:
             say(driver.forward_signal(driver.find_driver(self._state.attempt.id), signum))
 
-    async def run(self) -> Outcome:
-        """Run the head until the run ends; return the outcome."""
-        plan = self._plan
-        run = self._run
-        keeper = self._keeper
-        started = self._started
-        put = self._inbox.put
-        start = self._tasks.start_soon
-        if started.refusal is None:
-            await self._start_all()
-        else:
-            put(Refused(name_head_in_refusal(plan, started.refusal)))
-        number = self._state.attempt.number
-        first = await head_server.first_reply(keeper, number, started.placeholders.node_ip)
-        most = agent_limit(plan.topology.expected_workers)
-        token = plan.secret()
-        self._reports = reports = Reports(
-            first,
-            head_server.make_expected(plan, keeper),
-            put,
-            run.now,
-            # Recorded only: the decisions get it as WorkerReported.
-            on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
-            rank_names=keeper.record.ranks,
-            keep_ranks=keeper.record_ranks,
-            on_recalled_run=partial(keeper.recall, put),
-            has_token=token is not None,
-            most=most,
-            is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
-        )
-        self._status.worker_stats = reports.worker_stats
-        status = self._status
-        topology = plan.topology
-        server = AgentServer(
-            token=token,
-            ready=lambda: True,
-            status=status.status,
-            reports=reports,
-            run_id=lambda: run.run_id,
-            names=(topology.node_name, topology.head_host, *topology.platform.own_names),
-            control=Control(
-                partial(put, StopAsked(SIGTERM)),
-                plan.settings.stop_grace,
-                # Without a token, a key file grants access to this node's users.
-                key=make_key(run.folder.path) if token is None else None,
-                findings=status.findings,
-                log=partial(status.read_log, reports),
-                private_status=status.private_details,
-            ),
-        )
-        start(run.keep_clock, self._on_wake)
-        start(run.watch_machine)
-        start(StallWatch(run, reports, self._status, self._link, lambda: self._state, put).run)
-        start(watch_silent_workers, reports, plan.ports, put)
-        recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
-        start(run.best_effort.every, *recorded)
-        what = "a look for a later head's record"
-        start(run.best_effort.every, times.RUN_RECORD_CHECK, what, self._look_for_later_head)
-        runner = await server.open([started.local_socket, *started.sockets])
-        try:
-            outcome = await self._shut_down(await self._decide())
-            workers = self._state.fleet.workers.values()
-            there = (one for one in workers if one.ip and not one.silent and not one.refused)
-            others = [(one.ip, plan.ports.agent) for one in there]
-            take = partial(self._inbox.take, None)
-            await hold_after_verdict(run, outcome, take, others)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await runner.cleanup()
-        return outcome
+    # --- start ----------------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
         """Start everything that the plan has for this node, concurrently."""
         start = self._tasks.start_soon
         plan = self._plan
-        put = self._inbox.put
+
+        # Ray: the agent's own runs since `start_head`; the platform starts a given one at any time.
         if self._ray is not None:
             start(self._watch_ray, self._ray)
         if plan.own_ray is not None:
             start(prune_sessions, plan.own_ray.session, self._run.best_effort)
         given = plan.topology.given_ray
-        if given is not None:  # the platform starts it at any time
+        if given is not None:
             start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
-        start(self._follow_ray)
-        start(head_job.send_newest_checkpoint, self._run, 0, put)
+        start(self._run_link)
+
+        # From which checkpoint does the first attempt resume?
+        start(head_job.send_newest_checkpoint, self._run, 0, self._inbox.put)
+
+        # Services and prepare steps that need nothing else.
         for action in self._state.actions:
             await self._perform(action)
 
-    async def _look_for_later_head(self) -> None:
-        read = self._keeper.later_epoch
-        epoch = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
-        if epoch:
-            self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
+    async def _run_link(self) -> None:
+        with self._link_scope:
+            await self._link.run()
+
+    async def _make_reports(self) -> Reports:
+        """Return what answers workers' reports, once the epoch that they follow is on disk."""
+        number = self._state.attempt.number
+        first = await head_server.first_reply(self._keeper, number, self._placeholders.node_ip)
+        reports = head_server.make_reports(
+            self._run, self._keeper, first, get_state=lambda: self._state, send=self._inbox.put
+        )
+        self._status.worker_stats = reports.worker_stats
+        return reports
+
+    def _start_watches(self) -> None:
+        """Watch the clock, the machine, the job's progress, workers, and the run's record."""
+        start = self._tasks.start_soon
+        put = self._inbox.put
+        every = self._run.best_effort.every
+        stall = StallWatch(
+            self._run, self._reports, self._status, self._link, lambda: self._state, put
+        )
+        start(self._run.keep_clock, self._on_wake)
+        start(self._run.watch_machine)
+        start(stall.run)
+        start(watch_silent_workers, self._reports, self._plan.ports, put)
+        start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
+        check = self._look_for_later_head
+        start(every, times.RUN_RECORD_CHECK, "a look for a later head's record", check)
 
     def _on_wake(self, event: Woke) -> None:
         self._keeper.used_hours += event.seconds / 3600
@@ -235,54 +242,90 @@ class HeadAgent:
     async def _record_use(self) -> None:
         self._keeper.record_use(self._run.now())
 
+    async def _look_for_later_head(self) -> None:
+        read = self._keeper.later_epoch
+        epoch = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+        if epoch:
+            self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
+
+    # --- decide ---------------------------------------------------------------------------------
+
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
         run = self._run
-        keeper = self._keeper
         while True:
+            # What happened? A tick, if nothing did before the next deadline.
             waits = partial(head.pending_waits, self._state)
             event = await run.next_event(self._inbox, waits, head.deadline(self._state))
             if self._event_filter.is_new(event, self._state.fleet):
                 run.record(recorded_form(event))
+
+            # What follows from it?
             before = self._state.phase
-            about = (head.decide, h.FROM_OUTSIDE, self._state)
-            event, self._state, actions = run.decide(*about, event)
+            event, self._state, actions = run.decide(
+                head.decide, h.FROM_OUTSIDE, self._state, event
+            )
             self._status.apply_event(event)
             request_logs(run, before, self._state, self._reports)
             run.set_phase(self._state.phase.value)
             for action in actions:
                 if not isinstance(action, h.EndRun):
                     await self._perform(action)
+
+            # Is the run over? The outcome is on disk before workers leave with it.
             last = actions[-1] if actions else None
             outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
                 self._state = replace(self._state, verdict=outcome)
                 self._keeper.record_outcome(outcome)
-                await self._keeper.flush()  # before workers leave with it
-            state = self._state
-            number = self._state.attempt.number
-            ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
-            self._reports.publish(
-                epoch=keeper.epoch,
-                run_id=keeper.record.run_id,
-                phase=state.phase.value,
-                attempt=number,
-                fingerprint=keeper.proof(number - (state.phase is h.HeadPhase.BOOTING)),
-                ray_ready=ray_ready or state.goal.by_torchrun,  # without Ray
-                verdict=state.verdict_for_workers,
-            )
+                await self._keeper.flush()
+
+            self._publish()
             if isinstance(event, h.RunRemembered):
                 self._reports.run_decided.set()
             if outcome is not None:
                 return outcome
 
-    async def _perform(  # noqa: C901, PLR0912, PLR0915 - one case, one action
+    def _publish(self) -> None:
+        """Set what workers' reports are answered with."""
+        state = self._state
+        number = state.attempt.number
+        is_booting = state.phase is h.HeadPhase.BOOTING
+        submitted = number - 1 if is_booting else number
+        ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
+        self._reports.publish(
+            epoch=self._keeper.epoch,
+            run_id=self._keeper.record.run_id,
+            phase=state.phase.value,
+            attempt=number,
+            fingerprint=self._keeper.proof(submitted),
+            ray_ready=ray_ready or state.goal.by_torchrun,  # without Ray
+            verdict=state.verdict_for_workers,
+        )
+
+    # --- perform --------------------------------------------------------------------------------
+
+    async def _perform(  # noqa: C901, PLR0912 - one case, one action
         self, action: h.HeadAction
     ) -> None:
-        run = self._run
         start = self._tasks.start_soon
         put = self._inbox.put
         match action:
+            case LogLine():
+                say(action.sentence, action.level)
+
+            # The run: what the next agent must know of it.
+            case h.SaveSnapshot(snapshot):
+                self._keeper.save(self._keeper.record.with_snapshot(snapshot, self._run.now()))
+            case h.SaveStepHolders(holders):
+                self._keeper.record_step_holders(holders)
+                await self._keeper.flush()
+            case h.SaveOutages(outages):
+                self._keeper.record_outages(outages, self._run.now())
+            case h.AdoptRun(run_id, attempts, epoch, is_running):
+                await self._adopt_run(run_id, attempts, epoch, is_running=is_running)
+
+            # The job and its attempts.
             case h.SubmitJob(job):
                 await self._record_attempt()  # before workers receive its number
                 self._submission_task.start(self._tasks, self._submit, job)
@@ -290,26 +333,32 @@ class HeadAgent:
                 await self._follow(job)
             case h.ListJobs(first_id) if isinstance(self._link, RayLink):
                 await self._link.list_jobs(first_id)
-            case h.SaveSnapshot(known):
-                self._keeper.save(self._keeper.record.with_snapshot(known, run.now()))
-            case h.SaveStepHolders(holders):
-                self._keeper.record_step_holders(holders)
-                await self._keeper.flush()
-            case h.SaveOutages(outages):
-                self._keeper.record_outages(outages, run.now())
-            case h.StopJob(job):
-                about = (self._keeper.flush, put, self._submission_task)
-                start(head_job.stop_job, self._link, job, *about)
             case h.SaveJob(job, signum):
-                start(head_job.save_job, run, job, signum, put)
-            case h.ReleaseWorker(node):
-                self._reports.order(node, OrderKind.LEAVE)
-            case h.AskNodes(job):
-                start(probe_nodes, job, self._state.fleet, put)
+                start(head_job.save_job, self._run, job, signum, put)
+            case h.StopJob(job):
+                start(
+                    partial(
+                        head_job.stop_job,
+                        self._link,
+                        job,
+                        flush=self._keeper.flush,
+                        send=put,
+                        task=self._submission_task,
+                    )
+                )
+            case h.Retry(ended):
+                await self._clean_up_attempt(ended)
+                start(head_job.send_newest_checkpoint, self._run, ended.number, put)
+
+            # Ray and its nodes.
             case h.RestartRay():
                 await self._start_ray_again()
-            case LogLine():
-                say(action.sentence, action.level)
+            case h.AskNodes(job):
+                start(probe_nodes, job, self._state.fleet, put)
+            case h.ReleaseWorker(node):
+                self._reports.order(node, OrderKind.LEAVE)
+
+            # Services, steps and probes: here, or ordered from a worker.
             case h.StartService(name, node, generation) if node == HERE:
                 start(self._work.serve, name, generation)
             case h.StartService(name, node, generation):
@@ -322,16 +371,16 @@ class HeadAgent:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
                 self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
-            case h.AdoptRun(run_id, attempts, epoch, is_running):
-                self._keeper.adopt_run(run_id, attempts, epoch)
-                if is_running:
-                    await self._record_attempt()
-                run.join_run(run_id)
-                self._placeholders = replace(self._placeholders, log_dir=str(run.folder.path))
-                await self._keeper.flush()
-            case h.Retry(ended):
-                await self._clean_up_attempt(ended)
-                start(head_job.send_newest_checkpoint, run, ended.number, put)
+
+    async def _adopt_run(self, run_id: str, attempts: int, epoch: int, *, is_running: bool) -> None:
+        """Resume the run that workers remember: its record, folder and attempt."""
+        self._keeper.adopt_run(run_id, attempts, epoch)
+        if is_running:
+            await self._record_attempt()
+        self._run.join_run(run_id)
+        log_dir = str(self._run.folder.path)
+        self._placeholders = replace(self._placeholders, log_dir=log_dir)
+        await self._keeper.flush()
 
     async def _record_attempt(self) -> None:
         nodes = (*self._state.fleet.alive.values(),)
@@ -342,19 +391,25 @@ class HeadAgent:
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
 
+    # --- Ray ------------------------------------------------------------------------------------
+
     async def _watch_ray(self, child: Child) -> None:
-        run = self._run
+        """Watch this node's Ray until it ends."""
         put = self._inbox.put
         ip = self._placeholders.node_ip
-        port = self._plan.ports.gcs
-        end = await watch_until_end(
-            run,
+
+        watch_gcs = partial(self._watch_gcs, ip, self._plan.ports.gcs, 0.1)
+        watch_hangs = partial(
+            watch_helpers,
             child,
-            partial(self._watch_gcs, ip, port, 0.1),
-            partial(watch_helpers, child, lambda *found: put(h.RayHangs(*found)), run.best_effort),
+            lambda evidence, beside_job: put(h.RayHangs(evidence, beside_job)),
+            self._run.best_effort,
         )
-        if child is self._ray:  # else it was replaced
-            put(h.RayGone(end, run.memory.recent()))
+        end = await watch_until_end(self._run, child, watch_gcs, watch_hangs)
+
+        # Is it still this node's Ray, or was it stopped for another?
+        if child is self._ray:
+            put(h.RayGone(end, self._run.memory.recent()))
 
     async def _watch_gcs(self, host: str, port: int, step: float) -> None:
         """Put an event when GCS accepts connections: the bridge, which imports Ray, is later."""
@@ -368,11 +423,14 @@ class HeadAgent:
         put(h.GcsOpen())
 
     async def _start_ray_again(self) -> None:
+        """Start this node's Ray with a new epoch, after the hung one that may still run."""
         if self._ray is not None and self._ray.running:
             hung = self._ray
             self._ray = None
             await stop_ray(hung, 0.0)
             await self._discard_ray_events()
+
+        # Workers stop and join again by the epoch, so that it is on disk before Ray is there.
         self._keeper.new_epoch(self._plan.topology.node_name)
         await self._keeper.flush()
         self._ray = await start_ray(self._run, self._placeholders, self._env)
@@ -392,71 +450,94 @@ class HeadAgent:
             self._inbox.put(event)
 
     async def _put_with_cause(self, event: h.JobReported, memory: str) -> None:
-        source = None if self._output is None else self._output.path
-        cause = None if source is None else await find_cause(self._run, source, self._elsewhere())
+        cause = None
+        if self._output is not None:
+            cause = await find_cause(self._run, self._output.path, self._elsewhere())
         self._inbox.put(replace(event, report=replace(event.report, memory=memory, cause=cause)))
 
-    async def _follow_ray(self) -> None:
-        with self._bridge_scope:
-            await self._link.run()
+    # --- submit and follow ----------------------------------------------------------------------
 
     async def _submit(self, job_id: str) -> None:
-        made = await self._submission_task.make(self._make_submission)
-        if not isinstance(made, Submission):
+        """Submit the attempt; a stop cancels it until it is handed to Ray or torchrun."""
+        submission = await self._submission_task.make(self._make_submission)
+        if submission is None:
             self._keeper.withdraw_submission(job_id)
-            canceled = h.SubmitWaits(job_id, "stopped before it was submitted", canceled=True)
-            self._inbox.put(canceled if made is None else Refused(made))
+            why = "stopped before it was submitted"
+            self._inbox.put(h.SubmitWaits(job_id, why, canceled=True))
             return
-        for message in made.messages:
+        if isinstance(submission, Outcome):
+            self._keeper.withdraw_submission(job_id)
+            self._inbox.put(Refused(submission))
+            return
+        for message in submission.messages:
             say(message.sentence, message.level)
+
+        # Through torchrun: every node starts its share.
         self._status.job_lines.begin_attempt()
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(
-                self._state, self._reports, self._reward_ip, made.basis
+                self._state, self._reports, self._reward_ip, submission.basis
             )
             return
-        # A killed agent passed on an earlier attempt's output.
+
+        # Through Ray. Its output first; a killed agent may have passed on an earlier attempt's.
         self._run.node.update(passed_on=0, copied=0)
-        output = (self._run, job_id, made.line, self._status.job_lines)
-        self._output, mirror = await head_job.start_job_output(*output)
-        if made.secrets:
-            self._secrets = Path(made.secrets_file)
-            write = partial(write_atomically, self._secrets, made.secrets, mode=0o600)
+        mirror = await self._start_output(job_id, submission.line)
+
+        # Then the secrets, which the driver reads from a file.
+        if submission.secrets:
+            self._secrets = Path(submission.secrets_file)
+            write = partial(write_atomically, self._secrets, submission.secrets, mode=0o600)
             error = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
             if error is not None:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
-        await self._link.submit(job_id, made.line, made.runtime_env, mirror)
+        await self._link.submit(job_id, submission.line, submission.runtime_env, mirror)
+
+    async def _follow(self, job_id: str) -> None:
+        """Follow a job that an earlier agent submitted."""
+        submission = await self._make_submission(is_followed=True)
+        line = submission.line if isinstance(submission, Submission) else ""
+        mirror = await self._start_output(job_id, line)
+        await self._link.follow(job_id, mirror)
+
+    async def _start_output(self, job_id: str, line: str) -> Path | None:
+        """Start to pass on the job's output; return the file that the bridge must write."""
+        watcher = self._status.job_lines
+        self._output, mirror = await head_job.start_job_output(self._run, job_id, line, watcher)
+        return mirror
+
+    async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
+        """Make the job's command for the nodes that joined, or refuse it."""
+        # All attempts of a run are sized by the same model and links.
+        keeper = self._keeper
+        basis = keeper.record.basis
+        if basis is None:
+            basis = await head_job.read_basis(self._plan, self._state)
+            keeper.save(replace(keeper.record, basis=basis))
+
+        maker = head_job.SubmissionMaker(
+            self._plan, self._state, keeper.record.run_id, basis, is_followed=is_followed
+        )
+        reward_place = replace(self._placeholders, node_ip=self._reward_ip)
+        url = reward_url(self._plan.all_services, reward_place)
+        return await maker.make(self._placeholders, url, self._env, self._run.redactor.clean)
 
     @property
     def _reward_ip(self) -> str:
         return service_address(self._state, REWARD) or self._placeholders.node_ip
 
-    async def _follow(self, job_id: str) -> None:
-        made = await self._make_submission(is_followed=True)
-        line = made.line if isinstance(made, Submission) else ""
-        about = (self._run, job_id, line, self._status.job_lines)
-        self._output, mirror = await head_job.start_job_output(*about)
-        await self._link.follow(job_id, mirror)
+    def _elsewhere(self) -> Elsewhere:
+        """Return where else the cause of a failed job may be."""
+        workers = self._state.fleet.workers.values()
+        names = {worker.ip: worker.name for worker in workers if worker.ip}
+        link = self._link if isinstance(self._link, RayLink) else None
+        return Elsewhere(self._status.logs_of_nodes(), names, link)
 
-    async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
-        place = replace(self._placeholders, node_ip=self._reward_ip)
-        url = reward_url(self._plan.all_services, place)
-        keeper = self._keeper
-        basis = self._keeper.record.basis
-        if basis is None:
-            basis = await head_job.read_basis(self._plan, self._state)
-            keeper.save(replace(keeper.record, basis=basis))
-        about = (self._plan, self._state, keeper.record.run_id, basis)
-        maker = head_job.SubmissionMaker(*about, is_followed=is_followed)
-        return await maker.make(self._placeholders, url, self._env, self._run.redactor.clean)
+    # --- try again ------------------------------------------------------------------------------
 
     async def _clean_up_attempt(self, ended: Attempt) -> None:
-        """Record an attempt's end, and stop all that could run beside the next attempt.
-
-        Our own Ray is stopped with it: actors may be detached, and their child processes have
-        sessions of their own.
-        """
+        """Record an attempt's end, and stop all that could run beside the next attempt."""
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
             announced = ended.loss_was_announced
@@ -464,17 +545,20 @@ class HeadAgent:
             await self._keeper.flush()
         await self._finish_output()
         self._link.forget(ended.id)
-        left = ""
+
+        # Our own Ray is stopped with it: actors may be detached, and their child processes have
+        # sessions of their own.
+        leftovers = ""
         if isinstance(self._link, TorchrunLink):
             await self._link.share.stop(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
-            old = self._ray
+            former_ray = self._ray
             self._ray = None
-            if old is not None:
-                await stop_ray(old, self._plan.budget.ray)
-            left = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
+            if former_ray is not None:
+                await stop_ray(former_ray, self._plan.budget.ray)
+            leftovers = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
             await self._discard_ray_events()
-        self._inbox.put(h.Cleared(ended.number, left))
+        self._inbox.put(h.Cleared(ended.number, leftovers))
 
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""
@@ -488,40 +572,54 @@ class HeadAgent:
             self._output = None
             self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 
-    def _elsewhere(self) -> Elsewhere:
-        """Return where else the cause of a failed job may be."""
-        link = None if isinstance(self._link, TorchrunLink) else self._link
-        names = {one.ip: one.name for one in self._state.fleet.workers.values() if one.ip}
-        return Elsewhere(self._status.logs_of_nodes(), names, link)
+    # --- end ------------------------------------------------------------------------------------
 
-    async def _shut_down(self, outcome: Outcome) -> Outcome:
+    async def _end(self, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""
+        run = self._run
+        budget = self._plan.budget
+
+        # Why did it end? The rest of the job's output may have the cause.
         await self._finish_output()
-        outcome = await explain_end(self._run, outcome, self._elsewhere())
+        outcome = await explain_end(run, outcome, self._elsewhere())
+
+        # Record it, and what the run cost.
         await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
-        self._run.cost = self._status.cost()
-        if self._run.cost is not None:
-            say(f"all nodes of this run cost ${self._run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
-        self._run.record_outcome(outcome)
-        self._bridge_scope.cancel()
-        plan = self._plan
-        budget = self._plan.budget
-        sockets = self._started.sockets
+        run.cost = self._status.cost()
+        if run.cost is not None:
+            say(f"all nodes of this run cost ${run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
+        run.record_outcome(outcome)
+
+        # Stop all at the same time, while workers get the verdict: those of a superseded head
+        # follow the later one.
+        self._link_scope.cancel()
         async with anyio.create_task_group() as tasks:
-            if not outcome.is_superseded:  # else the workers follow the later head
-                may_call = head_server.count_possible_callers(plan, sockets, self._state)
-                about = (budget.final_replies, may_call)
-                tasks.start_soon(self._reports.wait_for_goodbyes, *about)
+            if not outcome.is_superseded:
+                sockets = self._started.sockets
+                callers = head_server.count_possible_callers(self._plan, sockets, self._state)
+                tasks.start_soon(self._reports.wait_for_goodbyes, budget.final_replies, callers)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             if isinstance(self._link, TorchrunLink):
                 tasks.start_soon(self._link.share.stop, budget.ray)
-        await self._run.stop_descendants(budget.leftovers)
-        parts = parts_of_workers(self._run, self._status, self._state, self._reports)
-        return await make_bundle(self._run, outcome, self._keeper.record.attempts, parts)
+        await run.stop_descendants(budget.leftovers)
+
+        # What remains is the evidence of all nodes.
+        parts = parts_of_workers(run, self._status, self._state, self._reports)
+        return await make_bundle(run, outcome, self._keeper.record.attempts, parts)
+
+    async def _hold(self, outcome: Outcome) -> None:
+        """Hold or stop this pod as AGENT_ON_DONE says; those of the workers stop before it."""
+        workers = self._state.fleet.workers.values()
+        present = [
+            worker for worker in workers if worker.ip and not worker.silent and not worker.refused
+        ]
+        others = [(worker.ip, self._plan.ports.agent) for worker in present]
+        next_event = partial(self._inbox.take, None)
+        await hold_after_verdict(self._run, outcome, next_event, others)
 
 
 def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
@@ -529,73 +627,3 @@ def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
     if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
         return refusal
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
-
-
-async def watch_silent_workers(
-    reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
-) -> None:
-    """Probe workers whose connection broke, and at intervals those that are overdue.
-
-    An event is sent for each worker whose agent does not answer.
-    """
-    limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
-    pause = times.PROBE_INTERVAL
-    limiter = anyio.CapacityLimiter(128)  # if the head is cut off, all workers are silent at once
-
-    async def probe(key: str) -> None:
-        agent = reports.awaited(key)
-        found = dict[str, str]()
-        if agent is None or not agent.ip:
-            return
-
-        async def ask(part: str, question: Callable[[], Awaitable[str]]) -> None:
-            found[part] = await first_answer(question, times.PROBE_OF_SILENT)
-
-        url = f"http://{in_url(agent.ip)}:{ports.agent}/livez"
-        async with limiter, anyio.create_task_group() as both:
-            # without redirects: a stranger that reported has no request sent elsewhere
-            livez = partial(reply_evidence, url, None, "", limit, follows_redirects=False)
-            both.start_soon(ask, "agent", livez)
-            ask_ray = partial(port_answers, agent.ip, ports.node_manager, limit)
-            both.start_soon(ask, "ray", ask_ray)
-        agent = reports.awaited(key)
-        if found["agent"] and agent is not None:
-            agent.is_silent = True
-            send(h.WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
-
-    async def probe_overdue() -> NotYet:
-        async with anyio.create_task_group() as overdue:
-            for key in reports.overdue():
-                overdue.start_soon(probe, key)
-        return NotYet()
-
-    async def on_disconnect(key: str) -> None:
-        if not await reports.reports_again(key, times.RECONNECT):
-            await probe(key)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(until, probe_overdue, None, step=pause, longest=pause))
-        while True:
-            key = await reports.disconnected.take(None)
-            if key is not None:
-                tasks.start_soon(on_disconnect, key)
-
-
-async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], None]) -> None:
-    """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
-
-    GCS needs 15 s to miss a node; the kernel of a live node answers at once.
-    """
-    silent: dict[str, str] = {}
-
-    async def probe_port(ip: str, name: str, port: int) -> None:
-        evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
-        if evidence:
-            silent[name] = f"its Ray does not answer, {evidence}"
-
-    with anyio.move_on_after(times.NODES_ASKED):
-        async with anyio.create_task_group() as tasks:
-            for ip, name in fleet.alive.items():
-                for port in {node.port for node in fleet.ray_nodes.get(ip, ())}:
-                    tasks.start_soon(probe_port, ip, name, port)
-    send(h.NodesAsked(job_id, dict(silent)))

@@ -81,6 +81,7 @@ async def start_job_output(
 async def stop_job(
     link: RayLink | TorchrunLink,
     job_id: str,
+    *,
     flush: Callable[[], Awaitable[None]],
     send: Callable[[DriverSignaled], None],
     task: SubmissionTask,

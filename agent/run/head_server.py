@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
@@ -15,18 +16,20 @@ from agent.checks.finding import Level, group_findings
 from agent.decisions import head
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
-from agent.decisions.shared import HERE, OrderKind
+from agent.decisions.shared import HERE, OrderKind, StopAsked
 from agent.job.services import digest
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.port.protocol import Reply
-from agent.port.reports import Expected
-from agent.port.server import LogPart
+from agent.port.reports import Expected, Reports, agent_limit
+from agent.port.server import AgentServer, Control, LogPart
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import in_thread
+from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord
+from agent.record.run_folder import OutageRecord, make_key
 from agent.record.summary import Timeline
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     from agent.diagnosis.find_cause import Log
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
-    from agent.port.reports import Reports
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
 
@@ -57,6 +59,58 @@ async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
         news=0,
         attempt=attempt,
         fingerprint=keeper.proof(attempt - 1),
+    )
+
+
+def make_reports(
+    run: NodeRun,
+    keeper: RunKeeper,
+    first: Reply,
+    get_state: Callable[[], HeadState],
+    send: Callable[[HeadEvent], None],
+) -> Reports:
+    """Return what answers workers' reports; `first` is the reply before the first decision."""
+    plan = run.plan
+    return Reports(
+        first,
+        make_expected(plan, keeper),
+        send,
+        run.now,
+        # Recorded only: the decisions get it as WorkerReported.
+        on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
+        rank_names=keeper.record.ranks,
+        keep_ranks=keeper.record_ranks,
+        on_recalled_run=partial(keeper.recall, send),
+        has_token=plan.secret() is not None,
+        most=agent_limit(plan.topology.expected_workers),
+        is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
+    )
+
+
+def make_server(
+    run: NodeRun, status: RunStatus, reports: Reports, send: Callable[[HeadEvent], None]
+) -> AgentServer:
+    """Return the server of the head's port: workers' reports, status, logs, and a stop."""
+    plan = run.plan
+    topology = plan.topology
+    token = plan.secret()
+    control = Control(
+        stop=partial(send, StopAsked(SIGTERM)),
+        stop_limit=plan.settings.stop_grace,
+        # Without a token, a key file grants access to this node's users.
+        key=make_key(run.folder.path) if token is None else None,
+        findings=status.findings,
+        log=partial(status.read_log, reports),
+        private_status=status.private_details,
+    )
+    return AgentServer(
+        token=token,
+        ready=lambda: True,
+        status=status.status,
+        reports=reports,
+        run_id=lambda: run.run_id,
+        names=(topology.node_name, topology.head_host, *topology.platform.own_names),
+        control=control,
     )
 
 

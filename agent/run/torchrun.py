@@ -1,4 +1,4 @@
-"""torchrun's part of a run: this node's share of the job, and on the head the shares of all nodes.
+"""Run a job by torchrun: this node's share, and on the head the shares of all nodes.
 
 A job that torchrun starts has one share for each node: the ranks of that node, below one torchrun.
 TorchrunLink is on the head, where RayLink is for a job on Ray. It orders the share of an attempt

@@ -50,7 +50,9 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stop_job(link, "run-1", settled, told.append, SubmissionTask())
+                await stop_job(
+                    link, "run-1", flush=settled, send=told.append, task=SubmissionTask()
+                )
             tasks.cancel_scope.cancel()
 
     anyio.run(story)

@@ -52,7 +52,9 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
             if is_slow:
                 await handing_over.wait()
             with anyio.fail_after(20):
-                await stop_job(cast("RayLink", link), "run-1", settled, nothing, submitting)
+                await stop_job(
+                    cast("RayLink", link), "run-1", flush=settled, send=nothing, task=submitting
+                )
 
     anyio.run(story)
     return link.orders

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.decisions.head.fleet import Fleet, RayNode
-from agent.run.head import probe_nodes
+from agent.run.silent_nodes import probe_nodes
 
 if TYPE_CHECKING:
     from agent.decisions.head import head_state as h

@@ -22,7 +22,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.port.client import KeepaliveConnector
 from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
-from agent.run.head import watch_silent_workers
+from agent.run.silent_nodes import watch_silent_workers
 from support.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported
 from unit.port.test_reports import BYE, LATE, POD1, Counter
 
