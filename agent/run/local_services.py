@@ -1,4 +1,11 @@
-"""Run this node's prepare steps, services and shares of a torchrun job."""
+"""Run this node's prepare steps and services.
+
+A step is skipped where its marker exists; else it runs to its end, its last line of output is
+logged as it changes, and the marker is written. A service is started (again, with the next
+generation), probed until it is ready, then probed at intervals, and stopped once it no longer
+answers. A service that runs elsewhere is only probed. Each result is sent as an event: on the head
+to its own decisions, on a worker to those of the worker, which report it.
+"""
 
 from __future__ import annotations
 
@@ -73,24 +80,40 @@ class LocalWork:
     async def _run_step(self, step: PrepareStep) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
         run = self._run
-        plan = self._run.plan
         name = step.name
         if name in run.finished_steps:
             return ""
+
+        # Was it done in an earlier run, whose marker is on a disk that keeps it?
         place = self._place()
         marker = None if step.once is None else Path(place.fill(step.once))
         if marker is not None:
             try:
-                if await _is_there(marker, name):
-                    say(f"{name}: skipped, {marker} is there")
-                    return ""
+                is_done = await _is_there(marker, name)
             except TimedOutError as error:
                 return str(error)
-        # A worker's step may run before the head is found: its own address is then unknown.
-        env = environment.for_children(plan.environ, plan.settings)
-        if plan.topology.is_head:
-            env = plan.environment(place.node_ip, place.head_ip)
-        env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
+            if is_done:
+                say(f"{name}: skipped, {marker} is there")
+                return ""
+
+        child, code = await self._run_to_end(step, place)
+        if code != 0:
+            return child.end_sentence(code)
+
+        # The step is done, even if its marker cannot be written: it then runs again next time.
+        if marker is not None:
+            fault = await in_thread(partial(_mark, marker, name), times.IDLE_DISK)
+            if fault != "":
+                why = fault or "it does not answer"
+                say(f"{name}: done, but {marker} cannot be written ({why})", "warning")
+        run.node.update(done=(*run.node.record.done, name))
+        return ""
+
+    async def _run_to_end(self, step: PrepareStep, place: Placeholders) -> tuple[Child, int]:
+        """Run a step's command to its end; stop it if this is canceled."""
+        run = self._run
+        name = step.name
+        env = self._step_environment(place)
         say(f"{name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
         child = await run.start(name, step.argv(place), env, step.log, keep_group=True)
@@ -105,15 +128,19 @@ class LocalWork:
                     await child.stop(1.0)
                 run.node.remove_process(child.pid)
                 run.stats.progress.pop(name, None)
-        if code != 0:
-            return child.end_sentence(code)
-        if marker is not None:
-            fault = await in_thread(partial(_mark, marker, name), times.IDLE_DISK)
-            if fault != "":
-                why = fault or "it does not answer"
-                say(f"{name}: done, but {marker} cannot be written ({why})", "warning")
-        run.node.update(done=(*run.node.record.done, name))
-        return ""
+        return child, code
+
+    def _step_environment(self, place: Placeholders) -> dict[str, str]:
+        """Return a step's environment.
+
+        A worker's step may run before the head is found: its own address is then unknown.
+        """
+        plan = self._run.plan
+        if plan.topology.is_head:
+            env = plan.environment(place.node_ip, place.head_ip)
+        else:
+            env = environment.for_children(plan.environ, plan.settings)
+        return environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
@@ -135,22 +162,29 @@ class LocalWork:
         plan = self._run.plan
         place = self._place()
         spec = next(spec for spec in plan.possible_services if spec.name == name)
+
+        # Does it run elsewhere? Then there is nothing to start.
         if spec.argv is None:
-            dead = await self._probe(spec, place, generation, lambda: 0.0)
-            self._send(ServiceGone(name, dead, generation=generation))
+            evidence = await self._probe(spec, place, generation, lambda: 0.0)
+            self._send(ServiceGone(name, evidence, generation=generation))
             return
+
+        # The former generation keeps its port until it is stopped.
         former = self._running.get(name)
         if former is not None and former.running:
             await former.stop(plan.budget.services)
+
         full = plan.environment(place.node_ip, place.head_ip)
         env = {**environment.without_cluster_auth(full, plan.settings), **spec.environment(place)}
         child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
-        dead = ""
+
+        # It ends by itself, or is stopped once it no longer answers.
+        silence = ""
 
         async def probe_until_dead() -> None:
-            nonlocal dead
-            dead = await self._probe(spec, place, generation, partial(cpu_of, child.pid))
+            nonlocal silence
+            silence = await self._probe(spec, place, generation, partial(cpu_of, child.pid))
             await child.stop(times.SERVICE_GRACE)
 
         async with anyio.create_task_group() as tasks:
@@ -158,7 +192,7 @@ class LocalWork:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.node.remove_process(child.pid)
-        why = dead or child.end_sentence(code)
+        why = silence or child.end_sentence(code)
         self._send(ServiceGone(name, why, generation=generation))
 
     async def stop_services(self, grace: float) -> None:
@@ -191,6 +225,8 @@ class LocalWork:
 
         await until(check, None, longest=0.5, on_evidence=send)
         self._send(ServiceReady(spec.name, generation=generation))
+
+        # Is it probed again, once it is ready?
         if spec.asked_again is None:
             await anyio.sleep_forever()
             return ""
@@ -209,9 +245,11 @@ async def _is_there(marker: Path, name: str) -> bool:
         await asyncio.wait([pending], timeout=times.STALLED_DISK)
         if not pending.done():  # the next look waits for the same answer
             return NotYet(f"{marker} does not answer")
-        found = pending.result()
+        answer = pending.result()
         pending = None
-        return NotYet(f"{marker} cannot be read: {found}") if isinstance(found, str) else found
+        if isinstance(answer, str):
+            return NotYet(f"{marker} cannot be read: {answer}")
+        return answer
 
     def log(evidence: str) -> None:
         say(f"{name}: waiting for its marker, {evidence}", "warning")
