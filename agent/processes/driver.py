@@ -47,8 +47,12 @@ _MARKS = (_DRIVER_MARK, _WORKERS_MARK)
 _WORKERS_TITLE = "ray::"
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
 _NO_ACTORS = (
-    *("ray::IDLE", "ray::JobSupervisor", "ray::_ray_internal_job_actor"),
-    *("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::DashboardHead"),
+    "ray::IDLE",
+    "ray::JobSupervisor",
+    "ray::_ray_internal_job_actor",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "ray::DashboardHead",
 )
 """Ray's own processes and idle workers (2.60)."""
 _PREFERRED_ROLES = ("driver", "rank 0 of this node")
@@ -72,6 +76,7 @@ async def output_of(
         child = await Child.start(argv[0].rpartition("/")[2], argv, env, log, piped=True)
     except (OSError, ProcessLimitError) as error:
         return "", str(error)
+
     text = b""
     code = None
     with anyio.move_on_after(limit):
@@ -79,6 +84,7 @@ async def output_of(
         code = await child.wait()
     with anyio.CancelScope(shield=True):
         await child.stop(0.0)
+
     if code is None:
         return "", f"{child.name} did not end within {limit:g} s"
     output = text.decode(errors="replace")
@@ -100,14 +106,17 @@ def find_first_rank(attempt: str) -> psutil.Process | None:
 
 
 def _oldest_first() -> list[psutil.Process]:
-    return sorted(list_descendants(), key=lambda one: (known(one.create_time, 0.0), one.pid))
+    def age(process: psutil.Process) -> tuple[float, int]:
+        return known(process.create_time, 0.0), process.pid
+
+    return sorted(list_descendants(), key=age)
 
 
 def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     """Return whether the job handles a signal, which would otherwise end it."""
-    return process is not None and known(
-        lambda: _catches(_signal_target(process, signum), signum), otherwise=False
-    )
+    if process is None:
+        return False
+    return known(lambda: _catches(_signal_target(process, signum), signum), otherwise=False)
 
 
 def _drivers_by_job() -> dict[str, psutil.Process]:
@@ -127,18 +136,26 @@ def kill_leftovers() -> list[str]:
     with suppress(psutil.Error, OSError):
         own = psutil.Process()
         processes = list_descendants()
-        # the agent may run in a job, too
+
+        # Which have Ray's marks? The agent may run in a job, too: marks that it inherited say
+        # nothing.
         inherited = own.environ()
         marked = []
         for process in processes:
             with suppress(psutil.Error, OSError):
                 environ = process.environ()
-                marks = [environ.get(one) != inherited.get(one) for one in _MARKS]
-                if any(marks) or process.name().startswith(_WORKERS_TITLE):
+                is_marked = any(environ.get(mark) != inherited.get(mark) for mark in _MARKS)
+                if is_marked or process.name().startswith(_WORKERS_TITLE):
                     marked.append(process)
-        session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
+
+        # The rest of their sessions goes, too, apart from the agent's own.
+        session_of = {
+            process: known(partial(getsid, process.pid), None) for process in (own, *processes)
+        }
         sessions = {session_of[process] for process in marked} - {session_of[own], None}
-        return kill(one for one in processes if one in marked or session_of[one] in sessions)
+        return kill(
+            process for process in processes if process in marked or session_of[process] in sessions
+        )
     return []
 
 
@@ -187,12 +204,14 @@ def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
 
 
 def _catches(process: psutil.Process, signum: int) -> bool:
+    """Return whether a process has a handler for a signal, by its mask in hexadecimal digits."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
-    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+    mask = int(caught.split()[1], 16)
+    return bool(mask >> (signum - 1) & 1)
 
 
 class JobProcess(NamedTuple):
@@ -206,30 +225,39 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
     """Return the job's processes on this node: driver, actors, tasks, ranks."""
     leader = None if submission_id is None else find_driver(submission_id)
     roles: dict[int, str] = {}
-    found = []
-    for process in _oldest_first():  # parents first
+    of_the_job = []
+    for process in _oldest_first():  # parents first: a child has its parent's role
         role = roles.get(known(process.ppid, 0), "")
         if leader is not None and process.pid == leader.pid:
             role = "driver"
-        with suppress(psutil.Error, IndexError):  # regardless of its parent
+
+        # Actors, tasks and ranks show their role themselves, regardless of their parents.
+        with suppress(psutil.Error, IndexError):
             title = "" if role else process.cmdline()[0]
-            if title.startswith(_WORKERS_TITLE):
-                role = "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
+            if title.startswith(_NO_ACTORS):
+                role = ""
+            elif title.startswith(_WORKERS_TITLE):
+                role = title.strip()[:100]
             elif not role and RANK_VARIABLE in process.environ():
                 role = f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
+
         if role:
             roles[process.pid] = role
-            found.append(JobProcess(role, process))
-    return found
+            of_the_job.append(JobProcess(role, process))
+    return of_the_job
 
 
-def processes_to_dump(found: Iterable[JobProcess]) -> list[JobProcess]:
+def processes_to_dump(processes: Iterable[JobProcess]) -> list[JobProcess]:
     """Return the driver or this node's rank 0, and the busiest other process; Python only."""
-    pythons = [one for one in found if Path(known(one.process.exe, "")).name.startswith("python")]
-    drivers = [one for one in pythons if one.role in _PREFERRED_ROLES][:1]
-    others = [one for one in pythons if one not in drivers and one.role != "driver"]
-    busiest = sorted(others, key=lambda one: -cpu_seconds(one.process))[:1]
-    return [*drivers, *(JobProcess(f"busiest: {one.role}", one.process) for one in busiest)]
+    pythons = [job for job in processes if _is_python(job.process)]
+    drivers = [job for job in pythons if job.role in _PREFERRED_ROLES][:1]
+    others = [job for job in pythons if job not in drivers and job.role != "driver"]
+    busiest = sorted(others, key=lambda job: -cpu_seconds(job.process))[:1]
+    return [*drivers, *(JobProcess(f"busiest: {job.role}", job.process) for job in busiest)]
+
+
+def _is_python(process: psutil.Process) -> bool:
+    return Path(known(process.exe, "")).name.startswith("python")
 
 
 class Utilization:
@@ -246,37 +274,45 @@ class Utilization:
 
     async def sample(self, submission_id: str | None) -> str:
         """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
+        # GPUs first: an idle CPU may only wait for them.
         for tool in self._tools:
             log = partial(self._log, f"{tool.argv[0]}.log")
             text, _ = await output_of(tool.argv, self._env, log, times.GPUS_ANSWER)
             with suppress(ValueError):  # not the expected output
                 if uses := tool.read(text):
                     return busy_gpu(uses)
-        found = await anyio.to_thread.run_sync(job_processes, submission_id)
-        used = sum(cpu_seconds(one.process) for one in found)
+
+        # No GPU answers: the CPU time of the job's processes since the last sample.
+        processes = await anyio.to_thread.run_sync(job_processes, submission_id)
+        used = sum(cpu_seconds(job.process) for job in processes)
         now = time.monotonic()
         last = self._last
         self._last = (used, now)
         if last is None:
             return "looked at for the first time"
-        return busy_cores(used - last[0], now - last[1], len(found))
+        last_used, last_at = last
+        return busy_cores(used - last_used, now - last_at, len(processes))
 
 
 def busy_cores(used: float, seconds: float, processes: int) -> str:
     """Return the busy cores as text; '' where idle processes use as much."""
     cores = used / max(seconds, 1e-3)
-    return "" if cores < _IDLE_CORES + _IDLE_EACH * processes else f"{cores:.2f} cores"
+    idle = _IDLE_CORES + _IDLE_EACH * processes
+    return "" if cores < idle else f"{cores:.2f} cores"
 
 
 async def stacks_of(
-    found: Iterable[JobProcess], py_spy: str | None, env: Mapping[str, str], log: Callable[[], Path]
+    processes: Iterable[JobProcess],
+    py_spy: str | None,
+    env: Mapping[str, str],
+    log: Callable[[], Path],
 ) -> str:
     """Return the stacks of processes by py-spy, or why there are none."""
     lines = []
-    for role, process in found:
-        lines.append(f"{role} (pid {process.pid}):")
+    for role, process in processes:
         if py_spy is None:
             return NO_PY_SPY
+        lines.append(f"{role} (pid {process.pid}):")
         argv = [py_spy, "dump", "--pid", str(process.pid)]
         text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
         lines.append(f"no stack: {fault}. {NO_PTRACE}" if fault else text[:_MAX_STACK].rstrip())
@@ -329,17 +365,19 @@ class RayParts:
             await self._child.wait()
         await self._child.stop(0.0)
 
-    def find_lost(self, found: Mapping[int, ProcessStat]) -> str:
+    def find_lost(self, running: Mapping[int, ProcessStat]) -> str:
         """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
         now = self._clock()
         limit = times.RAY_HANGS
-        self._known |= {stat.name: pid for pid, stat in found.items()}
+        self._known |= {stat.name: pid for pid, stat in running.items()}
         for name, pid in self._known.items():
-            if pid not in found or found[pid].state in _ENDED_STATES:
+            if pid not in running or running[pid].state in _ENDED_STATES:
                 return f"its {name} (pid {pid}) is gone"
-            if found[pid].state not in _STOPPED_STATES:
+            if running[pid].state not in _STOPPED_STATES:
                 self._stopped_since.pop(name, None)
                 continue
+
+            # It is stopped: for how long?
             what = f"its {name} (pid {pid}) is stopped"
             if name not in self._stopped_since:
                 say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")

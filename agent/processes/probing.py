@@ -51,13 +51,15 @@ _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs us
 async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     """Try a TCP connection; return '' if it succeeds, else why not."""
     where = f"{in_url(host)}:{port}"
-    why = f"no answer from {where} within {limit:g} s"
     deadline = anyio.current_time() + limit
-    found = await resolve(host, limit)
-    if isinstance(found, str):
-        return found
+    addresses = await resolve(host, limit)
+    if isinstance(addresses, str):
+        return addresses
+
+    # Each address is tried within one deadline for all.
+    why = f"no answer from {where} within {limit:g} s"
     with anyio.CancelScope(deadline=deadline):
-        for address in found:
+        for address in addresses:
             try:
                 stream = await anyio.connect_tcp(address, port)
             except OSError as error:
@@ -141,6 +143,7 @@ async def _send_request(
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     method = "GET" if body is None else "POST"
+
     text = b""
     try:
         async with (
@@ -201,6 +204,8 @@ class ReadinessProbe:
         except (OSError, ValueError) as error:
             why = error_text(error) if isinstance(error, OSError) else error
             return f"its output cannot be read: {why}"
+
+        # The rest of a line is searched again with what follows.
         self._offset += len(new)
         text = self._rest + new.decode(errors="replace")
         if re.search(pattern, text, re.MULTILINE):
@@ -220,9 +225,9 @@ class ThreadResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return a host's addresses in aiohttp's form."""
         del family  # both families are tried, in order
-        found = await resolve(host, self._limit)
-        if isinstance(found, str):
-            raise OSError(found)
+        addresses = await resolve(host, self._limit)
+        if isinstance(addresses, str):
+            raise OSError(addresses)
         return [
             {
                 "hostname": host,
@@ -232,7 +237,7 @@ class ThreadResolver(AbstractResolver):
                 "proto": 0,
                 "flags": socket.AI_NUMERICHOST,
             }
-            for address in found
+            for address in addresses
         ]
 
     async def close(self) -> None:
@@ -250,16 +255,22 @@ async def until_dead(
         before = cpu()
         began = anyio.current_time()
         evidence = await ask(alive.within)
-        has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
         if not evidence:
             misses = 0
-        if not evidence or (evidence.startswith(_BUSY) and has_worked):
             return NotYet()
+
+        # Is it only busy? One that hangs uses no CPU.
+        has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
+        if evidence.startswith(_BUSY) and has_worked:
+            return NotYet()
+
+        # Nothing listens: it is dead. Otherwise it may miss some probes in a row.
         if _REFUSED in evidence:
             return evidence
         misses += 1
-        dead = f"{evidence}, {misses} times in a row"
-        return dead if misses >= alive.misses else NotYet()
+        if misses < alive.misses:
+            return NotYet()
+        return f"{evidence}, {misses} times in a row"
 
     return await until(probe, None, step=alive.every, longest=alive.every)
 

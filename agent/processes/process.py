@@ -85,6 +85,7 @@ class ChildLog:
             os.set_blocking(self._fd, False)
             with suppress(OSError):  # above the user's limit
                 fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
             # With a descriptor for both ways the pipe does not break when this agent is killed.
             with open(f"/proc/self/fd/{writing}", "r+b", buffering=0) as both:  # noqa: PTH123 - a pipe
                 yield both.fileno()
@@ -108,14 +109,15 @@ class ChildLog:
 
     def when_written(self, act: Callable[[], None], steps: int = _WRITE_STEPS) -> None:
         """Call `act` once the output is in the file, or writing it failed."""
-        if self._writer.is_idle or self._writer.is_failing or steps == 0:
-            self._is_over = True
-            if self._fd < 0:
-                self._writer.close()
-            act()
-        else:
-            later = asyncio.get_running_loop().call_later
-            later(times.WRITE_PAUSE, self.when_written, act, steps - 1)
+        is_over = self._writer.is_idle or self._writer.is_failing or steps == 0
+        if not is_over:
+            loop = asyncio.get_running_loop()
+            loop.call_later(times.WRITE_PAUSE, self.when_written, act, steps - 1)
+            return
+        self._is_over = True
+        if self._fd < 0:
+            self._writer.close()
+        act()
 
     def close(self) -> None:
         """Stop reading; what was read is still written."""
@@ -167,18 +169,22 @@ class Child:
     """A child process and its process group."""
 
     def __init__(self, pid: int, name: str, output: ChildLog, *, keep_group: bool = False) -> None:
-        # The pid is also that of its group and its session
-        self.pid = pid
+        self.pid = pid  # also that of its group and its session
         self.name = name
-        self.stdin: asyncio.StreamWriter | None = None  # Of a child that was started `piped`
-        self.stdout = asyncio.StreamReader(_MAX_LINE)  # The same
+        self._keep_group = keep_group
+
+        # Its streams: pipes of a child that was started `piped`, and the log.
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout = asyncio.StreamReader(_MAX_LINE)
         self._reading: asyncio.ReadTransport | None = None
         self._output = output
-        self._keep_group = keep_group
+
+        # Its end.
         self.is_stopping = False  # True once `stop` was called
         self._code: int | None = None
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
+
         self._output.start_reading()
         self._await_end()
 
@@ -211,6 +217,7 @@ class Child:
             )
             managed.add(popen.pid)
         popen.returncode = 0  # Popen need not reap it: `_check_end` does
+
         child = cls(popen.pid, name, output, keep_group=keep_group)
         try:
             await child._connect(popen)
@@ -225,10 +232,12 @@ class Child:
         if popen.stdin is None or popen.stdout is None:
             return
         loop = asyncio.get_running_loop()
+
         unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
         protocol = asyncio.StreamReaderProtocol(unfed)
         writing, _ = await loop.connect_write_pipe(lambda: protocol, popen.stdin)
         self.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
+
         reading = asyncio.StreamReaderProtocol(self.stdout)
         self._reading, _ = await loop.connect_read_pipe(lambda: reading, popen.stdout)
 
@@ -293,6 +302,7 @@ class Child:
 
     def _check_end(self) -> None:
         """If the leader has ended, kill the rest of its group, then reap it; else check again."""
+        # Has it ended? It is not reaped yet, so that its pid stays that of the group.
         try:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             runs = os.waitid(os.P_PID, self.pid, options) is None
@@ -301,13 +311,18 @@ class Child:
         if runs:
             asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
             return
+
+        # The rest of its group, then the leader itself.
         if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
         self._is_over = True
         code = UNKNOWN_CODE
         with suppress(ChildProcessError):
-            code = shell_code(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+            _, status = os.waitpid(self.pid, 0)
+            code = shell_code(os.waitstatus_to_exitcode(status))
         managed.discard(self.pid)
+
+        # What it has written comes before its end.
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()
@@ -344,9 +359,12 @@ def informative_lines(end: bytes, lines: int, longest: int) -> str:
     every = [line.rstrip() for line in text.splitlines() if line.strip()]
     informative = [line for line in every if not _BOILERPLATE.search(line)] or every
     last = informative[-lines:]
+
+    # The line that names the process of Ray that ended takes the first one's place.
     ended = [line for line in informative if _EXITED_SUBPROCESS.search(line)]
     if ended and ended[-1] not in last:
-        last = [ended[-1], *last[1:]]  # names the process of Ray that ended
+        last = [ended[-1], *last[1:]]
+
     return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
 
 
@@ -370,19 +388,19 @@ def reap() -> None:
 
 def children_of(pid: int | Literal["self"]) -> list[int]:
     """Return a process's children, without a scan of all processes."""
-    found: list[int] = []
+    children: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += [int(pid) for pid in path.read_text().split()]
-    return found
+            children += [int(child) for child in path.read_text().split()]
+    return children
 
 
 def list_descendants() -> list[psutil.Process]:
     """Return all running descendants, and those of a killed agent, which are the parent's."""
     own = os.getpid()
     tops = (own, os.getppid()) if parent.former_agents else (own,)
-    found = {process for top in tops for process in tree_of(top)[1:]}
-    return [process for process in found if process.pid != own and is_alive(process)]
+    below = {process for top in tops for process in tree_of(top)[1:]}
+    return [process for process in below if process.pid != own and is_alive(process)]
 
 
 async def stop_descendants(grace: float) -> list[str]:
@@ -428,8 +446,12 @@ def tree_of(pid: int) -> list[psutil.Process]:
 
 def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
     """Kill descendants by a variable in their environment; return their names."""
-    of = {one: known(one.environ, dict[str, str]()) for one in list_descendants()}
-    return kill(one for one, environ in of.items() if matches(environ.get(variable, "")))
+    marked = []
+    for process in list_descendants():
+        environ = known(process.environ, dict[str, str]())
+        if matches(environ.get(variable, "")):
+            marked.append(process)
+    return kill(marked)
 
 
 def kill(processes: Iterable[psutil.Process]) -> list[str]:

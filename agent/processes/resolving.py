@@ -21,8 +21,8 @@ class NoDnsAnswer(str):
 
 def lookup(host: str) -> tuple[str, ...]:
     """Return a host's addresses, IPv4 first; raises the resolver's OSError."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    ordered = sorted(entries, key=lambda entry: entry[0] is not socket.AF_INET)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
 
 
@@ -34,11 +34,14 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     """
     if is_ip(host):
         return (host,)
+
+    # One lookup at a time for each name: a late one is joined.
     pending = _lookups.get(host) or in_background(partial(_answer, host))
     if pending is None:
         return f"{host} cannot be looked up (can't start new thread)"
     _lookups[host] = pending
     await asyncio.wait([pending], timeout=limit)
+
     if not pending.done():
         return NoDnsAnswer(f"no answer from DNS about {host} so far")
     if _lookups.get(host) is pending:
@@ -60,8 +63,8 @@ def _answer(host: str) -> tuple[str, ...] | str:
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     """Look up a name without an event loop; returns () if DNS is slow or has no such name."""
-    found = run_within(limit, partial(_answer, host))
-    return found if isinstance(found, tuple) else ()
+    answer = run_within(limit, partial(_answer, host))
+    return answer if isinstance(answer, tuple) else ()
 
 
 def set_keepalive(connection: socket.socket, within: float) -> None:

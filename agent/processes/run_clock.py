@@ -54,11 +54,15 @@ class RunClock:
         """Stand still if the agent did not run until now; a look at the clock shows that it did."""
         if self._next_sign is None:
             return
+
+        # By how much is the sign of life late? A little is a busy machine.
         late = moment - self._next_sign
         self._next_sign = max(self._next_sign, moment)
         if late <= times.CLOCK_LATE:
             return
-        # what is left of an earlier pause begins again
+
+        # The clock stands still for that time and a pause; what is left of an earlier pause is part
+        # of the new one.
         pause = times.WAKE_READS - max(0.0, self._stands_until - (moment - late))
         self._stands_until = moment + times.WAKE_READS
         self.started += late + pause

@@ -79,16 +79,22 @@ async def watch_signals(
 
     def act(signum: int) -> None:
         nonlocal interrupts
-        interrupts += signum == signal.SIGINT
+
+        # A second Ctrl-C ends everything at once.
+        if signum == signal.SIGINT:
+            interrupts += 1
         if interrupts > 1:
             say("second SIGINT: killing everything", "warning")
             process.kill(process.list_descendants())
             record_kill()
             exit_now(128 + signal.SIGINT)
+
         if signum == signal.SIGCHLD:
             process.reap()
+        elif signum in NOTICES:
+            notify(signum)
         else:
-            (notify if signum in NOTICES else stop)(signum)
+            stop(signum)
 
     set_handler(lambda signum: loop.call_soon_threadsafe(act, signum))
     task_status.started()

@@ -47,12 +47,13 @@ async def until(
     """
     import tenacity  # noqa: PLC0415 - 10 ms that most pods need only while Ray boots
 
-    grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
-    over = math.inf if limit is None else limit
     answer: T | NotYet = NotYet()
+    most = math.inf if limit is None else limit
+    grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
 
     def pause(state: tenacity.RetryCallState) -> float:
-        return max(0.0, min(grows(state), over - (state.seconds_since_start or 0.0)))
+        seconds_left = most - (state.seconds_since_start or 0.0)
+        return max(0.0, min(grows(state), seconds_left))
 
     async def ask() -> bool:
         nonlocal answer
@@ -65,11 +66,12 @@ async def until(
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_result(lambda holds: not holds),
         wait=pause,
-        stop=tenacity.stop_after_delay(over),
+        stop=tenacity.stop_after_delay(most),
         sleep=anyio.sleep,
         retry_error_callback=lambda _state: False,
     )
     await retrying(ask)
+
     if isinstance(answer, NotYet):
         raise TimedOutError(answer.evidence)
     return answer
@@ -125,11 +127,14 @@ class BestEffort:
         try:
             return await do(*arguments)
         except Exception as error:  # noqa: BLE001 - no error may end a healthy job
+            # Was it a limit of processes or threads? That error names the limit.
             failure = innermost(error)
             failure = process_limit_error(what, failure) or failure
             reason = f"{type(failure).__name__}: {failure}"
             if isinstance(failure, AgentError):
                 reason = failure.sentence()
+
+        # Each task's failure is logged once.
         if what not in self._logged:
             self._logged.add(what)
             self._log(f"{what} failed, the run continues without it: {reason}", "warning")

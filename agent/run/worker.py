@@ -13,8 +13,8 @@
 6. Send the goodbye while services, Ray and this node's share of a job stop; then stop every other
    descendant. The exit code is that of the outcome.
 
-Where a killed agent's Ray still runs, its successor adopts it and begins at the following of the
-head (`first_state`).
+Where a killed agent's Ray still runs, the agent that replaces it adopts that Ray and follows the
+head at once (`first_state`).
 """
 
 from __future__ import annotations

@@ -56,39 +56,47 @@ class WorkerState(Value):
     goal: WorkerGoal
     phase: WorkerPhase = WorkerPhase.FINDING
     phase_since: float = 0.0
-    evidence: str = "not asked yet"
+    verdict: Outcome | None = None
+    taken_at: float | None = None  # when it leaves at the latest, as its platform takes it away
+
+    # The head, by its last reply.
     head_ip: str | None = None
+    head_phase: str = ""
+    head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
     epoch: int | None = None
+    run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
+    given_rank: int | None = None  # the rank that the head assigned, if the platform has none
     has_agent: bool = False  # a head's agent answered: GCS alone is not enough from then on
     bare_since: float | None = None  # since when GCS alone answers, without an agent
     is_plain_head: bool = False  # true if the head is a plain `ray start --head` without an agent
     ray_ready: bool = False
-    given_rank: int | None = None  # the rank that the head assigned, if the platform has none
-    head_phase: str = ""
+
+    # Its silence, and the fence.
+    evidence: str = "not asked yet"
     last_reply_at: float = 0.0
+    head_is_silent: bool = False  # true while the head does not answer
+    last_reached_at: float = 0.0  # when the head's agent or its GCS was last reached
+    unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
+    silent_for: float = 0.0  # how long neither of them is reached
+    fenced: bool = False  # the fence stopped everything, and none of them is reached yet
+    fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
+
+    # This node's Ray.
+    ray: RayStep = RayStep.DOWN
+    ray_evidence: str = ""  # how `ray start` last exited
+    raylet_evidence: str = ""  # why this node's raylet does not count as up
+    ray_attempt: int = 0  # the head's attempt when Ray was started here
+    retry_at: float | None = None
+    has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
+
+    # What else runs here.
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting_order: frozenset[str] = frozenset()  # steps that run when the head orders them
     blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
     services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
-    last_order: Order | None = None  # the last order that was carried out or refused
-    ray: RayStep = RayStep.DOWN
-    ray_evidence: str = ""  # how `ray start` last exited
-    raylet_evidence: str = ""  # why this node's raylet does not count as up
-    retry_at: float | None = None
-    run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
-    head_is_silent: bool = False  # true while the head does not answer
-    head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
-    ray_attempt: int = 0  # the head's attempt when Ray was started here
-    last_reached_at: float = 0.0  # when the head's agent or its GCS was last reached
-    unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
-    fenced: bool = False  # the fence stopped everything, and none of them is reached yet
-    fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
-    silent_for: float = 0.0  # how long neither of them is reached
-    has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
     share_attempt: int | None = None  # the attempt of this node's last share
     share_over: ShareOver | None = None  # the end of that share; None while it runs
-    taken_at: float | None = None  # when it leaves at the latest, as its platform takes it away
-    verdict: Outcome | None = None
+    last_order: Order | None = None  # the last order that was carried out or refused
 
     def with_surviving_ray(self) -> WorkerState:
         """Return the state of a worker that keeps a killed agent's Ray and follows at once.
@@ -109,9 +117,9 @@ class WorkerState(Value):
 
     def notice(self, now: float) -> float | None:
         """Return the seconds until this node leaves for its platform, or None."""
-        if self.taken_at is not None:
-            return max(0.0, self.taken_at - now) if self.verdict is None else 0.0
-        is_taken = self.verdict is not None and self.verdict.culprit == SIGTERM.name
+        if self.verdict is None:
+            return None if self.taken_at is None else max(0.0, self.taken_at - now)
+        is_taken = self.taken_at is not None or self.verdict.culprit == SIGTERM.name
         return 0.0 if is_taken else None
 
     @property
@@ -139,7 +147,9 @@ class WorkerState(Value):
         """Return the attempt of which processes may run here; 0 for none."""
         if self.ray is not RayStep.DOWN:
             return self.ray_attempt
-        return self.share_attempt or 0 if self.share_runs else 0
+        if self.share_runs:
+            return self.share_attempt or 0
+        return 0
 
     @property
     def share_runs(self) -> bool:
@@ -162,10 +172,13 @@ class WorkerState(Value):
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
     """Return the reports about ordered services and steps, and steps that others depend on."""
     goal = state.goal
+
+    # Which steps concern the head: those that others depend on, and those that it orders.
     needed = {name for step in goal.steps for name in step.after}
     needed |= {name for spec in goal.services for name in spec.after}
     needed |= {step.name for step in ordered_steps(goal.steps)}
     steps = {name: item for name, item in state.steps.items() if name in needed}
+
     items = {**state.services, **steps}
     return tuple(
         ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
