@@ -66,6 +66,8 @@ is_init = False  # Whether the parent of this agent is the container's first pro
 former_agents: tuple[int, ...] = ()  # The pids of the killed agents before this one, the last first
 gave_up_after: tuple[str, int] | None = None
 """The signal and the number of kills after which this last agent only records the end."""
+unsaved_records: int | None = None
+"""A file in memory for records that the log disk does not take (agent/record/memory.py)."""
 _code_pipe: int | None = None  # The pipe on which the agent sends its exit code to the parent
 
 
@@ -151,13 +153,16 @@ def send_exit_code(code: int) -> None:
 
 def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
-    global is_init, gave_up_after  # noqa: PLW0603 - facts of this process
+    global is_init, gave_up_after, unsaved_records  # noqa: PLW0603 - facts of this process
     is_init = os.getpid() == 1
     job_control = {signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     shells = set() if is_init else job_control
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
+    if restarts_agent:
+        with suppress(OSError):  # without it, a killed agent's records are those on the disk
+            unsaved_records = os.memfd_create("pod-agent-records")
     crashes: list[float] = []
     killed: tuple[int, ...] = ()
     while True:

@@ -12,7 +12,7 @@ import stat
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from msgspec import ValidationError, convert, to_builtins
 
@@ -21,6 +21,7 @@ from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record.background import run_within
 from agent.record.log_dir import LogDir, log_dir
+from agent.record.memory import record_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,6 +100,8 @@ class NoRecord(Value):
 class Record(Value):
     """The content of a JSON file that the next agent reads."""
 
+    outlives_its_disk: ClassVar[bool] = False  # kept in memory while the disk takes no write
+
     def to_dict(self) -> dict[str, object]:
         """Return the content of the file."""
         return {"version": _RECORD_VERSION, **to_builtins(self)}
@@ -118,9 +121,10 @@ class Record(Value):
 
     @classmethod
     def read(cls, path: Path) -> Self | NoRecord:
-        """Read a file."""
+        """Read a file, or what a killed agent could not write to it."""
+        text = record_memory.text_of(path) if cls.outlives_its_disk else None
         try:
-            return cls.from_dict(json.loads(read_small(path)))
+            return cls.from_dict(json.loads(read_small(path) if text is None else text))
         except FileNotFoundError:
             return NoRecord("there is none", is_missing=True)
         except OSError as error:
@@ -141,7 +145,12 @@ class Record(Value):
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""
         text = json.dumps(self.to_dict(), indent=2) + "\n"
-        return write_atomically(path, text, durable=durable)
+        if self.outlives_its_disk:  # before the write, which may fail, or take for ever
+            record_memory.keep(path, text)
+        error = write_atomically(path, text, durable=durable)
+        if error is None and self.outlives_its_disk:
+            record_memory.keep(path, None)
+        return error
 
 
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:

@@ -7,7 +7,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
 from agent.record.log_dir import log_dir
+from agent.record.memory import record_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -51,6 +52,8 @@ class PidSpace(Value):
 
 class NodeRecord(Record):
     """One agent in one run."""
+
+    outlives_its_disk: ClassVar[bool] = True
 
     node: str
     run_id: str
@@ -185,6 +188,9 @@ def is_agent_running(record: NodeRecord) -> bool:
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
     here = read_pid_space()
+    unsaved = record_memory.path_of(NODE_FILE)
+    if unsaved is not None and agents and log_dir.exists(unsaved.parent):
+        return unsaved.parent
     written = []
     for path in _records_of(root, safe_name(node)) if agents else ():
         with suppress(OSError):

@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from enum import Enum
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -121,6 +121,8 @@ class AttemptRecord(Value):
 
 class RunRecord(files.Record):
     """A run."""
+
+    outlives_its_disk: ClassVar[bool] = True
 
     run_id: str
     fingerprint: str

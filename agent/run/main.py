@@ -30,6 +30,7 @@ from agent.record.events import Ended
 from agent.record.files import iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.log_dir import log_dir
+from agent.record.memory import record_memory
 from agent.record.node_record import folder_of
 from agent.record.run_folder import (
     OUTCOME_FILE,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
+    record_memory.attach(parent.unsaved_records)
     try:
         if parent.gave_up_after is not None:
             return _record_given_up(environ, command, *parent.gave_up_after)

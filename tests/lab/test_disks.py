@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.test_recipes import TORCH, install
-from support.scenario import AGENT, BOOT, ENVIRONMENT, Cluster, await_true, ends, last_line
+from support.scenario import (
+    AGENT,
+    BOOT,
+    ENVIRONMENT,
+    Cluster,
+    await_true,
+    ends,
+    kill_agent,
+    last_line,
+)
 from support.volumes import loop_disk, memory_disk
 
 if TYPE_CHECKING:
@@ -41,7 +50,8 @@ def only_warning(stderr: str) -> str:
 def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> None:
     """One warning with folder, consequence and remedy; output and code are the job's.
 
-    `ray start` and a reward server that logs each request do not need that disk.
+    `ray start` and a reward server that logs each request do not need that disk, nor does the agent
+    that replaces a killed one: it reads in memory what the disk did not take.
     """
     cluster.env["AGENT_REWARD"] = SERVER
     job = f"{COUNTING}; {ASKED}; exit 7"
@@ -52,9 +62,13 @@ def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> 
         else:
             head.wait_for("line 5$", stream="stdout", timeout=BOOT)
         disk.fill()
+        if moment == "boot":
+            head.wait_for("line 5$", stream="stdout", timeout=BOOT)
+            kill_agent(head)
+            head.wait_for("still runs: adopted", timeout=15)
         assert ends([head, worker]) == [7, 7], head.tail()
         assert head.stdout().splitlines()[-2:] == ["line 40", "200"]
-    warning = only_warning(head.stderr())
+    warning = only_warning(head.stderr()) if moment == "job" else head.stderr()
     assert "/tmp/logs/" in warning
     assert "No space left on device" in warning
 

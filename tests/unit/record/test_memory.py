@@ -1,0 +1,94 @@
+"""Records that the log disk did not take: the agent after a killed one reads them in memory."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.record import files, node_record
+from agent.record.memory import RecordMemory
+from agent.record.node_record import NODE_FILE, NodeRecord, folder_of, own_record
+from agent.record.run_record import RUN_FILE, RunRecord
+from support.disks import fill_up, full_disk, needs_mount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def kept() -> Iterator[int]:
+    """Return the descriptor of a parent's file in memory."""
+    descriptor = os.memfd_create("test")
+    yield descriptor
+    os.close(descriptor)
+
+
+def next_agent(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> RecordMemory:
+    """Let this process read and write records as an agent whose parent has this file."""
+    memory = RecordMemory()
+    memory.attach(descriptor)
+    for module in (files, node_record):
+        monkeypatch.setattr(module, "record_memory", memory)
+    return memory
+
+
+@needs_mount
+def test_a_full_disk(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run, attempt and processes of a killed agent are found, though no file has them."""
+    next_agent(kept, monkeypatch)
+    with full_disk(tmp_path / "logs", "size=64k") as root:
+        folder = root / "run-1" / "poda"
+        folder.mkdir(parents=True)
+        filling = fill_up(root)
+        node = own_record("poda", "run-1")
+        assert node.write(folder / NODE_FILE, durable=False) is not None
+        run = RunRecord("run-1", "print", 7)
+        assert run.write(root / "run-1" / RUN_FILE) is not None
+
+        next_agent(kept, monkeypatch)
+        assert folder_of(root, "poda", [os.getpid()]) == folder
+        assert NodeRecord.read(folder / NODE_FILE) == node
+        assert RunRecord.read(root / "run-1" / RUN_FILE) == run
+
+        # once the disk takes a write, the disk's content counts
+        filling.unlink()
+        later = RunRecord("run-1", "print", 8)
+        assert later.write(root / "run-1" / RUN_FILE) is None
+        next_agent(kept, monkeypatch)
+        assert RunRecord.read(root / "run-1" / RUN_FILE) == later
+        assert NodeRecord.read(folder / NODE_FILE) == node
+
+
+def test_a_written_record_is_not_kept(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another head may have written a later one: the disk decides."""
+    path = tmp_path / RUN_FILE
+    next_agent(kept, monkeypatch)
+    assert RunRecord("run-1", "print", 7).write(path) is None
+    memory = next_agent(kept, monkeypatch)
+    assert memory.path_of(RUN_FILE) is None
+
+
+def test_a_write_that_was_cut_off(tmp_path: Path, kept: int) -> None:
+    """The content before it is read."""
+    path = tmp_path / RUN_FILE
+    memory = RecordMemory()
+    memory.attach(kept)
+    memory.keep(path, "first")
+    memory.keep(path, "second")
+    os.pwrite(kept, b"?", 16)  # in the slot of the second write
+    again = RecordMemory()
+    again.attach(kept)
+    assert again.text_of(path) == "first"
+
+
+def test_without_a_parent(tmp_path: Path) -> None:
+    """Verbs that only read, and an agent whose machine has no such files."""
+    memory = RecordMemory()
+    memory.attach(None)
+    memory.keep(tmp_path / RUN_FILE, "text")
+    assert memory.text_of(tmp_path / RUN_FILE) is None
