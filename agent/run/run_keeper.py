@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import head_state as h
-from agent.decisions.head.retry import MAX_NODES_BY_NAME
+from agent.decisions.head.losses import MAX_NODES_BY_NAME
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import is_sized, is_sized_by_links
 from agent.plan import waits as planned

@@ -5,7 +5,7 @@ TorchrunLink is on the head, where RayLink is for a job on Ray. It orders the sh
 from every worker's agent, and starts the head's own. LocalShare is on every node: it stops the
 share of the former attempt, starts torchrun, watches it until it exits, kills the ranks that it
 left, and reads from its output which rank failed first. The ends of all shares decide the attempt
-(decisions/head/retry.py). An agent that replaces a killed one follows no share: a share ends with
+(decisions/head/shares.py). An agent that replaces a killed one follows no share: a share ends with
 its agent.
 """
 

@@ -12,7 +12,7 @@ from agent.base import times
 from agent.base.text import first_names, listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import head_state as h
-from agent.decisions.head import retry
+from agent.decisions.head import losses
 from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.shared import LogLine, Step, Wait
@@ -21,15 +21,15 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.head_state import HeadEvent, Key
+    from agent.decisions.head.head_state import HeadEvent, Key, Turn
 
 
-def expire_hang(state: HeadState, now: float) -> HeadState:
+def expire_hang(state: HeadState, turn: Turn) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
     until = state.hang_since + times.RAY_HANGS
-    if state.hang is None or not _ray_is_needed(state, state.hang) or now < until:
+    if state.hang is None or not _ray_is_needed(state, state.hang) or turn.now < until:
         return state
-    evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
+    evidence = f"{state.hang.evidence} for {round(turn.now - state.hang_since)} s"
     return replace(state, ray=state.ray.lost(evidence), hang=None)
 
 
@@ -98,7 +98,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     yield from _service_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
-    yield from retry.clearing_waits(state)
+    yield from losses.clearing_waits(state)
     if len(state.fleet.alive) < state.required:
         # later while a worker that prepares still reports
         longest = state.attempt.began + state.goal.max_prepare_seconds

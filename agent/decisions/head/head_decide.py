@@ -11,7 +11,7 @@ from agent.base import times
 from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions import shared as v
-from agent.decisions.head import boot_waits, phases, probes, retry, service_order
+from agent.decisions.head import boot_waits, losses, phases, probes, service_order, shares
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
@@ -60,14 +60,10 @@ def first_state(goal: h.HeadGoal) -> HeadState:
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
-    attempt = snapshot.attempt
-    if not attempt.id:  # an older agent did not record it
-        own = attempts.submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
-        attempt = replace(attempt, id=own)
     return replace(
         state,
         phase=HeadPhase.RESUMING,
-        attempt=replace(attempt, submitted=None),
+        attempt=replace(snapshot.attempt, submitted=None),
         required=snapshot.required,
         fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
         last_loss=snapshot.last_loss,
@@ -81,42 +77,64 @@ def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
     after = _decide_event(replace(state, actions=()), event, now)
+
+    # What is saved comes first, so that an agent that is killed while it acts leaves a record of
+    # the decision.
     if after.outages != state.outages and state.phase is not HeadPhase.LEAVING:
         after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
+
     snapshot = h.snapshot_of(after)
     saved = h.snapshot_of(state) or state.goal.resumed_attempt
     if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
         return after, after.actions
-    # first, so that an agent that is killed while it acts leaves a record of the decision
     return after, (h.SaveSnapshot(snapshot), *after.actions)
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
+    # An event of another attempt only shows that time has passed.
     if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
         event = v.Tick()
-    if before.phase is HeadPhase.LEAVING:  # the outcome stands
+
+    # Once the outcome is decided it stands.
+    if before.phase is HeadPhase.LEAVING:
         return apply_event(before, event, now)
+
+    # A stop comes before everything else; two heads must not run one job.
     if isinstance(event, v.StopAsked):
         return phases.on_stop(before, event, now)
-    if isinstance(event, h.LaterHead):  # two heads must not run one job
+    if isinstance(event, h.LaterHead):
         return phases.on_later_head(before, event, now)
-    state = apply_event(before, event, now)
-    if state.reports_due is not None and now >= state.reports_due:
-        state = replace(state, reports_due=None)
-    # after the event, which may be the report that a worker owes
-    state = replace(state, fleet=state.fleet.expire_silent(now))
-    # after silent workers: the share of an absent worker is absent
-    state = retry.recount_absent(before, state)
-    # before anything changes more: it logs what the event alone changed
-    state = state.do(*messages(before, state, event))
-    # before the phase, which handles a lost Ray, and blames a recent loss for a job that fails
-    state = boot_waits.expire_hang(state, now)
-    state = retry.record_losses(state, retry.nodes_that_left(before.fleet, state), now)
-    for step, _ in PASS:
-        state = step(state, Turn(before, event, now))
+
+    turn = Turn(before, event, now)
+    state = before
+    for step, _ in STEPS:
+        state = step(state, turn)
         if state.phase is HeadPhase.LEAVING:  # nothing starts any more
             break
     return state
+
+
+def _apply(state: HeadState, turn: Turn) -> HeadState:
+    return apply_event(state, turn.event, turn.now)
+
+
+def _expire_due_reports(state: HeadState, turn: Turn) -> HeadState:
+    """Stop waiting for agents that have not reported to this head yet."""
+    if state.reports_due is None or turn.now < state.reports_due:
+        return state
+    return replace(state, reports_due=None)
+
+
+def _expire_silent(state: HeadState, turn: Turn) -> HeadState:
+    return replace(state, fleet=state.fleet.expire_silent(turn.now))
+
+
+def _recount_absent(state: HeadState, turn: Turn) -> HeadState:
+    return shares.recount_absent(turn.before, state)
+
+
+def _log_changes(state: HeadState, turn: Turn) -> HeadState:
+    return state.do(*messages(turn.before, state, turn.event))
 
 
 def _continue_phase(state: HeadState, turn: Turn) -> HeadState:
@@ -132,7 +150,17 @@ _BY_PHASE = {
     HeadPhase.STOPPING: phases.stopping,
 }
 
-PASS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
+STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
+    (_apply, "first: all others decide on what the event changed"),
+    (_expire_due_reports, "after the event, which may be the report that a worker owes"),
+    (_expire_silent, "after the event, for the same reason"),
+    (_recount_absent, "after silent workers: the share of an absent worker is absent"),
+    (_log_changes, "before anything changes more: it logs what the event alone changed"),
+    (boot_waits.expire_hang, "before the phase, which handles a lost Ray"),
+    (
+        losses.record_nodes_that_left,
+        "before the phase, which blames a recent loss for a job that fails",
+    ),
     (
         service_order.order_services,
         "before the phase, which waits for the services of a new worker",
@@ -147,7 +175,7 @@ PASS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     ),
     (service_order.order_steps, "after the phase, as services"),
 )
-"""The last steps of a pass, in this order, each with the reason for its place."""
+"""The steps of a pass, in this order, each with the reason for its place."""
 
 
 def deadline(state: HeadState) -> float | None:
@@ -167,7 +195,7 @@ def deadline(state: HeadState) -> float | None:
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
         times.append(state.phase_since + goal.boot_limit)
     if phase is HeadPhase.STOPPING:
-        others.append(retry.silent_shares_deadline(state))
+        others.append(shares.silent_shares_deadline(state))
     if phase is HeadPhase.RUNNING and goal.has_job and state.below_required_since is not None:
         times.append(state.below_required_since + goal.limits[planned.NODE])
     return min((*times, *(at for at in others if at is not None)), default=None)
@@ -208,9 +236,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
             state = _apply_report(state, worker, now)
-            return retry.apply_share_end(state, worker.key, worker.share, now)
+            return shares.apply_share_end(state, worker.key, worker.share, now)
         case h.OwnShareOver(over):
-            return retry.apply_share_end(state, v.HERE, over, now)
+            return shares.apply_share_end(state, v.HERE, over, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
@@ -224,7 +252,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
             return _apply_service_state(state, event.node, event, now)
         case h.JobReported(_, report):
-            at = retry.job_ended_at(state.attempt, report, now)
+            at = losses.job_ended_at(state.attempt, report, now)
             attempt = replace(state.attempt, last_status_at=now, report=report, job_ended_at=at)
             return replace(state, attempt=attempt)
         case attempts.DriverSignaled():
@@ -263,7 +291,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     if worker.preparing and state.expects(worker):
         fleet = replace(state.fleet, last_preparing_at=worker.last_report_at)
         state = replace(state, fleet=fleet)
-    state = retry.apply_cleared(state, worker)
+    state = losses.apply_cleared(state, worker)
     for report in worker.items:
         key = (worker.key, report.name)
         item = state.services.get(key)

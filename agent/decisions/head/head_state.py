@@ -589,6 +589,16 @@ class Turn(NamedTuple):
     now: float
 
 
+def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:
+    """Leave with an outcome, which also ends the running attempt."""
+    outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
+    attempt = state.attempt
+    if attempt.submitted is not None:
+        attempt = replace(attempt, ended=now, end=outcome)
+    state = replace(state, verdict=outcome, attempt=attempt)
+    return state.enter(HeadPhase.LEAVING, now).do(EndRun(outcome))
+
+
 def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
     """Return a snapshot of the running attempt; None if there is none."""
     attempt = state.attempt

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.head import boot_waits, probes, retry, service_order
+from agent.decisions.head import boot_waits, losses, probes, service_order, shares, unrecorded_run
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.head.head_state import HeadPhase, JobShares, Saving
-from agent.decisions.head.retry import leave, ray_lost_outcome
+from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
+from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
 from agent.plan import waits as planned
 
@@ -34,17 +34,17 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         if end is not None:
             return leave(state, end, now)
     # a worker, or a given Ray, may know attempts of this run of which the head has no record
-    record = _unrecorded_attempts(state, event)
-    if record is not None and (state.goal.ray_is_given or retry.may_run_on(state, record)):
-        return resuming(retry.follow_remembered(state, record, now), Tick(), now)
+    record = unrecorded_run.unrecorded_attempts(state, event)
+    if record is not None and (state.goal.ray_is_given or unrecorded_run.may_run_on(state, record)):
+        return resuming(unrecorded_run.follow_remembered(state, record, now), Tick(), now)
     if record is not None:
-        state = retry.adopt_run(state, record, now)
+        state = unrecorded_run.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
     if state.ray.step is Step.LOST:
         state = _restart_ray(state, now)
         if _is_leaving(state):
             return state
-    state = _look_for_jobs(state, event)
+    state = unrecorded_run.look_for_jobs(state, event)
     for (_, name), item in state.steps.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
@@ -56,33 +56,13 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return state if _is_leaving(state) else _check_waits(state, now)
 
 
-def _unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
-    """Return the attempts that a worker or a given Ray reports, if the head has no record."""
-    if isinstance(event, h.JobsListed) and not state.jobs_known:
-        newest = retry.newest_job(state.attempt.id, event.ids)
-        return h.RunRemembered(state.goal.run_id, newest) if newest else None
-    if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
-        return None
-    is_known = (event.run_id, event.attempt, event.epoch) == (state.goal.run_id, 0, 0)
-    return None if is_known else event
-
-
-def _look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
-    """Ask a given Ray for the jobs of this run: an agent without a record may have begun some."""
-    if isinstance(event, h.JobsListed):
-        return replace(state, jobs_known=True)
-    if not state.goal.asks_for_jobs or state.jobs_asked or state.ray.step is not Step.READY:
-        return state
-    return replace(state, jobs_asked=True).do(h.ListJobs(state.attempt.id))
-
-
 def _is_leaving(state: HeadState) -> bool:
     return state.phase is HeadPhase.LEAVING
 
 
 def _check_waits(state: HeadState, now: float) -> HeadState:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
-    state = retry.expire_leftovers(state, now)
+    state = losses.expire_leftovers(state, now)
     if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
     state = boot_waits.recount_uncounted(state, now)
@@ -166,10 +146,10 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     workers = {key: replace(one, memory="") if one.memory else one for key, one in known}
     fleet = replace(state.fleet, workers=workers)
     state = replace(state, attempt=attempt, oom_evidence="", fleet=fleet)
-    state = retry.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
+    state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if attempt.number > 1:
-        state = state.log(retry.attempt_sentence(state))
-    state = retry.start_shares(state) if goal.by_torchrun else state
+        state = state.log(losses.attempt_sentence(state))
+    state = shares.start_shares(state) if goal.by_torchrun else state
     doing = "starting the job by torchrun" if goal.by_torchrun else "submitting the job"
     return state.log(f"{nodes} ready: {doing}").do(h.SubmitJob(attempt.id))
 
@@ -205,11 +185,11 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         gone = f"the loss of {listed(lost)}"
         end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
         return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
-    state = _watch_required_nodes(state, now)
+    state = losses.watch_required_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.below_required_since if state.goal.has_job else None
     if short is not None and now >= short + grace:
-        gone = retry.absent_share_nodes(state)
+        gone = shares.absent_share_nodes(state)
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now)
     state, broken = service_order.restart_services(state, now)
@@ -225,19 +205,19 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     assert report is not None  # noqa: S101 - entered only with the end of a job
     asked = isinstance(event, h.NodesAsked)
     late = any(wait.is_over(now) for wait in pending_waits(state))
-    if (asked and not state.attempt.unreachable_nodes) or late or retry.recent_loss(state, now):
-        return end_attempt(state, retry.attempt_end(state, report, now), now)
+    if (asked and not state.attempt.unreachable_nodes) or late or losses.recent_loss(state, now):
+        return end_attempt(state, losses.attempt_end(state, report, now), now)
     return state
 
 
 def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | None:
     """End an attempt whose job ended, or whose Ray exited or is silent; None if it continues."""
     if isinstance(event, h.JobReported) and event.report.ended:
-        if retry.must_ask_nodes(state, event.report, now):
+        if losses.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now).do(h.AskNodes(state.attempt.id))
-        return end_attempt(state, retry.attempt_end(state, event.report, now), now)
-    if state.goal.by_torchrun and retry.job_report(state) is not None:
-        end = retry.shares_verdict(state)
+        return end_attempt(state, losses.attempt_end(state, event.report, now), now)
+    if state.goal.by_torchrun and shares.job_report(state) is not None:
+        end = shares.shares_verdict(state)
         if state.shares.is_settled:
             return end_attempt(state, end, now)
         text = f"{end.reason}: stopping the job on the other nodes"
@@ -253,25 +233,6 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
     return None
 
 
-def _watch_required_nodes(state: HeadState, now: float) -> HeadState:
-    short = retry.is_below_required(state)
-    if short and state.below_required_since is None:
-        # spares do not replace the attempt's own workers
-        has_spares = len(state.fleet.alive) >= state.required
-        own = listed(retry.unreturned_nodes(state)) if has_spares else ""
-        gone = retry.absent_share_nodes(state) or own
-        missing = state.fleet.describe_missing(state.required)
-        loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
-        grace = round(state.goal.limits[planned.NODE])
-        follows = f"the job is stopped unless it is back within {grace} s"
-        stays = "the cluster stays up, and the node can rejoin"
-        state = replace(state, below_required_since=now, last_loss=loss, last_loss_at=now)
-        return state.log(f"{loss}: {follows if state.goal.has_job else stays}", "warning")
-    if not short and state.below_required_since is not None:
-        return replace(state, below_required_since=None).log("all needed nodes are back")
-    return state
-
-
 def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Follow the job of a killed agent once Ray is up; RUNNING once Ray returns its status."""
     attempt = state.attempt
@@ -283,11 +244,11 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, h.NeverSubmitted):
         # the agent was killed before it submitted the job: boot for the same attempt
         attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
-        state = replace(retry.without_loss(state), attempt=attempt, hang_since=now)
+        state = replace(losses.without_loss(state), attempt=attempt, hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
     if isinstance(event, h.Submitted | h.JobReported):
         state = state.log(f"attempt {attempt.number} goes on: its job is followed again")
-        state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
+        state = losses.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
         return running(state, event, now)
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
@@ -301,7 +262,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     verdict = state.verdict
     if verdict is not None:
         state = state.log(f"{verdict.reason}: stopping the job, as the killed agent did")
-    state = retry.record_losses_before_resume(_follow_resumed_job(state, now), now)
+    state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
     if verdict is None:
         return state
     return state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at).do(h.StopJob(attempt.id))
@@ -431,13 +392,13 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     ended = isinstance(event, h.JobReported) and event.report.ended
     verdict = state.verdict
     if state.goal.by_torchrun:
-        state = retry.expire_silent_shares(state, now)
+        state = shares.expire_silent_shares(state, now)
         ended = state.shares.is_settled
     refusal = event if isinstance(event, h.SubmitWaits) else None
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
         # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
         # whatever its exit code
-        report = retry.job_report(state) if state.goal.by_torchrun else state.attempt.report
+        report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.last_loss)
     never_ran = isinstance(event, h.NeverSubmitted) or (
@@ -449,7 +410,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return _stop_after_save(state, event, now)
     if state.goal.by_torchrun and verdict.is_jobs_verdict:
         # shares that ended since may have failed earlier
-        verdict = retry.shares_verdict(state)
+        verdict = shares.shares_verdict(state)
     if is_late and not ended:
         state = state.log("the job did not stop in time", "warning")
     # our own Ray ends with its job; on a given Ray the job may still run, so no attempt follows
@@ -476,7 +437,7 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     """End an attempt: begin the next one if it was lost and retries are left, else leave."""
-    state = retry.begin_next_attempt(state, end, now)
+    state = losses.begin_next_attempt(state, end, now)
     if _is_leaving(state):
         return state
     state = replace(state, shares=JobShares(), saving=None)
@@ -527,7 +488,7 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
     # without retries and without the signal, a notice leads to no further attempt
     may_retry = bool(goal.retries or goal.notice_signal)
     if is_running and may_retry and worker.name not in attempt.announced_nodes:
-        names = (*attempt.announced_nodes, worker.name)[-retry.MAX_NODES_BY_NAME :]
+        names = (*attempt.announced_nodes, worker.name)[-losses.MAX_NODES_BY_NAME :]
         state = replace(state, attempt=replace(attempt, announced_nodes=names))
     if worker.has_left:
         return replace(state, leaving=state.leaving - {worker.key})
@@ -548,4 +509,4 @@ def _is_needed(state: HeadState) -> bool:
     lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}
     attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **lost})
     state = replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
-    return retry.is_below_required(state)
+    return losses.is_below_required(state)

@@ -15,8 +15,7 @@ from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
 from agent.decisions import shared as v
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import ProbeNode
-from agent.decisions.head.retry import leave
+from agent.decisions.head.head_state import ProbeNode, leave
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
 from agent.job.torchrun_command import ShareOrder

@@ -13,7 +13,7 @@ from agent.base.ends import Kind
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.retry import job_report
+from agent.decisions.head.shares import job_report
 from agent.decisions.shared import HERE, Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize

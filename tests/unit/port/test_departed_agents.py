@@ -13,7 +13,7 @@ from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
-from agent.decisions.head.retry import MAX_NODES_BY_NAME
+from agent.decisions.head.losses import MAX_NODES_BY_NAME
 from agent.decisions.shared import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats

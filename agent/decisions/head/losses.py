@@ -1,0 +1,361 @@
+"""A lost node, from its loss until the next attempt begins.
+
+1. A node that counted counts no longer, or GCS drops it: the running attempt has lost it.
+2. If the attempt needs it, its grace begins (AGENT_NODE_GRACE): it may rejoin, and the job may
+   recover. A spare takes the place of no node on which the attempt began. Once the grace is over,
+   the job is stopped (`running` and `stop_job` in phases.py).
+3. If the job fails, all nodes are asked first: a loss that nothing has reported yet may be the
+   cause. A failure soon after a loss counts as this loss.
+4. An attempt that ended by a loss is followed by another one, as AGENT_JOB_RETRIES allows, after
+   a pause that grows. Losses that the platform announced do not count.
+5. The next attempt is submitted once nothing of the last one runs any more: reachable nodes
+   report it, the fence of the others stops it within the same grace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import ends, times
+from agent.base.ends import Kind, Outcome
+from agent.base.text import listed
+from agent.decisions import attempts
+from agent.decisions.attempts import Attempt, JobReport, is_loss, submission_id_of
+from agent.decisions.head import head_state as h
+from agent.decisions.head import shares
+from agent.decisions.head.head_state import HeadPhase, HeadState, leave
+from agent.decisions.shared import Step, Wait
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.decisions.head.fleet import Fleet, Worker
+    from agent.decisions.head.head_state import Turn
+
+
+MAX_NODES_BY_NAME = 20_000  # how many nodes of an attempt are kept by name, the newest
+
+# --- 1. a node is lost ---------------------------------------------------------------------------
+
+
+def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
+    """Return the nodes, address to name, that counted or that GCS listed, and do so no longer.
+
+    Ray uses each that it lists, also one that does not count. One that counted before was lost
+    earlier than GCS drops it.
+    """
+    fleet = state.fleet
+    was = before.alive
+    left = dict[str, str]()
+    if was is not fleet.alive:
+        left = {ip: name for ip, name in was.items() if ip not in fleet.alive}
+    if before.ray_nodes is not fleet.ray_nodes:
+        gone = (ip for ip in before.ray_nodes if ip not in fleet.ray_nodes and ip not in was)
+        uncounted = {ip: before.label_at(ip) for ip in gone}
+        known = {*state.attempt.lost_nodes} if uncounted else set()
+        left |= {ip: name for ip, name in uncounted.items() if name not in known}
+    return left
+
+
+def record_nodes_that_left(state: HeadState, turn: Turn) -> HeadState:
+    """Record the nodes that an event cost the running attempt."""
+    return record_losses(state, nodes_that_left(turn.before.fleet, state), turn.now)
+
+
+def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
+    """Record nodes (address to name) that were lost while an attempt ran."""
+    attempt = state.attempt
+    if not left or attempt.submitted is None or attempt.ended is not None:
+        return state
+    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *left.values())))[-MAX_NODES_BY_NAME:]
+    own = {ip: name for ip, name in left.items() if ip in attempt.workers}
+    attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
+    loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
+    return replace(state, attempt=attempt, last_loss=loss, last_loss_at=now)
+
+
+def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
+    """Record as lost the workers of an attempt that left while no head agent ran."""
+    attempt = state.attempt
+    alive = state.fleet.alive
+    accounted = {*alive, *attempt.lost_workers}
+    left = {ip: name for ip, name in attempt.workers.items() if ip not in accounted}
+    return record_losses(state, left, now)
+
+
+def ray_lost_outcome(state: HeadState) -> Outcome:
+    """Return the outcome of an attempt whose Ray on the head exited."""
+    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.evidence)
+
+
+# --- 2. does the attempt need it? ----------------------------------------------------------------
+
+
+def fix_required_workers(state: HeadState) -> HeadState:
+    """Set which workers an attempt requires, and how many, as it is submitted.
+
+    A job that is sized to its nodes requires each worker in its size: without one of them ranks
+    have no peer, however few workers were expected. If more were expected than its size counts,
+    it requires all that joined. For a job without a size any worker may be a spare.
+    """
+    places = state.fleet.alive
+    required = state.required
+    if state.goal.is_sized_to_nodes:
+        having = {ip for ip, size in state.node_sizes.items() if size.gpus}
+        sized = places  # the workers in the job's size: those with GPUs, if any node has GPUs
+        if not having.isdisjoint({state.ray_head_ip, *places}):
+            sized = {ip: name for ip, name in places.items() if ip in having}
+        places = sized if len(sized) >= required else places
+        required = len(places)
+    return replace(state, attempt=replace(state.attempt, workers=places), required=required)
+
+
+def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
+    """Return the workers of the running attempt that were lost and have not rejoined."""
+    missed = state.attempt.lost_workers
+    alive = state.fleet.alive
+    present = set(alive.values()) if missed else set()
+    return tuple(name for ip, name in missed.items() if ip not in alive and name not in present)
+
+
+def is_below_required(state: HeadState) -> bool:
+    """Return whether required workers are missing; a spare does not replace an attempt's own."""
+    if state.goal.by_torchrun:
+        return bool(state.shares.absent)
+    places = state.attempt.workers
+    if len(state.fleet.alive) < state.required or not places:
+        return len(state.fleet.alive) < state.required
+    return len(places) - len(unreturned_nodes(state)) < state.required
+
+
+def watch_required_nodes(state: HeadState, now: float) -> HeadState:
+    """Begin the grace when needed nodes are missing, and end it when all are back."""
+    is_short = is_below_required(state)
+    if is_short and state.below_required_since is None:
+        loss = f"lost a needed node ({_missing_nodes(state)})"
+        follows = "the cluster stays up, and the node can rejoin"
+        if state.goal.has_job:
+            grace = round(state.goal.limits[planned.NODE])
+            follows = f"the job is stopped unless it is back within {grace} s"
+        state = replace(state, below_required_since=now, last_loss=loss, last_loss_at=now)
+        return state.log(f"{loss}: {follows}", "warning")
+
+    if not is_short and state.below_required_since is not None:
+        return replace(state, below_required_since=None).log("all needed nodes are back")
+    return state
+
+
+def _missing_nodes(state: HeadState) -> str:
+    """Return the names of needed nodes that are missing, if known, and how many joined."""
+    gone = shares.absent_share_nodes(state)
+    # spares do not replace the attempt's own workers
+    has_spares = len(state.fleet.alive) >= state.required
+    if not gone and has_spares:
+        gone = listed(unreturned_nodes(state))
+    missing = state.fleet.describe_missing(state.required)
+    return f"{gone}; {missing}" if gone else missing
+
+
+# --- 3. did the job fail by the loss? ------------------------------------------------------------
+
+
+def job_ended_at(attempt: Attempt, report: JobReport, now: float) -> float | None:
+    """Return when the job ended, on the run's clock; None while it runs.
+
+    The clock of a given Ray's machine may differ: a job that Ray reported as running ended later.
+    """
+    if not report.ended:
+        return None
+    has_status = attempt.report is not None
+    earliest = attempt.last_status_at if has_status else attempt.submitted or 0.0
+    return max(earliest, now - report.ended_ago)
+
+
+def recent_loss(state: HeadState, now: float) -> str:
+    """Return the loss that may have caused a failure of the job, or ''.
+
+    The job's end counts, not when Ray reported it. A loss is noticed some seconds later.
+    """
+    if state.ray.step is Step.LOST:
+        return ray_lost_outcome(state).reason
+    lost_at = state.last_loss_at
+    ended_at = state.attempt.job_ended_at
+    ended_at = now if ended_at is None else ended_at
+    late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
+    if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
+        return ""
+    return state.last_loss
+
+
+def out_of_memory_nodes(state: HeadState) -> str:
+    """Return the nodes on which the kernel just killed a process for memory, or ''."""
+    workers = (worker for worker in state.fleet.workers.values() if worker.memory)
+    nodes = {worker.name: worker.memory for worker in workers if state.expects(worker)}
+    nodes[state.goal.node or "the head"] = state.oom_evidence
+    return "; ".join(f"on {name} {memory}" for name, memory in nodes.items() if memory)
+
+
+def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
+    """Return whether to ask all nodes first: the job failed, and a lost node may be the cause."""
+    failed = report.status == "FAILED" and not report.blames_runtime_env
+    if not failed or report.ran_out_of_memory or recent_loss(state, now):
+        return False
+    return state.goal.has_job and bool(state.fleet.alive)
+
+
+def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
+    """Return the end of an attempt: the job's own result, or a loss that may be retried."""
+    report = replace(report, memory=report.memory or out_of_memory_nodes(state))
+    loss = recent_loss(state, now)
+    ended_at = state.attempt.job_ended_at
+    is_before = ended_at is None or (state.last_loss_at or 0.0) <= ended_at
+    own = attempts.verdict_of(report, state.last_loss if is_before else "")
+    if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
+        return own
+    if not state.another_follows:
+        return attempts.verdict_of(report, loss)
+    cause = report.cause
+    if cause is not None and cause.is_permanent and cause.node not in unreturned_nodes(state):
+        own = attempts.verdict_of(report, loss)
+        why = f"; not tried again, since another try on the same nodes cannot help: {cause.text}"
+        return replace(own, reason=f"{own.reason}{why}")
+    why = attempts.verdict_of(report).reason
+    return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
+
+
+# --- 4. the next attempt -------------------------------------------------------------------------
+
+
+def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
+    """Begin the next attempt if this end is a loss and retries are left, else leave."""
+    if not is_loss(end) or not state.goal.has_job:
+        return leave(state, end, now)
+
+    # Did a node run out of memory? The next attempt would do so too.
+    memory = out_of_memory_nodes(state)
+    if memory:
+        end = ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
+        return leave(state, end, now)
+
+    # Is a retry left? Announced losses do not use one, up to a number.
+    ended = replace(state.attempt, ended=now, end=end)
+    earlier = (*state.earlier_attempts, ended)
+    tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
+    losses = attempts.count_losses(tried)
+    if losses > state.goal.retries:
+        return leave(state, replace(end, attempts_are_used_up=True), now)
+
+    # After an announced loss the next attempt begins at once, else after a pause.
+    announced = sum(one.announced for one in tried)
+    if ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED:
+        pause = 0.0
+        count = f"{announced} of {attempts.MOST_ANNOUNCED}"
+        free = f"announced losses that AGENT_JOB_RETRIES does not count: {count}"
+        follows = f"the next begins once the nodes are there ({free})"
+    else:
+        pause = attempts.pause_after(losses)
+        follows = f"the next begins in {pause:g} s at the earliest"
+    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    state = state.log(f"{lost}; {follows}", "warning")
+
+    # The boot begins again: with all expected workers, once the nodes are clear.
+    state = without_loss(record_leftovers(state, now))
+    number = ended.number + 1
+    attempt = Attempt(
+        id=submission_id_of(state.goal.run_id, number),
+        number=number,
+        began=now,
+        not_before=now + pause,
+    )
+    state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
+    return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
+
+
+def without_loss(state: HeadState) -> HeadState:
+    """Forget the losses of an attempt that is over; the next needs all expected workers."""
+    state = replace(state, below_required_since=None, last_loss="", last_loss_at=None)
+    return replace(state, required=state.goal.expected_workers)
+
+
+def attempt_sentence(state: HeadState) -> str:
+    """Describe the attempt that begins: its number, the loss before, its nodes."""
+    before = [one.reason for one in state.lost_attempts[-1:]]
+    nodes = f"{len(state.fleet.alive) + 1} of {state.goal.expected_workers + 1} node(s)"
+    resumes = [f"resumes from {state.resumes_from}"] if state.resumes_from else []
+    what = "; ".join([*before, nodes, *resumes])
+    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {what}"
+
+
+# --- 5. what is left of the last attempt ---------------------------------------------------------
+
+
+def record_leftovers(state: HeadState, now: float) -> HeadState:
+    """Record which nodes may still run processes of an attempt that has ended."""
+    fleet = state.fleet
+    running = (key for key, worker in fleet.workers.items() if worker.running_attempt)
+    left = {key: now for key in running if state.relies_on(key)}
+    known = {worker.name for worker in fleet.workers.values()}
+    if state.goal.owns_ray:  # on a given Ray the job's status covers all nodes
+        left |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
+        left |= {name: now for name in state.attempt.former_workers if name not in known}
+    lost_at = now if state.last_loss_at is None else state.last_loss_at
+    left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
+    return replace(state, leftovers=left, own_leftovers="it is being ended")
+
+
+def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
+    """Apply a worker's report of what still runs there from earlier attempts."""
+    left = state.leftovers
+    is_early = state.attempt.submitted is None
+    unclear = 0 < worker.running_attempt < state.attempt.number
+    if not is_early or worker.has_left or (not left and not unclear):
+        return state
+    if not state.expects(worker):
+        return state
+    others = {name: since for name, since in left.items() if name not in {worker.key, worker.name}}
+    return replace(state, leftovers={**others, worker.key: 0.0} if unclear else others)
+
+
+def expire_leftovers(state: HeadState, now: float) -> HeadState:
+    """Drop nodes that were unreachable for AGENT_NODE_GRACE: their fence has stopped all."""
+    if not state.leftovers:
+        return state
+    grace = state.goal.limits[planned.NODE]
+    left = {
+        key: state.leftovers[key]
+        for key, _, away in _leftovers(state)
+        if away is None or away + grace > now  # the same sum as the wait's deadline
+    }
+    return state if len(left) == len(state.leftovers) else replace(state, leftovers=left)
+
+
+def clearing_waits(state: HeadState) -> Iterator[Wait]:
+    """Wait for reachable nodes to stop the last attempt, and for the fence of the others."""
+    before = f"the end of attempt {state.attempt.number - 1}"
+    here = sorted(name for _, name, at in _leftovers(state) if at is None)
+    away = {name: at for _, name, at in _leftovers(state) if at is not None}
+    grace = state.goal.limits[planned.NODE]
+    if here or state.own_leftovers is not None:
+        until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
+        own = [] if state.own_leftovers is None else ["this node"]
+        evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
+        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
+    if away:
+        what = f"{before} on {listed(sorted(away))}, out of reach"
+        until = max(away.values()) + grace
+        yield Wait(planned.UNREACHABLE, what, until, "it ends all itself by then")
+
+
+def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
+    """Yield key and name of each node that may be left, and since when it is out of reach."""
+    for key, since in state.leftovers.items():
+        worker = state.fleet.workers.get(key)
+        if worker is None:
+            yield key, key, since
+        elif worker.silent:
+            yield key, worker.label, worker.silent_since
+        else:
+            yield key, worker.label, worker.last_report_at if worker.has_left else None

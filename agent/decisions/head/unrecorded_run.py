@@ -1,0 +1,94 @@
+"""Attempts of this run of which the head has no record.
+
+The record is lost with its disk. What remains is what a worker that outlived the former head
+reports, and the list of jobs of a given Ray. If the last attempt may still run where this head
+can follow it, it is followed; else it counts as lost, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import ends
+from agent.decisions import attempts
+from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, submission_id_of
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase, leave
+from agent.decisions.shared import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from agent.decisions.head.head_state import HeadEvent, HeadState
+
+
+def look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
+    """Ask a given Ray for the jobs of this run: an agent without a record may have begun some."""
+    if isinstance(event, h.JobsListed):
+        return replace(state, jobs_known=True)
+    if not state.goal.asks_for_jobs or state.jobs_asked or state.ray.step is not Step.READY:
+        return state
+    return replace(state, jobs_asked=True).do(h.ListJobs(state.attempt.id))
+
+
+def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
+    """Return the attempts that a worker or a given Ray reports, if the head has no record."""
+    if isinstance(event, h.JobsListed) and not state.jobs_known:
+        newest = _newest_job(state.attempt.id, event.ids)
+        return h.RunRemembered(state.goal.run_id, newest) if newest else None
+    if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
+        return None
+    is_known = (event.run_id, event.attempt, event.epoch) == (state.goal.run_id, 0, 0)
+    return None if is_known else event
+
+
+def _newest_job(first: str, ids: Collection[str]) -> int:
+    """Return the number of a run's newest attempt in Ray, by the id of its first; 0 for none."""
+    numbers = [1] if first in ids else []
+    for one in ids:
+        name, _, number = one.rpartition("-")
+        if name == first and number.isdecimal():
+            numbers.append(int(number))
+    return max(numbers, default=0)
+
+
+def may_run_on(state: HeadState, event: h.RunRemembered) -> bool:
+    """Return whether the attempt that a worker reports may run on this node's Ray.
+
+    A killed agent has started that Ray, and the worker follows no later one.
+    """
+    is_former_ray = state.goal.has_former_ray and not state.ray.restarts
+    return is_former_ray and bool(event.attempt) and not event.epoch
+
+
+def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
+    """Follow an attempt that has no record, if Ray has its job; else it is the next to begin."""
+    run_id = event.run_id
+    number = event.attempt
+    own = submission_id_of(run_id, number, state.goal.submission_id)
+    attempt = Attempt(own, number, began=state.attempt.began)
+    snapshot = AttemptSnapshot(replace(attempt, submitted=now), state.required)
+    tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * (number - 1)
+    goal = replace(state.goal, run_id=run_id, lost_attempts=tried, first_attempt=number)
+    goal = replace(goal, resumed_attempt=snapshot)
+    state = replace(state, goal=goal, attempt=attempt).enter(HeadPhase.RESUMING, now)
+    state = state.log(f"attempt {number} of run {run_id} has no record: looking for its job")
+    return state.do(h.AdoptRun(run_id, number - 1, is_running=True))
+
+
+def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
+    """Continue the run that a worker reports; leave if no attempt is left."""
+    if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
+        state = replace(state, leftovers={**state.leftovers, "the former head": now})
+    tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
+    number = event.attempt + 1
+    attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
+    goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
+    text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
+    state = replace(state, goal=goal, attempt=attempt).log(text)
+    state = state.do(h.AdoptRun(event.run_id, event.attempt, event.epoch))
+    over = attempts.retries_exhausted(tried, goal.retries)
+    return state if over is None else leave(state, over, now)
