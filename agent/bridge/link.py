@@ -70,6 +70,8 @@ class RayLink:
                     await self._send(command)
                 await self._read(self._child)
                 code = await self._child.wait()
+
+                # It has ended. Was that a restart for another Ray cluster, or a failure?
                 if self._restarted:
                     self._restarted = False
                     continue
@@ -171,14 +173,15 @@ class RayLink:
             if not line.endswith(b"\n"):  # the bridge was killed while it wrote
                 return
             data = json.loads(line)
-            if data["event"] == "stop-taken":
+            kind = data["event"]
+            if kind == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
-            elif data["event"] in {"actors", "tasks"}:
-                answer = self._answers[data["event"]]
+            elif kind in {"actors", "tasks"}:
+                answer = self._answers[kind]
                 if not answer.done():
                     answer.set_result(data)
             else:
-                self._emit(convert(data, _EVENTS[data["event"]]))
+                self._emit(convert(data, _EVENTS[kind]))
 
 
 def _mirrored(mirror: Path | None) -> dict[str, object]:

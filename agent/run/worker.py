@@ -190,24 +190,32 @@ class WorkerAgent:
         match action:
             case LogLine():
                 say(action.sentence, action.level)
+
+            # Ray
             case w.StartRay(head_ip):
                 await self._start_ray(head_ip)
             case w.StopRay():
                 if self._ray is not None:
                     start(stop_ray, self._ray, budget.ray)
-            case w.StopServices():
-                start(self._work.stop_services, budget.services)
+
+            # Services and prepare steps
             case w.StartOwnService(name, generation):
                 start(self._work.serve, name, generation)
-            case w.StopSteps():
-                self._work.stop_steps()
+            case w.StopServices():
+                start(self._work.stop_services, budget.services)
             case w.RunOwnStep(name):
                 start(self._work.prepare, name)
+            case w.StopSteps():
+                self._work.stop_steps()
+
+            # This node's share of a job that torchrun starts
             case w.StartShare(attempt, share):
                 output = self._local_share.new_output()
                 await self._local_share.start(attempt, share, self._place(), output)
             case w.StopShare():
                 start(self._local_share.stop, budget.job)
+
+            # What the head asks for
             case w.SendLog(name):
                 start(self._requests.fetch_log, name, report_now)
             case w.RunProbe(probe, at, share):

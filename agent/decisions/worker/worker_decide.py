@@ -48,7 +48,10 @@ def first_state(goal: w.WorkerGoal, *, has_agent: bool = False) -> WorkerState:
     awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
     steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
     state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-    return replace(state, blocked=frozenset(_unmet_dependencies(state, steps.keys() - awaiting)))
+
+    # The other steps start by themselves, some of them after others of this node.
+    unmet = _unmet_dependencies(state, steps.keys() - awaiting)
+    return replace(state, blocked=frozenset(unmet))
 
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -195,9 +198,12 @@ def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, l
     """Return the steps that depend on others of this node that are not done, with these."""
     done = {name for name, item in state.steps.items() if item.step is v.Step.READY}
     undone = (state.steps.keys() - done) | state.blocked
-    steps = (step for step in state.goal.steps if step.name in names)
-    unmet = {step.name: [name for name in step.after if name in undone] for step in steps}
-    return {name: missing for name, missing in unmet.items() if missing}
+    unmet = {}
+    for step in state.goal.steps:
+        missing = [name for name in step.after if name in undone]
+        if step.name in names and missing:
+            unmet[step.name] = missing
+    return unmet
 
 
 def _start_unblocked(state: WorkerState, now: float) -> Decision:
