@@ -67,10 +67,12 @@ class SettingsError(AgentError):
     end = ends.REFUSED
 
     def __init__(self, problems: tuple[Problem, ...], hints: tuple[str, ...] = ()) -> None:
-        names = ", ".join(dict.fromkeys(problem.variable for problem in problems))
-        many = f"{len(problems)} problems in the settings ({names})"
+        what = problems[0].sentence()
+        if len(problems) > 1:
+            names = ", ".join(dict.fromkeys(problem.variable for problem in problems))
+            what = f"{len(problems)} problems in the settings ({names})"
         super().__init__(
-            problems[0].sentence() if len(problems) == 1 else many,
+            what,
             remedy="Fix and run again; `pod-agent env` shows every variable",
             culprit=problems[0].variable,
         )

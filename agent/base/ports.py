@@ -69,9 +69,10 @@ def ports_for_job(job_id: int) -> Ports:
 
 def single_ports(ports: Ports) -> dict[str, int]:
     """Return the port of every listener of agent and Ray, without the range of Ray's workers."""
-    found = asdict(ports).items()
     others = {"first_worker", "last_worker", "reward"}
-    return {name.replace("_", " "): port for name, port in found if name not in others}
+    return {
+        name.replace("_", " "): port for name, port in asdict(ports).items() if name not in others
+    }
 
 
 def port_conflicts(ports: Mapping[str, int], workers: tuple[int, int] | None) -> Iterator[str]:

@@ -96,15 +96,20 @@ class Words(Value, forbid_unknown_fields=True):
 
     def match(self, line: str, body: str, before: str) -> bool:
         """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
-        at = 0
+        # Does it have the words, in their order?
+        parts = _parts(self.text)
         is_at_start = self.text.startswith("^")
-        if is_at_start and not body.startswith(_parts(self.text)[0]):
+        if is_at_start and not body.startswith(parts[0]):
             return False
-        for one in _parts(self.text):
-            at = (body if is_at_start else line).find(one, at)
+        searched = body if is_at_start else line
+        at = 0
+        for part in parts:
+            at = searched.find(part, at)
             if at < 0:
                 return False
-            at += len(one)
+            at += len(part)
+
+        # Do the expressions allow it?
         return (
             (not self.error or compiled(_ERROR).match(body) is not None)
             and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
@@ -134,9 +139,9 @@ class Cause(Value, forbid_unknown_fields=True):
         """Return the cause and the remedy with the names in a line."""
         if not self.reads:
             return self.cause, self.what_to_do
-        found = compiled(self.reads).search(line)
+        read = compiled(self.reads).search(line)
         names = compiled(self.reads).groupindex
-        values = {name: (found and found[name]) or "?" for name in names}
+        values = {name: (read and read[name]) or "?" for name in names}
         return self.cause.format(**values), self.what_to_do.format(**values)
 
 
@@ -171,12 +176,12 @@ def table() -> Mapping[str, Cause]:
 
 def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
     def full(expression: str) -> str:
-        return re.sub(r"<([a-z_]+)>", lambda found: patterns[found[1]], expression)
+        return re.sub(r"<([a-z_]+)>", lambda named: patterns[named[1]], expression)
 
-    words = [
-        {name: full(v) if name in {"near", "only", "unless"} else v for name, v in one.items()}
-        for one in row["words"]
-    ]
+    words = []
+    for message in row["words"]:
+        expressions = {n: full(message[n]) for n in ("near", "only", "unless") if n in message}
+        words.append({**message, **expressions})
     weight = Weight[row.get("weight", "cause").upper()]
     return msgspec.convert({**row, "words": words, "weight": weight}, Cause)
 
@@ -184,27 +189,26 @@ def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
 def plain_lines(text: str) -> list[str]:
     """Split a log into lines without control characters, as a terminal shows them."""
     lines = without_controls(text.replace("\r\n", "\n")).split("\n")
-    return [
-        (line if "\r" not in line else line.rstrip("\r").rpartition("\r")[2])[:LONGEST]
-        for line in lines
-    ]
+    return [line.rstrip("\r").rpartition("\r")[2][:LONGEST] for line in lines]
 
 
 def body_of(line: str) -> str:
     """Return a line without the prefixes of launchers, Ray and loggers."""
     at = 0
     for _ in range(6):
-        found = compiled(_PREFIX).match(line, at)
-        if found is None or found.end() == at:
+        prefix = compiled(_PREFIX).match(line, at)
+        if prefix is None or prefix.end() == at:
             break
-        at = found.end()
+        at = prefix.end()
     return line[at:].lstrip(" ") if at else line
 
 
 def rank_of(line: str) -> int | None:
     """Return the rank that a line names in its prefix."""
-    found = compiled(_RANK).search(line[:200])
-    return None if found is None else int(next(filter(None, found.groups())))
+    named = compiled(_RANK).search(line[:200])
+    if named is None:
+        return None
+    return int(next(filter(None, named.groups())))
 
 
 def is_mild(line: str) -> bool:
@@ -218,16 +222,18 @@ def _is_low(line: str) -> bool:
 
 def last_progress(lines: Sequence[str]) -> int:
     """Return the index of the last line that a training step prints; -1 without one."""
-    found = compiled(_PROGRESS)
-    return next((at for at in reversed(range(len(lines))) if found.search(lines[at])), -1)
+    progress = compiled(_PROGRESS)
+    return next((at for at in reversed(range(len(lines))) if progress.search(lines[at])), -1)
 
 
 def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
     """Return the first row that matches each line, by the line's index."""
-    found: dict[int, Cause] = {}
+    row_of: dict[int, Cause] = {}
     bodies: dict[int, str] = {}
     every = range(len(lines))
     loud = [at for at in every if not _is_low(lines[at])]
+
+    # Most messages are in no line: their signs are searched in the whole text first.
     text = "\n".join(lines)
     loud_text = "\n".join([lines[at] for at in loud])
     messages = [(row, words) for row in rows for words in row.words]
@@ -235,19 +241,26 @@ def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
         sign = sign_of(words.text)
         if sign not in (text if words.mild else loud_text):
             continue
+
+        # Which lines have it? Below a frame stands its line of code, which may quote a message.
         for at in every if words.mild else loud:
             line = lines[at].partition(_PRINTED_SETTINGS)[0]
-            above = lines[at - 1] if at else ""
-            if at in found or sign not in line:
+            if at in row_of or sign not in line:
                 continue
-            if 'File "' in above and body_of(above).lstrip().startswith('File "'):
-                continue  # below a frame stands its line of code, which may quote a message
+            if _is_frame(lines[at - 1] if at else ""):
+                continue
+            if not words.mild and compiled(_HANDLED).search(line) is not None:
+                continue
             if at not in bodies:
                 bodies[at] = body_of(line)
-            is_open = words.mild or compiled(_HANDLED).search(line) is None
-            if is_open and words.match(line, bodies[at], _before(lines, at) if words.near else ""):
-                found[at] = row
-    return found
+            before = _before(lines, at) if words.near else ""
+            if words.match(line, bodies[at], before):
+                row_of[at] = row
+    return row_of
+
+
+def _is_frame(line: str) -> bool:
+    return 'File "' in line and body_of(line).lstrip().startswith('File "')
 
 
 def _before(lines: Sequence[str], at: int) -> str:
@@ -269,19 +282,26 @@ def find_known_lines(
     `before` are the lines before them, which may show what an error is about.
     """
     texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
-    found = []
+    known_lines = []
     seen = {*reported}
-    for at, row in sorted(matches(texts, table().values()).items(), key=lambda one: one[0]):
+    row_of = matches(texts, table().values())
+    for at in sorted(row_of):
+        row = row_of[at]
         if at < len(before) or row.key in seen or not row.is_live:
             continue
         seen.add(row.key)
         cause, what_to_do = row.filled(texts[at])
-        line = texts[at].strip()
-        rank = rank_of(texts[at])
-        is_noise = row.kind == "noise"
-        is_symptom = row.kind == "symptom"
-        found.append(Known(row.key, line, cause, what_to_do, is_noise, is_symptom, rank))
-    return found
+        known = Known(
+            key=row.key,
+            line=texts[at].strip(),
+            cause=cause,
+            what_to_do=what_to_do,
+            is_noise=row.kind == "noise",
+            is_symptom=row.kind == "symptom",
+            rank=rank_of(texts[at]),
+        )
+        known_lines.append(known)
+    return known_lines
 
 
 _EXCEPTION = (
@@ -369,6 +389,8 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     """Return the cause that explains most: a cause before a symptom, the first before the later."""
     texts = [plain_lines(log.text) for log in logs]
     steps = [last_progress(lines) for lines in texts]
+
+    # Which lines does a row explain, and which are errors of a program?
     known = {
         (number, at): row
         for number, lines in enumerate(texts)
@@ -376,18 +398,24 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         if row.kind == "cause" and (logs[number].of_ray or not row.of_ray)
     }
     errors = [(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
+
+    # Those before the last step count only where nothing follows it.
     current = {spot: row for spot, row in known.items() if spot[1] > steps[spot[0]]}
     if not current and not errors:
         current = known
+
     best = _strongest(texts, current, errors)
-    if best is None:
-        spots = errors or _loud_lines(texts, _SYMPTOM)
-        if not spots:
-            spots = [spot for spot in _loud_lines(texts, _ERROR_LINE) if spot[1] > steps[spot[0]]]
-        return _unexplained(logs, texts, spots)
-    row = current[best]
-    cause, what_to_do = row.filled(texts[best[0]][best[1]])
-    return replace(_found_at(logs, texts, best), row=row, cause=cause, what_to_do=what_to_do)
+    if best is not None:
+        row = current[best]
+        cause, what_to_do = row.filled(texts[best[0]][best[1]])
+        line = _line_at(logs, texts, best)
+        return replace(line, row=row, cause=cause, what_to_do=what_to_do)
+
+    # No row explains it: the first error, else symptom, else any line of an error.
+    spots = errors or _loud_lines(texts, _SYMPTOM)
+    if not spots:
+        spots = [spot for spot in _loud_lines(texts, _ERROR_LINE) if spot[1] > steps[spot[0]]]
+    return _unexplained(logs, texts, spots)
 
 
 def _strongest(
@@ -407,12 +435,18 @@ def _strongest(
     return best
 
 
-def _found_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -> Diagnosis:
+def _line_at(logs: Sequence[Log], texts: Sequence[Sequence[str]], spot: Spot) -> Diagnosis:
     """Return where a line is, and the address and rank that the log names."""
-    log = logs[spot[0]]
-    lines = texts[spot[0]]
-    at = spot[1]
-    return Diagnosis(lines[at].strip(), log.name, log.node, _ip(lines, at), _rank(lines, at))
+    number, at = spot
+    log = logs[number]
+    lines = texts[number]
+    return Diagnosis(
+        line=lines[at].strip(),
+        log=log.name,
+        node=log.node,
+        ip=_ip(lines, at),
+        rank=_rank(lines, at),
+    )
 
 
 def _unexplained(
@@ -421,11 +455,13 @@ def _unexplained(
     """Return the first of these lines, which no cause explains; a symptom is explained."""
     if not spots:
         return Diagnosis()
-    first = _first(texts, spots)
-    found = _found_at(logs, texts, first)
+    number, at = _first(texts, spots)
+    line = _line_at(logs, texts, (number, at))
     symptoms = [row for row in table().values() if row.kind == "symptom"]
-    row = matches([texts[first[0]][first[1]]], symptoms).get(0)
-    return found if row is None else replace(found, cause=row.cause, what_to_do=row.what_to_do)
+    row = matches([texts[number][at]], symptoms).get(0)
+    if row is None:
+        return line
+    return replace(line, cause=row.cause, what_to_do=row.what_to_do)
 
 
 def _errors(lines: Sequence[str], start: int) -> Iterator[int]:
@@ -463,21 +499,22 @@ def _first(texts: Sequence[Sequence[str]], spots: Iterable[Spot]) -> Spot:
 def _time(lines: Sequence[str], at: int) -> tuple[int, ...] | None:
     """Return the last time up to a line as month, day, hour, minute and second."""
     for line in reversed(lines[max(0, at - _MOST_TIMES) : at + 1]):
-        found = compiled(_TIME).search(line[:120])
-        if found is not None:
-            month = found["mo"] or found["mo2"] or found["mo4"]
-            number = int(month) if month else _MONTHS.index(found["name"]) // 3 + 1
-            day = found["d"] or found["d2"] or found["d3"] or found["d4"]
-            return number, int(day), int(found["h"]), int(found["m"]), int(found["s"])
+        stamp = compiled(_TIME).search(line[:120])
+        if stamp is None:
+            continue
+        digits = stamp["mo"] or stamp["mo2"] or stamp["mo4"]
+        month = int(digits) if digits else _MONTHS.index(stamp["name"]) // 3 + 1
+        day = stamp["d"] or stamp["d2"] or stamp["d3"] or stamp["d4"]
+        return month, int(day), int(stamp["h"]), int(stamp["m"]), int(stamp["s"])
     return None
 
 
 def _ip(lines: Sequence[str], at: int) -> str:
     """Return the address in the line's prefix, or that of the process whose error it is."""
     for line in reversed(lines[max(0, at - _FRAMES) : at + 1]):
-        found = compiled(_PLACE).search(line)
-        if found is not None:
-            return found["ip"] or found["ip2"]
+        named = compiled(_PLACE).search(line)
+        if named is not None:
+            return named["ip"] or named["ip2"]
     return ""
 
 
@@ -489,7 +526,9 @@ def _rank(lines: Sequence[str], at: int) -> int | None:
     is_root = False
     for line in lines:
         is_root = is_root or "Root Cause (first observed failure)" in line
-        found = compiled(_BLOCK).match(line) if is_root else None
-        if found is not None:
-            return int(found[1])
+        if not is_root:
+            continue
+        failed = compiled(_BLOCK).match(line)
+        if failed is not None:
+            return int(failed[1])
     return None

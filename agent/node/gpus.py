@@ -46,16 +46,19 @@ def busy_nvidia(text: str) -> GpuUtilization:
 
 def busy_rocm(text: str) -> GpuUtilization:
     """Read rocm-smi's JSON."""
-    uses = {card: about.get("gpu use (%)", "") for card, about in _cards(text).items()}
+    uses = {card: values.get("gpu use (%)", "") for card, values in _cards(text).items()}
     return {card: int(use) for card, use in uses.items() if use.isdigit()}
 
 
 def busy_amd(text: str) -> GpuUtilization:
     """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
-    data = _json_in(text)
-    found = data.get("gpu_data") if isinstance(data, dict) else data
+    gpus = _json_in(text)
+    if isinstance(gpus, dict):
+        gpus = gpus.get("gpu_data")
+    if not isinstance(gpus, list):
+        return {}
     uses = {}
-    for gpu in found if isinstance(found, list) else ():
+    for gpu in gpus:
         with suppress(KeyError, TypeError, ValueError):  # a GPU without a value has "N/A"
             uses[int(gpu["gpu"])] = int(gpu["usage"]["gfx_activity"]["value"])
     return uses
@@ -79,11 +82,14 @@ TOOLS: Mapping[str, tuple[Tool, ...]] = {
 def _cards(text: str) -> dict[int, dict[str, str]]:
     """Return the values of each card in rocm-smi's JSON, with names in lower case."""
     data = _json_in(text)
-    return {
-        int(card[1]): {str(key).lower(): str(value) for key, value in about.items()}
-        for name, about in (data.items() if isinstance(data, dict) else ())
-        if (card := _CARD.fullmatch(name)) is not None and isinstance(about, dict)
-    }
+    if not isinstance(data, dict):
+        return {}
+    cards = {}
+    for name, values in data.items():
+        card = _CARD.fullmatch(name)
+        if card is not None and isinstance(values, dict):
+            cards[int(card[1])] = {str(key).lower(): str(value) for key, value in values.items()}
+    return cards
 
 
 def _json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
@@ -110,11 +116,11 @@ def driver_of_nvidia(text: str) -> tuple[DriverGpu, ...]:
 
 def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
     """Parse rocm-smi's JSON; raises ValueError for anything else."""
-    found = []
-    for card, about in _cards(text).items():
-        memory = _whole(about.get("vram total memory (b)", "")) // MIB
-        found.append(DriverGpu(card, about.get("card series", "AMD GPU"), memory))
-    return tuple(found)
+    gpus = []
+    for card, values in _cards(text).items():
+        memory = _whole(values.get("vram total memory (b)", "")) // MIB
+        gpus.append(DriverGpu(card, values.get("card series", "AMD GPU"), memory))
+    return tuple(gpus)
 
 
 def _whole(text: str) -> int:
@@ -135,10 +141,12 @@ def ask_driver(
     if not maker:
         return None
     (tool, *options), read, module = _DRIVERS[maker]
-    found = shutil.which(tool, path=path)
-    if found is None:
+    program = shutil.which(tool, path=path)
+    if program is None:
         return Driver(tool, fault="not installed here")
-    child = Popen([found, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
+
+    # What the tool prints may also be why it fails. It may hang, too.
+    child = Popen([program, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
     try:
         text, _ = child.communicate(timeout=limit)
         first = next((line for line in text.splitlines() if line.strip()), "no message").strip()

@@ -39,9 +39,11 @@ def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
         if kinds and kind not in kinds.split(","):
             continue
         roots = (base / kind, base / kinds) if kinds else (base,)
-        root = next((one for one in roots if one.is_dir()), roots[0])
-        place = root / path.lstrip("/")
-        yield from (f for f in (place, *place.parents) if f == root or root in f.parents)
+        root = next((folder for folder in roots if folder.is_dir()), roots[0])
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder == root or root in folder.parents:
+                yield folder
 
 
 def cpus(proc: Path = PROC, base: Path = BASE) -> int:
@@ -87,16 +89,16 @@ def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
 
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
     """Return how many more processes and threads may start, by the lowest limit; None without."""
-    found = []
+    rooms = []
     for folder in folders("pids", proc, base):
         with suppress(OSError, ValueError):  # "max" means no limit
             most = int((folder / "pids.max").read_text())
             now = int((folder / "pids.current").read_text())
-            found.append(Room(most - now, f"pids.max is {most}, {now} in use"))
+            rooms.append(Room(most - now, f"pids.max is {most}, {now} in use"))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
-        found.append(Room(soft, f"`ulimit -u` is {soft}"))
-    return min(found, key=lambda one: one.left, default=None)
+        rooms.append(Room(soft, f"`ulimit -u` is {soft}"))
+    return min(rooms, key=lambda room: room.left, default=None)
 
 
 class ProcessLimitError(UnavailableError):

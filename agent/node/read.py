@@ -49,27 +49,29 @@ T = TypeVar("T")
 
 def gpu_models(maker: str, nvidia: Path, drm: Path) -> tuple[str, ...]:
     """Return the models of this node's GPUs from the driver's files; AMD's with their memory."""
-    found: set[str] = set()
-    for file in nvidia.glob("*/information") if maker == "nvidia" else ():
-        lines = text_of(file).splitlines()
-        found |= {line[6:].strip() for line in lines if line.startswith("Model:")}
-    for device in drm.glob("renderD*/device") if maker == "amd" else ():
-        memory = text_of(device / "mem_info_vram_total").strip()
-        if memory.isdigit():
-            name = text_of(device / "product_name").strip() or "AMD"
-            found.add(f"{name} {round(int(memory) / (1 << 30))} GiB")
-    return tuple(sorted(found))
+    models: set[str] = set()
+    if maker == "nvidia":
+        for file in nvidia.glob("*/information"):
+            lines = text_of(file).splitlines()
+            models |= {line[6:].strip() for line in lines if line.startswith("Model:")}
+    elif maker == "amd":
+        for device in drm.glob("renderD*/device"):
+            memory = text_of(device / "mem_info_vram_total").strip()
+            if memory.isdigit():
+                name = text_of(device / "product_name").strip() or "AMD"
+                models.add(f"{name} {round(int(memory) / (1 << 30))} GiB")
+    return tuple(sorted(models))
 
 
 def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevice, ...]:
     """Return the InfiniBand and RoCE devices of this machine."""
-    found = []
+    devices = []
     for device in sorted(folder.glob("*"))[:MOST_ITEMS]:
         ports = sorted(device.glob("ports/*"))
         links = filter(None, (text_of(port / "link_layer").strip() for port in ports))
         is_active = any("ACTIVE" in text_of(port / "state") for port in ports)
-        found.append(RdmaDevice(device.name, next(links, ""), is_active))
-    return tuple(found)
+        devices.append(RdmaDevice(device.name, next(links, ""), is_active))
+    return tuple(devices)
 
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
@@ -80,6 +82,8 @@ def command_fault(command: Sequence[str] | None, path: str | None) -> str:
     program, script, *_ = (*(command or ()), "", "")
     if command is None or "{" in program:
         return ""
+
+    # Is it a program?
     if shutil.which(program, path=path) is None:
         fault = "does not exist" if "/" in program else "is no program on PATH"
         if "/" in program and Path(program).exists():
@@ -87,9 +91,12 @@ def command_fault(command: Sequence[str] | None, path: str | None) -> str:
         elif any(sign.isspace() for sign in program):
             fault += ": give its words one by one, or a shell: -- bash -c '…'"
         return f"{program!r} {fault}"
+
+    # Is the interpreter's script there?
     is_script = _INTERPRETER.fullmatch(Path(program).name) and script.endswith((".py", ".sh"))
-    is_missing_script = is_script and "{" not in script and not Path(script).exists()
-    return f"{script!r} does not exist (in {Path.cwd()})" if is_missing_script else ""
+    if is_script and "{" not in script and not Path(script).exists():
+        return f"{script!r} does not exist (in {Path.cwd()})"
+    return ""
 
 
 def has_login(environ: Mapping[str, str]) -> bool:
@@ -108,8 +115,9 @@ _SYS = Path("/proc/sys/net/ipv4")
 def ephemeral_range(sys: Path = _SYS) -> tuple[int, int]:
     """Return the first and last port of outgoing connections; Linux's default without /proc."""
     words = text_of(sys / "ip_local_port_range").split()
-    is_valid = len(words) == 2 and all(word.isdigit() for word in words)
-    return (int(words[0]), int(words[1])) if is_valid else (32_768, 60_999)
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return 32_768, 60_999
+    return int(words[0]), int(words[1])
 
 
 def reserved_ranges(sys: Path = _SYS) -> tuple[tuple[int, int], ...]:
@@ -133,9 +141,12 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
     """Read the facts of this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    maker, gpus = gpus_of(Path("/dev"))
     disk = shutil.disk_usage(temp)
     machine_memory = int(psutil.virtual_memory().total)
+    maker, gpus = gpus_of(Path("/dev"))
+    models = gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm"))
+    verbs = Path("/dev/infiniband").glob("uverbs*")
+
     return Facts(
         hostname=socket.gethostname(),
         interfaces=interfaces(),
@@ -166,45 +177,48 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         program_fault=command_fault(command, environ.get("PATH")),
         wandb_login=has_login(environ),
         rdma=rdma_devices(),
-        rdma_is_open=any(
-            os.access(verbs, os.R_OK | os.W_OK) for verbs in Path("/dev/infiniband").glob("uverbs*")
-        ),
+        rdma_is_open=any(os.access(device, os.R_OK | os.W_OK) for device in verbs),
         known_names=known_names,
-        node_versions=NodeVersions(
-            __version__,
-            gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm")),
-        ),
+        node_versions=NodeVersions(__version__, models),
     )
 
 
 def read_folder(path: str) -> Folder | None:
     """Return what exists at a path, without following a link; None if nothing does."""
     try:
-        found = Path(path).lstat()
+        status = Path(path).lstat()
     except OSError:
         return None
     strangers: list[str] = []
     with suppress(OSError):  # an unreadable one belongs to another user
         inside = [(entry.name, entry.lstat().st_uid) for entry in Path(path).iterdir()]
-        strangers = sorted(name for name, uid in inside if uid != found.st_uid)
-    mode = stat.S_IMODE(found.st_mode)
-    return Folder(path, stat.S_ISDIR(found.st_mode), found.st_uid, mode, tuple(strangers))
+        strangers = sorted(name for name, uid in inside if uid != status.st_uid)
+    return Folder(
+        path,
+        is_folder=stat.S_ISDIR(status.st_mode),
+        uid=status.st_uid,
+        mode=stat.S_IMODE(status.st_mode),
+        strangers=tuple(strangers),
+    )
 
 
 def gpus_of(dev: Path) -> tuple[Literal["", "nvidia", "amd"], list[Path]]:
     """Return the vendor and the device files of this container's GPUs."""
-    nvidia = [p for p in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", p.name)]
+    nvidia = [file for file in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name)]
     if nvidia:
         return "nvidia", nvidia
-    amd = list((dev / "dri").glob("renderD*")) if (dev / "kfd").exists() else []
-    return ("amd" if amd else ""), amd
+    if (dev / "kfd").exists():
+        amd = list((dev / "dri").glob("renderD*"))
+        if amd:
+            return "amd", amd
+    return "", []
 
 
 def gpu_fault(dev: Path, maker: str) -> str:
     """Return why the driver refuses access, as in a container that lost its GPUs, or ''."""
     if not maker:
         return ""
-    device = dev / ("nvidiactl" if maker == "nvidia" else "kfd")  # opening it wakes no GPU
+    device = dev / "nvidiactl" if maker == "nvidia" else dev / "kfd"  # opening it wakes no GPU
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
@@ -239,7 +253,7 @@ def taken_ports(ports: Iterable[int], leaving: Collection[int] = ()) -> dict[int
 
     Ports of the processes `leaving`, by their pids, are left out.
     """
-    found = {}
+    taken = {}
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -248,8 +262,8 @@ def taken_ports(ports: Iterable[int], leaving: Collection[int] = ()) -> dict[int
             except OSError:
                 pid = _listener_on(port)
                 if pid not in leaving:
-                    found[port] = _process_text(pid)
-    return found
+                    taken[port] = _process_text(pid)
+    return taken
 
 
 def holder_of(port: int) -> str:
@@ -259,10 +273,10 @@ def holder_of(port: int) -> str:
 
 def _listener_on(port: int) -> int | None:
     with suppress(psutil.Error, OSError):
-        for one in psutil.net_connections("tcp"):
-            is_there = one.laddr and one.laddr.port == port
-            if is_there and one.pid and one.status == psutil.CONN_LISTEN:
-                return int(one.pid)
+        for connection in psutil.net_connections("tcp"):
+            is_there = connection.laddr and connection.laddr.port == port
+            if is_there and connection.pid and connection.status == psutil.CONN_LISTEN:
+                return int(connection.pid)
     return None
 
 
@@ -277,8 +291,10 @@ def interfaces() -> dict[str, tuple[str, ...]]:
     """Return the IP addresses of every interface, loopback included."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: tuple(a.address.partition("%")[0] for a in found if a.family in families)
-        for name, found in psutil.net_if_addrs().items()
+        name: tuple(
+            entry.address.partition("%")[0] for entry in addresses if entry.family in families
+        )
+        for name, addresses in psutil.net_if_addrs().items()
     }
 
 
@@ -292,7 +308,9 @@ def disk_of(path: str) -> str:
     boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
     if mount is None or not boot:
         return "?"
-    return mount.kind if mount.is_shared else f"{boot} {mount.source}"
+    if mount.is_shared:
+        return mount.kind
+    return f"{boot} {mount.source}"
 
 
 def free_at(folder: str) -> int | None:
@@ -344,8 +362,8 @@ def model_config(
     """Return the `config.json` of a model, a local folder or in the hub's cache; None without."""
     for folder in filter(None, (Path(model), cached_model(model, environ, revision))):
         with suppress(OSError, ValueError):  # ValueError: not JSON, or a zero byte in the path
-            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            return config if isinstance(config, dict) else None
     return None
 
 
@@ -353,10 +371,13 @@ def cached_model(
     model: str, environ: Mapping[str, str], revision: str | None = None
 ) -> Path | None:
     """Return the folder of a model's revision in the hub's cache, named by its commit, or None."""
-    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
-    home = environ.get("HF_HOME") or f"{home}/huggingface"
+    # Where is the cache? As the hub's own library reads its variables.
+    caches = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
+    home = environ.get("HF_HOME") or f"{caches}/huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
     folder = Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+
+    # Which commit is the revision?
     commit = revision or "main"
     with suppress(OSError, ValueError):  # ValueError: not ASCII, or a zero byte in the path
         commit = (folder / "refs" / commit).read_text(encoding="ascii").strip()
@@ -365,7 +386,8 @@ def cached_model(
 
 
 def _existing_parent(folder: Path) -> Path:
-    return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    candidates = (folder, *folder.parents)
+    return next((candidate for candidate in candidates if candidate.exists()), Path("/"))
 
 
 def mount_of(folder: str) -> Mount | None:
@@ -374,8 +396,8 @@ def mount_of(folder: str) -> Mount | None:
     above = {str(place), *map(str, place.parents)}
     with suppress(OSError, ValueError):  # ValueError: there is none
         mounts = reversed(psutil.disk_partitions(all=True))  # a later one at one place is on top
-        found = [one for one in mounts if one.mountpoint in above]
-        deepest = max(found, key=lambda one: len(one.mountpoint))
+        around = [mount for mount in mounts if mount.mountpoint in above]
+        deepest = max(around, key=lambda mount: len(mount.mountpoint))
         return Mount(deepest.mountpoint, deepest.fstype, deepest.device)
     return None
 
@@ -410,7 +432,8 @@ def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
             first = file.readline(_LONGEST_LINE)
         if path.suffix == ".csv":
             return dict.fromkeys(next(csv.reader([first]), []), False) or None
-        return {name: isinstance(one, list) for name, one in json.loads(first).items()} or None
+        fields = json.loads(first).items()
+        return {name: isinstance(value, list) for name, value in fields} or None
     return None
 
 
@@ -426,7 +449,9 @@ def find_ray(path: str | None) -> RayPython:
     if here.version is not None:
         return here
     other = _recorded(RECORD) or of_command("ray", path) or _recorded(STARTED_BY)
-    return here if other is None or other == sys.executable else ask_python(other)
+    if other is None or other == sys.executable:
+        return here
+    return ask_python(other)
 
 
 def _recorded(name: str) -> str | None:
@@ -436,25 +461,27 @@ def _recorded(name: str) -> str | None:
 def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
     argv = own_command(executable, "ray-facts")
-    found = _answer(argv, f"{executable}, which has Ray,", RayPython)
-    return replace(found or RayPython("", "does not run", None), executable=executable)
+    facts = _answer(argv, f"{executable}, which has Ray,", RayPython)
+    return replace(facts or RayPython("", "does not run", None), executable=executable)
 
 
 def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
     """Run a program of the agent and return the JSON of its last line; None if it fails."""
     try:
         with limits.starting(what):
-            done = subprocess.run(
+            ended = subprocess.run(
                 argv, capture_output=True, text=True, timeout=times.PYTHON_ANSWERS, check=True
             )
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=kind)
+        return msgspec.json.decode(ended.stdout.splitlines()[-1], type=kind)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
 def find_torch(path: str | None, named: str | None) -> TorchPython:
     """Find the Python with torch: that of the job's command, else of `torchrun`, else of Ray."""
-    python = named if named is not None and "/" in named else shutil.which(named or "", path=path)
+    python = named
+    if named is None or "/" not in named:
+        python = shutil.which(named or "", path=path)
     python = python or of_command("torchrun", path) or _recorded(RECORD) or _recorded(STARTED_BY)
     python = python or shutil.which("python3", path=path) or sys.executable
     torch = find_framework(TORCH, python, ".")

@@ -64,18 +64,22 @@ def measure(
     make_rule = _rays_rules(ray)
     if make_rule is None:
         return None
-    ignores_git = environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1"
-    ignore_files = [] if ignores_git else [".gitignore"]
+
+    # What does this Ray exclude? Newer versions have defaults, such as .git, and .rayignore.
     private = Path(ray, "_private")
+    ignore_files = []
+    if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1":
+        ignore_files.append(".gitignore")
     if '".rayignore"' in text_of(private / "runtime_env/packaging.py"):  # after Ray 2.48
         ignore_files.append(".rayignore")
-    # what newer versions of Ray exclude by default, such as .git
     pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
     default = re.search(pattern, text_of(private / "ray_constants.py"), re.MULTILINE)
     if default is not None:
         names = environ.get("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", default[1]).split(",")
         excludes = [*(name.strip() for name in names if name.strip()), *excludes]
     rules = [make_rule(folder, excludes)] if excludes else []
+
+    # Count what is left, as long as there is time.
     size = 22
     files = 0
     until = time.monotonic() + times.UPLOAD_COUNTED
@@ -129,13 +133,13 @@ def _rays_rules(ray: str) -> MakeRule | None:
     """Load Ray's copy of pathspec; None if it has none."""
     init = Path(ray, "_private/thirdparty/pathspec/__init__.py")
     name = "pod_agent_rays_pathspec"
-    found = importlib.util.spec_from_file_location(name, init)
-    if not ray or found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location(name, init)
+    if not ray or spec is None or spec.loader is None:
         return None
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # its own parts are imported from it
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
         from_lines = module.PathSpec.from_lines
     except (OSError, ImportError, SyntaxError, AttributeError):
         return None

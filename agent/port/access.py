@@ -156,7 +156,9 @@ class PortAccess:
 
 def _bearer_token(authorization: str) -> str:
     kind, _, token = authorization.partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
+    if kind.lower() != "bearer":
+        return ""
+    return token.strip()
 
 
 def is_signed_body(request: web.Request, body: bytes | bytearray) -> bool:
@@ -168,7 +170,9 @@ def is_signed_body(request: web.Request, body: bytes | bytearray) -> bool:
 def _cookie_name(request: web.Request) -> str:
     """Return the cookie's name, with the port that the browser uses."""
     port = (request.headers.get("Host") or "").rpartition(":")[2]
-    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and len(port) < 6 else COOKIE
+    if port.isascii() and port.isdecimal() and len(port) < 6:
+        return f"{COOKIE}_{port}"
+    return COOKIE
 
 
 # --- host names and other sites ------------------------------------------------------------------
@@ -193,29 +197,35 @@ def refusal_of(
         return None
     if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
         return 415, "Content-Encoding: send the body without compression"
+
+    # Is it sent to this node's name? A token replaces this check, and for reading the next one.
     host = headers.get("Host")
-    # a token replaces the checks of the host name, and for reading that of other sites
     if not guarded and host is not None and not _is_own_name(host, names):
         return 421, (
             f"this node is not known as {host[:100]!a}: call it by its IP address, or set "
             "RAY_AUTH_TOKEN on all nodes, which opens it under any name"
         )
+
+    # May a page of another site send it? Not with the token or its SameSite cookie. If a person
+    # follows a link, the page with the link cannot read the answer.
     if method in {"GET", "HEAD"}:
-        if guarded:  # other sites cannot send the token or its SameSite cookie
+        if guarded:
             return None
-        # a person follows a link: the page with the link cannot read the answer
         mode = headers.get("Sec-Fetch-Mode", "")
         dest = headers.get("Sec-Fetch-Dest", "")
         if (mode, dest) == ("navigate", "document") and "Origin" not in headers:
             return None
-    site = headers.get("Sec-Fetch-Site", "").lower()
-    origin = headers.get("Origin")
-    is_own_site = origin is None or origin.partition("://")[2].lower() == (host or "").lower()
-    if site:  # set by the browser; a page cannot change it
-        is_own_site = site in {"same-origin", "none"}
-    if not is_own_site:
+    if not _is_of_own_site(headers, host or ""):
         return 403, "a page of another site may not call this node"
     return None
+
+
+def _is_of_own_site(headers: Mapping[str, str], host: str) -> bool:
+    site = headers.get("Sec-Fetch-Site", "").lower()
+    if site:  # set by the browser; a page cannot change it
+        return site in {"same-origin", "none"}
+    origin = headers.get("Origin")
+    return origin is None or origin.partition("://")[2].lower() == host.lower()
 
 
 def _is_own_name(host: str, names: frozenset[str]) -> bool:

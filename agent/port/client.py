@@ -121,19 +121,25 @@ class HeadLink:
         self._report = report
         self._emit = emit
         self._on_reply = on_reply
-        self._sends_hello = True
+
+        # Where the head is.
         self._ip: str | None = None
         self._address_index = 0
         self._dns_error = ""  # Why the last lookup of the head's name failed; '' if it succeeded
+        self._followed_ip = last_ip  # The address of the head followed last
+
+        # What it replied last.
         self._epoch = 0  # The highest epoch received in the run of `_run_id`
         self._run_id = ""
-        self._followed_ip = last_ip  # The address of the head followed last
+        self._news = -1
+        self._is_unknown = False  # True while the head only holds the verdict of another run
+        self._silent_since: float | None = None
+
+        # What is sent next.
+        self._sends_hello = True
         self._last_report: Report | None = None
         self._sequence = 0
-        self._news = -1
         self._changed = anyio.Event()
-        self._silent_since: float | None = None
-        self._is_unknown = False  # True while the head only holds the verdict of another run
         self.goodbye_delivered = False  # True once the head has received this agent's goodbye
 
     def report_now(self) -> None:
@@ -163,16 +169,18 @@ class HeadLink:
         await self._request(sessions, Prover(self._token), ip, report)
 
     async def _report_once(self, sessions: _Sessions) -> bool:
-        self._changed = (
-            anyio.Event()
-        )  # first: a failed lookup must leave no change that ends each pause
+        # First: a failed lookup must leave no change that ends each pause.
+        self._changed = anyio.Event()
         self._ip = self._ip or await self._resolve_head()
         if self._ip is None:
             self._emit_silence(self._dns_error)
             return False
-        self._last_report = report = self._next_report(self._ip)
+
+        # Send the report, until its reply, or until `report_now` cuts the wait short.
+        report = self._next_report(self._ip)
+        self._last_report = report
         hold = times.REPLY_HELD if self._news >= 0 else 0.0
-        failure: _NoReply | None = None  # also where `report_now` cuts the wait short
+        failure: _NoReply | None = None
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:  # canceled by `report_now` itself, a reply could be lost
@@ -185,7 +193,8 @@ class HeadLink:
         if failure is None:
             self._silent_since = None
             return True
-        # does GCS answer? A plain `ray start --head` has no agent, and a killed one is replaced
+
+        # Does GCS answer? A plain `ray start --head` has no agent, and a killed one is replaced.
         if not failure.from_an_agent and not await port_answers(self._ip, self._gcs_port):
             if self._joins_plain_ray:
                 self._silent_since = None
@@ -196,20 +205,26 @@ class HeadLink:
                 f"Ray would send there in clear ({failure.evidence}); run the agent on the head, "
                 "use Ray's TLS, or set AGENT_ALLOW_INSECURE=1"
             )
-        stays = self._ip == self._followed_ip and self._silent_since is None  # perhaps packet loss
+
+        # Its address may have changed, or another of its addresses works; but the first silence
+        # of the head that was followed may be packet loss.
+        stays = self._ip == self._followed_ip and self._silent_since is None
         self._emit_silence("; ".join(filter(None, (failure.evidence, self._dns_error))))
-        if not stays:  # its address may have changed, or another of its addresses works
+        if not stays:
             self._ip = None
             self._address_index += 1
         return False
 
     async def _resolve_head(self) -> str | None:
         """Return the head's address; the last one where DNS does not answer."""
-        found = await resolve(self._host)
-        self._dns_error = found if isinstance(found, str) else ""
-        if not isinstance(found, str):
-            return found[self._address_index % len(found)]
-        return self._followed_ip or None if isinstance(found, NoDnsAnswer) else None
+        addresses = await resolve(self._host)
+        if not isinstance(addresses, str):
+            self._dns_error = ""
+            return addresses[self._address_index % len(addresses)]
+        self._dns_error = addresses
+        if isinstance(addresses, NoDnsAnswer):
+            return self._followed_ip or None
+        return None
 
     def _next_report(self, ip: str) -> Report:
         """Return a numbered report: the head ignores one that a later one overtook."""
@@ -225,6 +240,8 @@ class HeadLink:
         answer = await self._request(sessions, self._prover, ip, report)
         if isinstance(answer, _NoReply):
             return answer
+
+        # Is the answer a reply, and of this version?
         status, text = answer
         where = self._address(ip)
         data = None
@@ -243,8 +260,10 @@ class HeadLink:
         except ValueError as error:
             why = f"{where} does not answer like a head's agent ({error})"
             return _NoReply(why, from_an_agent=isinstance(data, dict))
+
+        # Is it from an earlier head of this run? The hello makes a head that lost its disk, and
+        # whose clock is behind, raise its epoch.
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
-            # The hello makes a head that lost its disk, and whose clock is behind, raise its epoch.
             self._sends_hello = True
             later = "a later one of the same run has replied before"
             return _NoReply(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
@@ -255,30 +274,28 @@ class HeadLink:
         self, sessions: _Sessions, prover: Prover, ip: str, report: Report
     ) -> tuple[int, str] | _NoReply:
         """Post a report; return status and text of the answer, if it is proven."""
-        where = self._address(ip)
-        # without a token the head takes the sender's address for this node's
+        # Without a token the head takes the sender's address for this node's.
         source = report.ip if self._token is None and is_bindable(report.ip) else ""
         session = await sessions.get(source)
+
+        where = self._address(ip)
+        url = f"http://{where}{REPORT_PATH}"
         content = json.dumps(report.to_dict()).encode()
         try:
             for _ in range(TRIES):
                 signed = prover.sign("POST", REPORT_PATH, content)
                 headers = {"Content-Type": "application/json", **signed.headers}
-                url = f"http://{where}{REPORT_PATH}"
                 posting = session.post(
                     url, data=signed.body, headers=headers, allow_redirects=False
                 )
                 async with posting as answer:
-                    body = b""
-                    async for part in answer.content.iter_any():
-                        body += part
-                        if len(body) > _MAX_ANSWER_BYTES:
-                            break
+                    body = await _start_of(answer.content)
                     verdict = prover.check(signed, answer.status, answer.headers, body)
                 if verdict is not ReplyProof.AGAIN:
                     break
         except _FAILURES as error:
             return _NoReply(_failure_text(error, where))
+
         if verdict is ReplyProof.REFUSED:
             why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
             return _NoReply(why, from_an_agent=True)
@@ -291,31 +308,35 @@ class HeadLink:
         return f"{in_url(ip)}:{self._agent_port}"
 
     def _handle_reply(self, ip: str, reply: Reply) -> None:
+        # Until it is registered, a worker asks again and is not held.
         self._sends_hello = reply.wants_hello or reply.held
-        # until it is registered, a worker asks again and is not held
         self._news = -1 if reply.wants_hello else reply.news
         self._is_unknown = reply.held
-        if not reply.held and not reply.wants_hello:  # else it may be another run's
+
+        # Without registration the reply may be another run's.
+        if not reply.held and not reply.wants_hello:
             self._on_reply(reply)
             self._epoch = reply.epoch
             self._run_id = reply.run_id
             self._followed_ip = ip
+
         self._emit(
             HeadSpoke(
-                reply.head_ip,
-                reply.epoch,
-                reply.ray_ready,
-                reply.phase,
-                reply.verdict,
-                reply.refusal,
+                ip=reply.head_ip,
+                epoch=reply.epoch,
+                ray_ready=reply.ray_ready,
+                phase=reply.phase,
+                verdict=reply.verdict,
+                refusal=reply.refusal,
                 run_id="" if reply.wants_hello else reply.run_id,
                 attempt=reply.attempt,
                 held=reply.held,
                 rank=reply.rank,
             )
         )
-        for order in () if reply.held else reply.orders:
-            self._emit(Ordered(order))
+        if not reply.held:
+            for order in reply.orders:
+                self._emit(Ordered(order))
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""
@@ -340,6 +361,16 @@ class HeadLink:
         self._emit(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))
 
 
+async def _start_of(content: aiohttp.StreamReader) -> bytes:
+    """Return what is read until its end, or until it is longer than any reply."""
+    body = b""
+    async for part in content.iter_any():
+        body += part
+        if len(body) > _MAX_ANSWER_BYTES:
+            break
+    return body
+
+
 async def download_sample(
     ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> tuple[int, float] | str:
@@ -348,14 +379,15 @@ async def download_sample(
     at = f"{in_url(ip)}:{port}"
     prover = Prover(token)
     url = URL(f"http://{at}{SAMPLE_PATH}").with_query({SAMPLE_RUN: run_id})
+
+    # A redirect of an unproven server is not followed. Only the start of a stream is proven, and
+    # another status ends it anyway.
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             for _ in range(TRIES):
                 signed = prover.sign("GET", url.raw_path_qs)
-                # a redirect of an unproven server is not followed
                 getting = session.get(url, headers=signed.headers, allow_redirects=False)
                 async with getting as answer:
-                    # only the start of a stream is proven, and another status ends it anyway
                     verdict = prover.check(signed, answer.status, answer.headers, None)
                     if verdict is ReplyProof.PROVEN and answer.status == 200:
                         return await _measure(answer.content)

@@ -37,13 +37,15 @@ def _since(lines: list[str], start: datetime, end: datetime) -> list[str]:
     times = []
     later = end
     for line in reversed(lines):  # each is at most as late as the one that follows
-        found = _full_time(line) or _clock_time(line, later)
-        later = found or later
-        times.append(found)
+        written = _full_time(line) or _clock_time(line, later)
+        later = written or later
+        times.append(written)
     if not any(times):
         return lines
-    first = next((at for at, when in enumerate(reversed(times)) if when and when >= start), None)
-    return [] if first is None else lines[first:]
+    for at, written in enumerate(reversed(times)):
+        if written and written >= start:
+            return lines[at:]
+    return []
 
 
 def _full_time(line: str) -> datetime | None:
@@ -52,10 +54,10 @@ def _full_time(line: str) -> datetime | None:
         return None
     zone = (match[3] or "").replace("Z", "+00:00")
     try:
-        found = datetime.fromisoformat(f"{match[1]}T{match[2]}{zone}")
+        written = datetime.fromisoformat(f"{match[1]}T{match[2]}{zone}")
     except ValueError:  # numbers that are no time
         return None
-    return found.astimezone(timezone.utc)  # one without a zone is local
+    return written.astimezone(timezone.utc)  # one without a zone is local
 
 
 def _clock_time(line: str, later: datetime) -> datetime | None:
@@ -63,8 +65,10 @@ def _clock_time(line: str, later: datetime) -> datetime | None:
     match = _CLOCK.match(line)
     if match is None:
         return None
-    found = datetime.combine(later, time.fromisoformat(match[0]), later.tzinfo)
-    return found if found <= later + timedelta(minutes=1) else found - timedelta(days=1)
+    written = datetime.combine(later, time.fromisoformat(match[0]), later.tzinfo)
+    if written > later + timedelta(minutes=1):  # it was before midnight
+        written -= timedelta(days=1)
+    return written
 
 
 def time_since(text: str, now: datetime | None = None) -> datetime:
@@ -73,7 +77,7 @@ def time_since(text: str, now: datetime | None = None) -> datetime:
         return (now or datetime.now(timezone.utc)) - timedelta(seconds=values.duration(text))
     except ValueError:
         pass
-    found = _full_time(text if ":" in text else f"{text}T00:00:00")
-    if found is None:
+    since = _full_time(text if ":" in text else f"{text}T00:00:00")
+    if since is None:
         raise ValueError(f"{text!r} is neither a duration (10m) nor a time (2026-11-23T10:52:16Z)")
-    return found
+    return since

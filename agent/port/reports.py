@@ -97,7 +97,7 @@ class _Pace:
         """Wait until this report of an address may be handled; raise if too many wait."""
         now = anyio.current_time()
         if len(self._free_at) > _MOST_PACED:
-            self._free_at = {one: at for one, at in self._free_at.items() if at > now}
+            self._free_at = {other: at for other, at in self._free_at.items() if at > now}
         free_at = max(now, self._free_at.get(address, now)) + times.REPORT_PACE
         delay = free_at - now - _BURST * times.REPORT_PACE
         if delay > times.REPORT_DELAY:
@@ -165,22 +165,28 @@ class Reports:
         self._most = most
         self._is_needed = is_needed
         self._has_token = has_token
-        self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
-        self.run_decided.set()
-        self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
-        self._id = secrets.token_hex(8)
+
+        # The agents, by key, and what is known of them.
         self._agents: dict[str, _Agent] = {}
-        self._pace = _Pace()
         self._by_address: dict[str, list[str]] = {}
         self._by_rank: dict[int, list[str]] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
-        self._report = anyio.Event()
-        self._order_count = 0
-        self._is_closed = False
         self.logs: dict[tuple[str, str], str] = {}  # Ends of workers' logs, by agent and name
         self.worker_stats: dict[str, WorkerStats] = {}  # Statistics that workers sent, by agent
         self.byes: dict[str, Bye] = {}  # Goodbyes of those that left, by agent
+
+        # What is waited for.
+        self.run_decided = anyio.Event()  # Unset while the head decides on an agent's run
+        self.run_decided.set()
+        self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
+        self._report = anyio.Event()
+        self._pace = _Pace()
+        self._is_closed = False
+
+        # Orders are numbered for all agents, and by this head.
+        self._id = secrets.token_hex(8)
+        self._order_count = 0
 
     def publish(self, **changed: object) -> None:
         """Change the reply; held reports are answered at once."""
@@ -213,9 +219,11 @@ class Reports:
         """Handle one report; reply when the head's state changes, or after the report's hold."""
         if report.ip and not self._has_token:
             await self._pace.wait(report.ip)
+
+        # Is it the first one of an agent? Its clock is read before any delay.
         agent = self._agents.get(report.id)
         if report.hello is not None and agent is None and not self._is_closed:
-            hello = report.hello.with_clock_offset(time.time())  # before any delay
+            hello = report.hello.with_clock_offset(time.time())
             await self._wait_for_run_decision(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
@@ -223,10 +231,14 @@ class Reports:
             if unclear is not None:
                 return unclear
             agent = self._agents.get(report.id) or self._register(report, hello)
-        if agent is None and self._is_closed:  # the verdict is another run's
+
+        # Without a hello, or after the end, whose verdict is another run's, nothing is recorded.
+        if agent is None and self._is_closed:
             return replace(self._reply, phase="held", verdict=None, ray_ready=False, held=True)
         if agent is None:
             return replace(self._reply, verdict=None, wants_hello=True)
+
+        # Does it follow a later head, has it left, or does another agent have its new address?
         if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
         if agent.said_goodbye:  # it was its last report: a copy adds nothing
@@ -235,7 +247,9 @@ class Reports:
             unclear = await self._reply_of_conflict(report, agent.hello)
             if unclear is not None:
                 return unclear
-        if not 0 < report.sequence <= agent.sequence:  # else it was overtaken by a later one
+
+        # Record it, unless a later one has overtaken it, and hold the reply if nothing is new.
+        if not 0 < report.sequence <= agent.sequence:
             self._record_report(agent, report)
             obeyed = report.obeyed if report.obeyed_by == self._id else 0
             agent.orders = [order for order in agent.orders if order.number > obeyed]
@@ -275,14 +289,18 @@ class Reports:
             holder = self._agents.get(key)
             if holder is None or holder.said_goodbye:
                 continue
+
+            # Does the holder still report? One whose connection broke here has a successor.
             is_here = holder.ip == report.ip
-            ended = holder.is_cut_off and is_here  # its successor on the same node
+            ended = holder.is_cut_off and is_here
             limit = times.RECONNECT if ended else times.HOLDER_REPORTS
             is_gone = self._is_gone(holder) and not holder.waiting
             if not is_gone and await self._reports_still(key, limit):
                 other = f"another agent has {place}: {holder.hello.name} ({holder.ip})"
                 return self.refuse(f"{other} still reports; end one of the two")
-            if not (ended or self._is_gone(holder)):  # this agent asks again
+
+            # Until it is gone, this agent asks again.
+            if not (ended or self._is_gone(holder)):
                 return replace(self._reply, verdict=None, wants_hello=True)
             if is_here and key in self._agents:
                 self._forget(key)
@@ -340,7 +358,7 @@ class Reports:
         """Return the agents whose report is overdue and that are not marked silent."""
         latest = self._clock() - times.AGENT_SILENT
         agents = self._agents.items()
-        return [key for key, one in agents if one.last_report < latest and self.awaited(key)]
+        return [key for key, agent in agents if agent.last_report < latest and self.awaited(key)]
 
     def awaited(self, key: str) -> _Agent | None:
         """Return an agent that must report and is not marked silent, else None."""
@@ -367,7 +385,7 @@ class Reports:
         refusal = self._expected.refusal_of(hello)
         if not refusal:
             # without a token anyone may have its name
-            self._replace_others(key, hello, lambda one: self._has_token or self._is_gone(one))
+            self._replace_others(key, hello, lambda other: self._has_token or self._is_gone(other))
         self._make_space(report.ip)
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         needs_rank = not refusal and hello.rank is None
@@ -382,11 +400,11 @@ class Reports:
 
     def _assign_rank(self, name: str) -> int:
         """Return the rank of a node: its former one, a new one, or at the limit any free one."""
-        in_use = {one.rank for one in self._agents.values()}
+        in_use = {agent.rank for agent in self._agents.values()}
         former = [rank for rank, other in enumerate(self._rank_names, 1) if other == name]
         new = len(self._rank_names) + 1
         others = [new] if new <= self._most else [*range(1, new)]
-        rank: int = next(one for one in former + others if one not in in_use)
+        rank: int = next(rank for rank in former + others if rank not in in_use)
         if rank not in former:
             self._rank_names[rank - 1 : rank] = [name]
             self._keep_ranks(tuple(self._rank_names))
@@ -436,35 +454,45 @@ class Reports:
     ) -> None:
         """Forget earlier agents of a node, but no connected one: two may share a host name."""
         namesakes = self._namesakes.get((hello.name, hello.rank), [])
-        for other in [one for one in namesakes if one != key]:
+        for other in [*namesakes]:
+            if other == key:
+                continue
             agent = self._agents[other]
             if not agent.waiting and is_replaced(agent):
                 self._forget(other)
                 self._replaced.append(other)
 
     def _record_report(self, agent: _Agent, report: Report) -> None:
+        # What it brings: a goodbye, logs (those that were asked for, and any with the goodbye),
+        # statistics.
+        agent.said_goodbye = report.bye is not None
         if report.bye is not None:
             self._on_bye(agent.hello.name, report.bye)
             self.byes[report.id] = report.bye
             agent.orders.clear()  # the agent is gone
-        agent.said_goodbye = report.bye is not None
-        sent = report.logs or {}
-        for name in sent if agent.said_goodbye else agent.asked_logs & sent.keys():
-            agent.asked_logs.discard(name)
-            self.logs[report.id, name] = sent[name]
+        for name, text in (report.logs or {}).items():
+            if agent.said_goodbye or name in agent.asked_logs:
+                agent.asked_logs.discard(name)
+                self.logs[report.id, name] = text
         if report.stats is not None:
             self.worker_stats[report.id] = report.stats
+
+        # The agent is here, at this address.
         if report.ip != agent.ip:
             _remove(self._by_address, agent.ip, report.id)
             _add(self._by_address, report.ip or None, report.id)
         agent.last_report = self._clock()
         agent.ip = report.ip
-        agent.is_silent = agent.is_cut_off = False
+        agent.is_silent = False
+        agent.is_cut_off = False
         agent.sequence = report.sequence
         agent.reported.set()
         agent.reported = anyio.Event()
         if not agent.refusal:
             self._replace_others(report.id, agent.hello, self._is_overdue)
+
+        # Pass it on to the head's decisions, then the agents that it replaces: their node may
+        # never have left.
         worker = Worker(
             key=report.id,
             name=agent.hello.name,
@@ -489,7 +517,7 @@ class Reports:
             notice=report.notice,
         )
         self._emit(WorkerReported(worker))
-        while self._replaced:  # after the later one's report: its node may never have left
+        while self._replaced:
             self._emit(WorkerReplaced(self._replaced.pop()))
         self._report.set()
 
@@ -514,5 +542,8 @@ class Reports:
 
     def _present_names(self) -> list[str]:
         """Return the names of agents that neither left nor were refused."""
-        agents = self._agents.values()
-        return [one.hello.name for one in agents if not one.said_goodbye and not one.refusal]
+        return [
+            agent.hello.name
+            for agent in self._agents.values()
+            if not agent.said_goodbye and not agent.refusal
+        ]

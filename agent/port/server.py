@@ -386,22 +386,26 @@ class AgentServer:
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return error_reply(409, "this node is a worker")
+
+        # Can it be read? The body is freed, since the reply may be held.
         try:
             data = json.loads(request[_BODY])
-            request[_BODY] = bytearray()  # the reply may be held
+            request[_BODY] = bytearray()
             refusal = protocol_mismatch(data, "this worker")
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return error_reply(400, str(error))
-        if not self._has_secret:  # anyone may be the sender: its address is all that is certain
+
+        # Without a secret anyone may be the sender: its address is all that is certain.
+        if not self._has_secret:
             peer = request.remote or ""
             if report.ip not in {"", peer}:
-                return web.json_response(
-                    self._reports.refuse(_refusal_of(report.ip, peer)).to_dict()
-                )
+                reply = self._reports.refuse(_refusal_of(report.ip, peer))
+                return web.json_response(reply.to_dict())
             report = replace(report, ip=peer)
+
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:

@@ -46,7 +46,9 @@ def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
         return re.sub(r"\d", "", str(status))
     if isinstance(status, dict):
         return {key: at_rest(value, key) for key, value in status.items()}
-    return [at_rest(one) for one in status] if isinstance(status, list) else status
+    if isinstance(status, list):
+        return [at_rest(item) for item in status]
+    return status
 
 
 def status_lines(status: Status) -> list[Line]:
@@ -76,10 +78,14 @@ def _line(tone: Tone, *cells: object) -> Line:
 
 
 def _summary(status: Status) -> Iterator[Line]:
-    since = f" for {duration_text(status['seconds_in_phase'])}"
-    run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
-    cost = "" if status.get("cost") is None else f", ${status['cost']:.2f}"
-    yield _line("title", f"{run}, {duration_text(status['seconds'])} since the start{cost}")
+    run_id = status.get("run_id") or "without an id"
+    since = duration_text(status["seconds_in_phase"])
+    total = duration_text(status["seconds"])
+    title = f"run {run_id}: {status['phase']} for {since}, {total} since the start"
+    if status.get("cost") is not None:
+        title += f", ${status['cost']:.2f}"
+    yield _line("title", title)
+
     verdict = status.get("verdict")
     if verdict:
         tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
@@ -88,15 +94,17 @@ def _summary(status: Status) -> Iterator[Line]:
         )
         if verdict.get("remedy"):
             yield _line(tone, verdict["remedy"])
+
     job = status.get("job")
     if job:
+        text = f"job {job['name']}: {job['status']}"
+        if job["attempt"] > 1:
+            text += f", attempt {job['attempt']}"
         curve = status.get("curve") or {}
-        attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
-        text = f"job {job['name']}: {job['status']}{attempt}"
         if curve.get("points"):
             step, reward = curve["points"][-1]
             of = f" of {curve['steps']}" if curve.get("steps") else ""
-            text = f"{text}, step {step}{of}, mean reward {reward:.3g}"
+            text += f", step {step}{of}, mean reward {reward:.3g}"
         yield _line(_TONES.get(job["status"], ""), text)
 
 
@@ -104,38 +112,42 @@ def _waits(status: Status) -> Iterator[Line]:
     """Yield the waits with a deadline, without that for the end of the run."""
     for wait in status["waits"]:
         if not wait.get("following"):
-            left = f"{duration_text(wait['seconds_left'])} left"
             what = f"waiting for {wait['what']}"
-            yield _line("busy", what, left, wait["evidence"] or "no report yet")
+            limit = f"{duration_text(wait['seconds_left'])} left"
+            yield _line("busy", what, limit, wait["evidence"] or "no report yet")
 
 
 def _services(status: Status) -> Iterator[Line]:
-    for one in status["services"]:
-        details = [f"restarts: {one['restarts']}"] if one["restarts"] else []
-        if one["outages"]:
-            is_open = ", not over" if one["outage_since"] is not None else ""
-            seconds = duration_text(one["outage_seconds"])
-            details.append(f"outages: {one['outages']}, {seconds}{is_open}")
-        cells = (one["state"], "; ".join(details), one["detail"])
-        name = f"service {one['name']}"
-        yield _line(_TONES.get(one["state"], ""), name, *cells)
+    for service in status["services"]:
+        state = service["state"]
+        details = []
+        if service["restarts"]:
+            details.append(f"restarts: {service['restarts']}")
+        if service["outages"]:
+            is_open = ", not over" if service["outage_since"] is not None else ""
+            seconds = duration_text(service["outage_seconds"])
+            details.append(f"outages: {service['outages']}, {seconds}{is_open}")
+        name = f"service {service['name']}"
+        yield _line(_TONES.get(state, ""), name, state, "; ".join(details), service["detail"])
 
 
 def _prepare_steps(status: Status) -> Iterator[Line]:
-    for one in status.get("prepare", []):
-        state = "done" if one["state"] == "ready" else one["state"]
-        progress = (status.get("progress") or {}).get("head", {}).get(one["name"], "")
-        cells = (f"prepare step {one['name']}", state, one["detail"] or progress)
-        yield _line(_TONES.get(one["state"], ""), *cells)
+    progress = (status.get("progress") or {}).get("head", {})
+    for step in status.get("prepare", []):
+        state = "done" if step["state"] == "ready" else step["state"]
+        detail = step["detail"] or progress.get(step["name"], "")
+        yield _line(_TONES.get(step["state"], ""), f"prepare step {step['name']}", state, detail)
 
 
 def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:
     """Return the tone and the cells of each node, the head first, then the worst."""
+    if not status["nodes"]:
+        return []
     worst = {state: place for place, state in enumerate(_WORST_FIRST)}
     since = duration_text(status["seconds_in_phase"])
     head = ("head", status.get("name") or "", "", "", status["phase"], since, "")
     nodes = sorted(status["nodes"], key=lambda node: worst.get(node["state"], 0))
-    rows = [head, *(_node(status, node) for node in nodes)] if nodes else []
+    rows = [head, *(_node(status, node) for node in nodes)]
     return [(_TONES.get(row[3], ""), [*map(one_line, row)]) for row in rows]
 
 
@@ -161,7 +173,9 @@ def _preparing(status: Status, node: Status) -> str:
     if progress:
         return "; ".join(f"{name}: {line}" for name, line in progress.items())
     running = [step["name"] for step in steps if step["state"] == "pending"]
-    return f"preparing: {', '.join(running)}" if running else ""
+    if running:
+        return f"preparing: {', '.join(running)}"
+    return ""
 
 
 def one_line(text: object) -> str:
@@ -179,8 +193,10 @@ _JOINED = "following the head"
 def metrics(status: Status) -> str:
     """Render a status; a metric has no samples where the status lacks a key."""
     lines: list[str] = []
-    is_head = status.get("role") == "head"
-    for name, kind, help_text, samples in (*_OF_NODES, *(_OF_HEADS if is_head else ())):
+    known = _OF_NODES
+    if status.get("role") == "head":
+        known = (*_OF_NODES, *_OF_HEADS)
+    for name, kind, help_text, samples in known:
         rows: dict[str, float] = {}
         with suppress(KeyError):
             for labels, value, *suffix in samples(status):
@@ -196,12 +212,14 @@ def _at(*path: str | int) -> Samples:
     """Return the sample at a path in the status; none without a value."""
 
     def samples(status: Status) -> list[Sample]:
-        found: Any = status
+        value: Any = status
         for key in path:
-            if not found:
+            if not value:
                 return []
-            found = found[key]
-        return [] if found is None else [({}, found)]
+            value = value[key]
+        if value is None:
+            return []
+        return [({}, value)]
 
     return samples
 
@@ -210,9 +228,9 @@ def _of_services(*path: str) -> Samples:
     """Return the sample at a path in each service; none for one without a value."""
     values = _at(*path)
     return lambda status: [
-        ({"service": one["name"]}, sample[1])
-        for one in status["services"]
-        for sample in values(one)
+        ({"service": service["name"]}, sample[1])
+        for service in status["services"]
+        for sample in values(service)
     ]
 
 
@@ -221,7 +239,10 @@ def _phase(status: Status) -> list[Sample]:
 
 
 def _services_up(status: Status) -> list[Sample]:
-    return [({"service": one["name"]}, one["state"] == "ready") for one in status["services"]]
+    return [
+        ({"service": service["name"]}, service["state"] == "ready")
+        for service in status["services"]
+    ]
 
 
 def _node_states(status: Status) -> list[Sample]:
@@ -234,7 +255,7 @@ def _job_states(status: Status) -> list[Sample]:
     if job is None:
         return []
     states = dict.fromkeys([*JOB_STATES, job["status"]])
-    return [({"status": one}, one == job["status"]) for one in states]
+    return [({"status": state}, state == job["status"]) for state in states]
 
 
 def _answer_times(status: Status) -> Iterator[Sample]:
@@ -275,7 +296,9 @@ def _labels(labels: Mapping[str, object]) -> str:
         plain = str(text).encode(errors="backslashreplace").decode()
         escaped = plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         pairs.append(f'{name}="{escaped}"')
-    return "{" + ",".join(pairs) + "}" if pairs else ""
+    if not pairs:
+        return ""
+    return "{" + ",".join(pairs) + "}"
 
 
 _OF_NODES: tuple[Metric, ...] = (

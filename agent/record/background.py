@@ -349,7 +349,8 @@ class ItemWriter(Background, Generic[T]):
         """Replace the item to write; return at once."""
         with self._changed:
             self._item = item
-            self._due = min(self._due, 0.0 if urgent else self._last + self._step)
+            due = 0.0 if urgent else self._last + self._step
+            self._due = min(self._due, due)
             self._changed.notify_all()
 
     def settle(self, limit: float = 0.5) -> None:
@@ -362,15 +363,19 @@ class ItemWriter(Background, Generic[T]):
 
     def _run(self) -> None:
         while True:
+            # Wait until the item is due; a close writes it at once.
             with self._changed:
-                while not self._closing and (left := self._due - time.monotonic()) > 0:
-                    self._changed.wait(None if left == math.inf else left)
+                while not self._closing and (pause := self._due - time.monotonic()) > 0:
+                    self._changed.wait(None if pause == math.inf else pause)
                 if self._due == math.inf or self._item is None:
                     return
                 item = self._item
                 self._due = math.inf
                 self._busy_since = time.monotonic()
+
+            # The disk may block here: callers go on.
             error = self._write(item)
+
             with self._changed:
                 self._last = time.monotonic()
                 self._busy_since = None
@@ -404,21 +409,30 @@ class DiskAlarm:
         """Record why a file cannot be written, or its recovery by ''."""
         with self._changed:
             before = bool(self._failing)
-            self._failing = self._failing | {name} if why else self._failing - {name}
+            if why:
+                self._failing = self._failing | {name}
+            else:
+                self._failing = self._failing - {name}
             after = bool(self._failing)
         if before == after:
             return
-        place, first = (name, "") if self.folder is None else (self.folder(), f" ({name})")
-        cause = f"cannot be written: {why}{first}. {_FOLLOWS}"
-        self._say(f"{place} {cause if why else 'can be written again'}", "warning")
+
+        place = name if self.folder is None else self.folder()
+        if not why:
+            self._say(f"{place} can be written again", "warning")
+            return
+        file = "" if self.folder is None else f" ({name})"
+        self._say(f"{place} cannot be written: {why}{file}. {_FOLLOWS}", "warning")
 
     def check(self, now: float | None = None) -> None:
         """Report writes that stall, and stalled writes that ended."""
-        now = time.monotonic() if now is None else now
+        if now is None:
+            now = time.monotonic()
         for name, busy_since in [*self._watched.items()]:
             since = busy_since()
-            stalls = since is not None and now - since > times.WRITE_STALLED
-            why = f"a write takes longer than {times.WRITE_STALLED:g} s" if stalls else ""
+            why = ""
+            if since is not None and now - since > times.WRITE_STALLED:
+                why = f"a write takes longer than {times.WRITE_STALLED:g} s"
             self.report(f"{name}, stalled", why)
 
 

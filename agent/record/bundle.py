@@ -64,7 +64,7 @@ def masked_end(text: str, most: int, clean: Callable[[str], str]) -> str:
 def new_bundle(folder: Path, at: float) -> Path:
     """Return a free path for a bundle that is made at a time."""
     name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
-    paths = (folder / f"{one}{ENDING}" for one in numbered_names(name))
+    paths = (folder / f"{numbered}{ENDING}" for numbered in numbered_names(name))
     return next(path for path in paths if not log_dir.exists(path))
 
 
@@ -76,9 +76,10 @@ def make(path: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], u
         if time.monotonic() < until + times.BUNDLE_EXTRA:  # else the caller has given it up
             log_dir.rename(part, path)
             _remove_old(path)
+    except OSError as error:
+        return error_text(error)
     except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
-        why = f"{type(error).__name__}: {error}"
-        return error_text(error) if isinstance(error, OSError) else why
+        return f"{type(error).__name__}: {error}"
     finally:
         with suppress(OSError):
             log_dir.remove(part)
@@ -100,24 +101,29 @@ def _write(
 ) -> None:
     log_dir.remove(part)
     handle = log_dir.open_as_is(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    left = MOST
+    room = MOST
     with (
         open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path
         tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive,
     ):
-        for one in parts:
-            if time.monotonic() >= until or left < _LEAST:
+        for member in parts:
+            if time.monotonic() >= until or room < _LEAST:
                 return
-            most = min(one.most, left)
-            if isinstance(one.source, Path):
-                text = last_lines(one.source, most, clean)
+            most = min(member.most, room)
+            if isinstance(member.source, Path):
+                text = last_lines(member.source, most, clean)
             else:
-                text = masked_end(one.source, most, clean)
+                text = masked_end(member.source, most, clean)
             if text:
                 data = text.encode(errors="replace")
-                about = tarfile.TarInfo("/".join((top, *map(safe_name, one.name.split("/")))))
-                about.size = len(data)
-                about.mode = 0o600
-                about.mtime = int(time.time())
-                archive.addfile(about, io.BytesIO(data))
-                left -= len(data)
+                _add(archive, [top, *member.name.split("/")], data)
+                room -= len(data)
+
+
+def _add(archive: tarfile.TarFile, path: Iterable[str], data: bytes) -> None:
+    """Add a file that only its owner may read."""
+    info = tarfile.TarInfo("/".join(map(safe_name, path)))
+    info.size = len(data)
+    info.mode = 0o600
+    info.mtime = int(time.time())
+    archive.addfile(info, io.BytesIO(data))

@@ -111,9 +111,9 @@ class Record(Value):
         """Convert the content of a file; NoRecord if it is invalid or of another version."""
         if not isinstance(data, dict):
             return NoRecord("it is no JSON object")
-        found = data.get("version")
-        if found != _RECORD_VERSION or isinstance(found, bool):
-            return NoRecord(f"its version is {found!r}, not {_RECORD_VERSION}")
+        version = data.get("version")
+        if version != _RECORD_VERSION or isinstance(version, bool):
+            return NoRecord(f"its version is {version!r}, not {_RECORD_VERSION}")
         try:
             return convert(data, cls)
         except ValidationError as error:
@@ -135,12 +135,12 @@ class Record(Value):
     @classmethod
     def read_patiently(cls, path: Path) -> Self | NoRecord:
         """Read a file; if it cannot be read, open it again: a network disk may have a new one."""
-        found = cls.read(path)
+        record = cls.read(path)
         for _ in range(_READ_AGAIN):
-            if not isinstance(found, NoRecord) or found.is_missing:
+            if not isinstance(record, NoRecord) or record.is_missing:
                 break
-            found = cls.read(path)
-        return found
+            record = cls.read(path)
+        return record
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""
@@ -178,8 +178,8 @@ def write_atomically(
     files of a run.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         if mode is None:
             descriptor = log_dir.open(part, flags)
         else:
@@ -188,17 +188,21 @@ def write_atomically(
             file.write(text)
             file.flush()
             if durable:
-                try:
-                    os.fsync(descriptor)
-                except OSError as error:  # some file systems have no fsync
-                    if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
-                        raise
+                _sync(descriptor)
         log_dir.rename(part, path)
     except OSError as error:
         with suppress(OSError):
             log_dir.remove(part)
         return error
     return None
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some file systems have no fsync
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
+            raise
 
 
 class LockHolder(Enum):

@@ -66,21 +66,19 @@ class KnownLines:
     @property
     def causes(self) -> tuple[Known, ...]:
         """Return the known lines in this node's output, without noise."""
-        found = [*self._found.values()]
-        return tuple(known for node, known in found if not node and not known.is_noise)
+        lines = [*self._found.values()]
+        return tuple(known for node, known in lines if not node and not known.is_noise)
 
     def warnings(self) -> list[dict[str, str]]:
         """Return the warnings for `/status`."""
-        return [
-            {
-                "check": "job output",
-                "what": f"{node}: {known.cause}".removeprefix(": ")
-                + f"{place('', known.rank)} ({known.line})",
-                "remedy": known.what_to_do,
-            }
-            for node, known in [*self._found.values()]
-            if not known.is_noise
-        ]
+        warnings = []
+        for node, known in [*self._found.values()]:
+            if known.is_noise:
+                continue
+            cause = f"{node}: {known.cause}" if node else known.cause
+            what = f"{cause}{place('', known.rank)} ({known.line})"
+            warnings.append({"check": "job output", "what": what, "remedy": known.what_to_do})
+        return warnings
 
 
 MOST_POINTS = 600  # A longer curve is thinned out
@@ -110,13 +108,14 @@ def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
         step = re.search(number, line)
         if step is None:
             continue
-        found = re.search(value, line[step.end() :])
-        if found is None:
+        behind = re.search(value, line[step.end() :])
+        if behind is None:
             continue
-        reward = float(found["reward"])
-        if math.isfinite(reward):  # JSON has no infinity
-            of = step.groupdict().get("of")
-            return (int(step["step"]), reward), int(of) if of else None
+        reward = float(behind["reward"])
+        if not math.isfinite(reward):  # JSON has no infinity
+            continue
+        of = step.groupdict().get("of")
+        return (int(step["step"]), reward), int(of) if of else None
     return None
 
 
@@ -182,13 +181,16 @@ class JobLines:
     def _take(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace")
         self._last.append(line[:_LONGEST_SHOWN])
-        found = point_in(line)
-        if found is None:
+        read = point_in(line)
+        if read is None:
             return
-        point, of = found
+
+        # Another attempt resumes from a checkpoint: its steps replace those of the former one.
+        (step, reward), of = read
         self._steps = of or self._steps
         points = self._points
-        if points and point[0] <= points[-1][0]:  # another attempt resumes from a checkpoint
-            points = [one for one in points if one[0] < point[0]]
-        points = points if len(points) < MOST_POINTS else points[::2]
-        self._points = [*points, point]
+        if points and step <= points[-1][0]:
+            points = [point for point in points if point[0] < step]
+        if len(points) >= MOST_POINTS:
+            points = points[::2]
+        self._points = [*points, (step, reward)]

@@ -36,6 +36,8 @@ def _logger(redactor: Redactor, node: str, *, as_json: bool) -> Any:  # noqa: AN
     for name in hidden:
         del sys.modules[name]
 
+    # The steps from an event to its line.
+
     def clean(_logger: object, _method: str, event: EventDict) -> EventDict:
         """Mask secrets, then escape control characters, so that no text forges a line."""
         fields = {**event, "node": node}

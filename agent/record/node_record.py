@@ -134,7 +134,9 @@ def read_pid_space() -> PidSpace:
 def process_of(name: str, pid: int) -> StartedProcess | None:
     """Return a running process by its pid, or None."""
     stat = read_stat(pid)
-    return None if stat is None else StartedProcess(name, pid, stat.start)
+    if stat is None:
+        return None
+    return StartedProcess(name, pid, stat.start)
 
 
 def own_record(node: str, run_id: str) -> NodeRecord:
@@ -150,13 +152,14 @@ def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
     """Return the processes of a record that still run here, the agent first."""
     if not read_pid_space().sees(record.place):
         return ()
-    return tuple(
-        one
-        for one in (record.agent, *record.started)
-        if (stat := read_stat(one.pid)) is not None
-        and stat.start == one.start
-        and stat.state not in _NO_STATES
-    )
+    return tuple(filter(_is_running, (record.agent, *record.started)))
+
+
+def _is_running(process: StartedProcess) -> bool:
+    stat = read_stat(process.pid)
+    if stat is None or stat.state in _NO_STATES:
+        return False
+    return stat.start == process.start
 
 
 def may_reuse(
@@ -187,12 +190,14 @@ def is_agent_running(record: NodeRecord) -> bool:
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
+    if not agents:
+        return None
     here = read_pid_space()
     unsaved = record_memory.path_of(NODE_FILE)
     if unsaved is not None and agents and log_dir.exists(unsaved.parent):
         return unsaved.parent
     written = []
-    for path in _records_of(root, safe_name(node)) if agents else ():
+    for path in _records_of(root, safe_name(node)):
         with suppress(OSError):
             written.append((log_dir.stat(path).st_mtime, path))
     for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
@@ -241,12 +246,13 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         """Add a process; one that has exited already is skipped."""
         process = process_of(name, pid)
         if process is not None:
-            others = [one for one in self.record.started if one.pid != pid]
+            others = [other for other in self.record.started if other.pid != pid]
             self.update(started=(*others, process))
 
     def remove_process(self, pid: int) -> None:
         """Remove a process that has exited."""
-        self.update(started=tuple(one for one in self.record.started if one.pid != pid))
+        others = tuple(other for other in self.record.started if other.pid != pid)
+        self.update(started=others)
 
     def update(self, **changes: object) -> None:
         """Change fields of the record; threads may call it."""

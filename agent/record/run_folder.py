@@ -65,9 +65,11 @@ def outcome_text(
         **to_builtins(outcome),
         "attempts": [attempt.to_outcome() for attempt in attempts],
         "outages": to_builtins(outages),
-        **({"bundle": bundle} if bundle else {}),
-        **({} if cost is None else {"cost": cost}),
     }
+    if bundle:
+        data["bundle"] = bundle
+    if cost is not None:
+        data["cost"] = cost
     return json.dumps(data, indent=2) + "\n"
 
 
@@ -78,12 +80,12 @@ def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
     now = time.time()
     return [
         OutageRecord(
-            one.service,
-            head if one.node == HERE else one.node,
-            iso_time(now + one.since),
-            None if one.until is None else iso_time(now + one.until),
+            service=outage.service,
+            node=head if outage.node == HERE else outage.node,
+            since=iso_time(now + outage.since),
+            until=iso_time(now + outage.until) if outage.until is not None else None,
         )
-        for one in record.outages.on_clock(0.0)
+        for outage in record.outages.on_clock(0.0)
     ]
 
 
@@ -144,16 +146,22 @@ _PLACES = ("*", "*/*", "*/*/*")  # of steps in a folder, as in `ckpt/_actor/glob
 def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     """Return the checkpoints in a folder; none if it does not exist."""
     place = Path(folder)
-    mark = None
+
+    # Whose are they?
+    mark: checkpoints.CheckpointOwner | None = None
     fault = ""
-    tracked = ""
     try:
-        with suppress(FileNotFoundError):
-            mark = decode(
-                read_small(place / checkpoints.CHECKPOINT_FILE), type=checkpoints.CheckpointOwner
-            )
-    except (OSError, ValueError, TypeError) as error:
-        fault = error_text(error) if isinstance(error, OSError) else str(error)
+        text = read_small(place / checkpoints.CHECKPOINT_FILE)
+        mark = decode(text, type=checkpoints.CheckpointOwner)
+    except FileNotFoundError:
+        fault = ""
+    except OSError as error:
+        fault = error_text(error)
+    except (ValueError, TypeError) as error:
+        fault = str(error)
+
+    # Which is the newest, and which one does the framework's own file name?
+    tracked = ""
     with suppress(OSError, ValueError):
         tracked = read_small(place / checkpoints.TRACKER).strip()
     newest = ""
@@ -175,22 +183,24 @@ class CheckpointFiles(Value):
 
 def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
     """Return the newest checkpoint that a framework would resume from, with its files."""
-    held = read_checkpoints(folder)
-    path = checkpoints.resumes_from(held, framework) if framework else held.newest
+    contents = read_checkpoints(folder)
+    path = checkpoints.resumes_from(contents, framework) if framework else contents.newest
     if not path:
         return None
+
     place = Path(folder) / path
-    found = []
-    is_whole = False
-    for one in sorted(place.rglob("*")):
+    files_there = []
+    for file in sorted(place.rglob("*")):
         with suppress(OSError):  # it was removed meanwhile
-            status = one.stat()
-            found.append((str(one), status.st_size, status.st_mtime_ns))
+            status = file.stat()
+            files_there.append((str(file), status.st_size, status.st_mtime_ns))
+
+    is_whole = False
     if framework in checkpoints.LAST_FILES:
         with suppress(OSError, ValueError, RecursionError):
             json.loads(read_small(place / checkpoints.LAST_FILES[framework]))
             is_whole = True
-    return CheckpointFiles(path, tuple(found), is_whole)
+    return CheckpointFiles(path, tuple(files_there), is_marked_whole=is_whole)
 
 
 def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
@@ -218,7 +228,8 @@ class RunFolder:
 
     def __init__(self, root: Path, run_id: str, node: str, *, link: bool = True) -> None:
         """Make or reuse the folder; the `run_id` '' stands for a run that is not known yet."""
-        run_id, link = run_id or _WAITING, link and bool(run_id)
+        link = link and bool(run_id)
+        run_id = run_id or _WAITING
         self._root = root.absolute()
         self._name = node
         self._moving = threading.RLock()
@@ -275,6 +286,8 @@ class RunFolder:
         is_new = _make_folder(path)
         if not stat.S_ISDIR(log_dir.stat(path).st_mode):
             return False
+
+        # May it be used?
         lock = files.FileLock(path / _LOCK)
         holder = lock.take()
         read = NodeRecord.read_patiently(path / node_record.NODE_FILE)
@@ -284,9 +297,11 @@ class RunFolder:
             return False
         self._lock = lock
         self.former = former
-        with suppress(OSError):  # of the previous agent, if it has written one
+
+        # Put the previous agent's outcome aside, and remove what it left incomplete.
+        with suppress(OSError):
             log_dir.rename(path / OUTCOME_FILE, path / _FORMER_OUTCOME)
-        for name in log_dir.names(path):  # what that agent left incomplete
+        for name in log_dir.names(path):
             if name.startswith(".") and name.endswith(files.PART_SUFFIX):
                 with suppress(OSError):
                     log_dir.remove(path / name)
@@ -310,8 +325,10 @@ class RunFolder:
         old = self.path
         if old.parent == target or run_id == self._refused:
             return
+
+        # If a writer is blocked, the head's next reply tries again.
         if not self._moving.acquire(timeout=times.FOLDER_MOVE):
-            return  # a writer is blocked: the head's next reply tries again
+            return
         try:
             log_dir.make_folder(target)
             names = map(target.joinpath, files.numbered_names(safe_name(self._name)))
@@ -322,6 +339,7 @@ class RunFolder:
             return
         finally:
             self._moving.release()
+
         for folder in (old, old.parent):
             with suppress(OSError):  # gone, or in use by another node
                 log_dir.remove_folder(folder)
@@ -362,7 +380,9 @@ _KEY_FORM = f"[0-9a-f]{{{_KEY_LENGTH}}}"
 def make_key(folder: Path) -> str | None:
     """Write a new random key for this node's users; return None on failure."""
     key = secrets.token_hex(_KEY_LENGTH // 2)
-    return key if write_atomically(folder / KEY_FILE, key, mode=0o600) is None else None
+    if write_atomically(folder / KEY_FILE, key, mode=0o600) is not None:
+        return None
+    return key
 
 
 def newest_key(root: Path) -> str | None:

@@ -61,12 +61,16 @@ class SavedOutages(Value):
         later = now - self.clock.age()
         return tuple(
             replace(
-                one,
-                since=one.since + later,
-                until=None if one.until is None else one.until + later,
+                outage,
+                since=outage.since + later,
+                until=_later(outage.until, by=later),
             )
-            for one in self.known
+            for outage in self.known
         )
+
+
+def _later(moment: float | None, *, by: float) -> float | None:
+    return None if moment is None else moment + by
 
 
 class AttemptRecord(Value):
@@ -95,14 +99,12 @@ class AttemptRecord(Value):
         later = now - saved.clock.age()
         known = saved.known
         attempt = saved.known.attempt
-        lost = known.last_loss_at
-        short = known.below_required_since
         submitted = (attempt.submitted or 0.0) + later
         return replace(
             known,
             attempt=replace(attempt, submitted=submitted, former_workers=self.nodes),
-            last_loss_at=None if lost is None else lost + later,
-            below_required_since=None if short is None else short + later,
+            last_loss_at=_later(known.last_loss_at, by=later),
+            below_required_since=_later(known.below_required_since, by=later),
             stop_ordered_at=known.stop_ordered_at + later,
         )
 
@@ -160,8 +162,9 @@ class RunRecord(files.Record):
     @property
     def open_attempt(self) -> AttemptRecord | None:
         """Return the last attempt if it has no end."""
-        last = self.attempts[-1] if self.attempts else None
-        return last if last is not None and last.end is None else None
+        if not self.attempts or self.attempts[-1].end is not None:
+            return None
+        return self.attempts[-1]
 
     @property
     def tried(self) -> tuple[LostAttempt, ...]:
@@ -275,31 +278,41 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
 
     Where the disk has locks, two heads never choose the same run.
     """
-    skipped = ""
+    # Is this the successor of a killed agent?
     if resumed:
-        lock, found, taken = _find_run(root, resumed)
-        if not taken and isinstance(found, RunRecord):
-            return _resume(root, resumed, found, lock)
+        lock, record, taken = _find_run(root, resumed)
+        if not taken and isinstance(record, RunRecord):
+            return _resume(root, resumed, record, lock)
         lock.release()
-    latest = None
-    names = numbered_names(safe_name(platform_run_id or ""))
-    if platform_run_id is None:
+
+    # Which names may the run have?
+    if platform_run_id is not None:
+        latest = None
+        names = numbered_names(safe_name(platform_run_id))
+    else:
         latest = _latest(root)
         new = (safe_name(new_id()) for _ in range(_TRIES))
         names = chain([latest] if latest else [], new)
+
+    # The first that is free, or that this head may resume. The record of `latest` must be there.
+    skipped = ""
     for name in names:
-        lock, found, why = _find_run(root, name)
-        if isinstance(found, RunRecord):
-            last_head = (node, retries) if name == latest else ()
-            why = why or why_not_resumed(found, fingerprint, *last_head)
+        lock, record, why = _find_run(root, name)
+        if isinstance(record, RunRecord):
+            if not why and name == latest:
+                why = why_not_resumed(record, fingerprint, node, retries)
+            elif not why:
+                why = why_not_resumed(record, fingerprint)
             if not why:
-                return _resume(root, name, found, lock)._replace(skipped=skipped)
-        elif not why and found.is_missing and name != latest:
+                return _resume(root, name, record, lock)._replace(skipped=skipped)
+        elif not why and record.is_missing and name != latest:
             return ChosenRun(name, None, lock, skipped=skipped)
-        else:
-            why = why or ("" if found.is_missing else found.why)
+        elif not why and not record.is_missing:
+            why = record.why
         lock.release()
-        skipped = f"run {name} is not resumed: {why}" if why else skipped
+        if why:
+            skipped = f"run {name} is not resumed: {why}"
+
     raise PreflightError(
         f"no run in {root} is free",
         why=skipped,
@@ -312,25 +325,39 @@ def finished_run(
     root: Path, platform_run_id: str | None, fingerprint: str, node: str
 ) -> RunRecord | None:
     """Return the run that this head would resume, if its job ended by itself."""
-    name = _latest(root) if platform_run_id is None else _last(root, platform_run_id, RUN_FILE)
-    found = None if name is None else RunRecord.read(root / name / RUN_FILE)
-    if not isinstance(found, RunRecord) or (found.fingerprint, found.head) != (fingerprint, node):
+    name = _latest(root)
+    if platform_run_id is not None:
+        name = _last(root, platform_run_id, has=RUN_FILE)
+    if name is None:
         return None
-    return found if found.ending is not None and found.ending.is_jobs_verdict else None
+    record = RunRecord.read(root / name / RUN_FILE)
+    if not isinstance(record, RunRecord):
+        return None
+    if record.fingerprint != fingerprint or record.head != node:
+        return None
+    if record.ending is None or not record.ending.is_jobs_verdict:
+        return None
+    return record
 
 
 def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
     """Return the platform's run in which this worker has a folder, if it is not over, or ''."""
-    name = _last(root, platform_run_id, safe_name(node)) if platform_run_id is not None else None
-    found = None if name is None else RunRecord.read(root / name / RUN_FILE)
-    return "" if isinstance(found, RunRecord) and found.is_over else name or ""
+    if platform_run_id is None:
+        return ""
+    name = _last(root, platform_run_id, has=safe_name(node))
+    if name is None:
+        return ""
+    record = RunRecord.read(root / name / RUN_FILE)
+    if isinstance(record, RunRecord) and record.is_over:
+        return ""
+    return name
 
 
 def _last(root: Path, platform_run_id: str, has: str) -> str | None:
     """Return the last of a platform's numbered runs, each of which has a file or folder."""
     names = numbered_names(safe_name(platform_run_id))
-    there = [*takewhile(lambda one: log_dir.exists(root / one / has), names)]
-    return there[-1] if there else None
+    existing = [*takewhile(lambda name: log_dir.exists(root / name / has), names)]
+    return existing[-1] if existing else None
 
 
 def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenRun:
@@ -339,38 +366,48 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenR
     It does not if this head has taken the very lock (by its inode) that the former one held until
     its exit, or if the agents of its node ended in good order, or their pids are valid here.
     """
-    last = before.attempts[-1] if before.attempts else None
-    if last is None or (lock.inode and last.lock in {None, lock.inode}):
+    # Does this head hold the lock that the former one held?
+    if not before.attempts:
         return ChosenRun(name, before, lock)
+    last = before.attempts[-1]
+    if lock.inode and last.lock in {None, lock.inode}:
+        return ChosenRun(name, before, lock)
+
+    # Have all agents of the former head's node ended, or would they be seen here?
     head = last.head or before.head
     here = read_pid_space()
     paths = map((root / name).joinpath, numbered_names(safe_name(head)))
     folders = takewhile(log_dir.is_folder, paths)
     agents = [NodeRecord.read(folder / NODE_FILE) for folder in folders]
     is_over = bool(agents) and all(
-        isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in agents
+        isinstance(agent, NodeRecord) and (agent.ended or here.sees(agent.place))
+        for agent in agents
     )
-    return ChosenRun(name, before, lock, "" if is_over else head)
+    return ChosenRun(name, before, lock, former_head="" if is_over else head)
 
 
 def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, str]:
     """Read a run on disk and try to take its lock; return also why another head has it, or ''."""
     folder = root / name
     lock = FileLock(folder / RUN_LOCK)
+
+    # Does another head hold the lock?
     try:
         log_dir.guard(root)
         log_dir.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
         return lock, NoRecord(error_text(error), is_missing=True), ""
-    found = RunRecord.read_patiently(folder / RUN_FILE)
+    record = RunRecord.read_patiently(folder / RUN_FILE)
     if claim is LockHolder.THEIRS:
-        return lock, found, "another head has it"
-    if claim is LockHolder.UNKNOWN and isinstance(found, RunRecord):  # a disk without locks
-        head = NodeRecord.read(folder / safe_name(found.head) / NODE_FILE)
+        return lock, record, "another head has it"
+
+    # On a disk without locks: is the head of its record active?
+    if claim is LockHolder.UNKNOWN and isinstance(record, RunRecord):
+        head = NodeRecord.read(folder / safe_name(record.head) / NODE_FILE)
         if isinstance(head, NodeRecord) and not head.ended and is_agent_running(head):
-            return lock, found, f"its head {found.head} is active"
-    return lock, found, ""
+            return lock, record, f"its head {record.head} is active"
+    return lock, record, ""
 
 
 def _latest(root: Path) -> str | None:
@@ -415,10 +452,11 @@ class PastEnd(files.Record):
         """
         if before is None or before.cause != self.cause:
             return self
-        ran = max(files.seconds_between(one.began, one.ended) for one in (before, self))
+        ran = max(files.seconds_between(end.began, end.ended) for end in (before, self))
         pause = files.seconds_between(before.ended, self.began)
-        is_quick = pause <= times.RESTART_PAUSE and ran <= longest
-        return replace(self, quick_restarts=before.quick_restarts + 1 if is_quick else 0)
+        if pause > times.RESTART_PAUSE or ran > longest:
+            return replace(self, quick_restarts=0)
+        return replace(self, quick_restarts=before.quick_restarts + 1)
 
     def save(self, root: Path, node: str) -> OSError | None:
         """Write it; return the error on failure."""

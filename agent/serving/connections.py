@@ -41,6 +41,8 @@ class Connections:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # the other half of the open files is for the rest of the process
         most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
+
+        # Must another one be closed: of its own address, or of the address with the most?
         crowd = self._untrusted.get(connection.ip, {})
         if len(crowd) < min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
             crowd = {}
@@ -49,9 +51,10 @@ class Connections:
                 if not crowd:
                     self._warn(connection.ip)
                     return False
+
+        # Half-sent requests are closed before those that are being answered.
         if crowd:
-            # half-sent requests are closed before those that are being answered
-            idle = (one for one in crowd if not one.is_serving)
+            idle = (other for other in crowd if not other.is_serving)
             closed = next(idle, None) or next(iter(crowd))
             closed.close()
             self._warn(closed.ip)

@@ -83,22 +83,22 @@ class Program:
 
 def _listening(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
     """Listen on every address of these hosts, by `HOST:PORT`; port 0 is any, the same for all."""
-    found: dict[str, socket.socket] = {}
+    sockets: dict[str, socket.socket] = {}
     for host in hosts:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            one = socket.socket(family, kind, protocol)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener = socket.socket(family, kind, protocol)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-            one.bind((address[0], port, *address[2:]))
-            one.listen(BACKLOG)
-            port = port or one.getsockname()[1]
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+            listener.bind((address[0], port, *address[2:]))
+            listener.listen(BACKLOG)
+            port = port or listener.getsockname()[1]
             where = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
-            found[f"{where}:{port}"] = one
-    return found
+            sockets[f"{where}:{port}"] = listener
+    return sockets
 
 
 def _raise_open_files() -> None:
