@@ -320,7 +320,8 @@ ROWS = (
     Row(
         "disk-full",
         "the disk of the run folder is full, while it boots or while the job runs",
-        "one warning with folder, cause and remedy; the job's output, end and code do not change",
+        "one warning with folder, cause and remedy; the job's output, end and code do not change, "
+        "also if the agent is killed meanwhile: the next one finds its records in memory",
         (DISKS + "test_a_full_log_disk_does_not_end_the_job",),
     ),
     Row(
