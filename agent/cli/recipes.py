@@ -87,8 +87,9 @@ def recipe_command(
     unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
     settings = load({**environ, **unset, "AGENT_JOB": name}).settings
     found = Framework(known.framework, ".", version or "")
-    if version is None and known.framework:
-        found = find_framework(known.framework, python, ".")
+    package = recipe_of(known).FRAMEWORK.package
+    if version is None and package is not None:
+        found = find_framework(package, python, ".")
     chosen, warning = version_of(known, found)
     folder = checkpoint_folder(settings, None)
     if unset and settings.checkpoints is None:

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys, rows_for
+from agent.frameworks.framework import (
+    REWARD,
+    STEP,
+    CheckpointFormat,
+    FrameworkInfo,
+    Preset,
+    StepLine,
+)
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -36,13 +44,48 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import NodeSize, RecipeInput, Version
     from agent.frameworks.sizing import Layout, Sizing
 
+FRAMEWORK = FrameworkInfo(
+    package=Package("openrlhf", "openrlhf", version_files=("version.txt",)),
+    checkpoints=CheckpointFormat(
+        prefix="global_step",
+        can_reshard=False,  # DeepSpeed's ZeRO refuses another world size
+    ),
+    step_line=StepLine(rf"\bGlobal step (?P<step>{STEP}): \{{", rf"'reward': {REWARD}"),
+    is_sized_by_links=True,
+)
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
+
+PRESET = Preset(
+    about="GRPO with OpenRLHF",
+    image="nvcr.io/nvidia/pytorch:25.11-py3",
+    install=(
+        # these conflict
+        "pip uninstall --quiet --yes xgboost transformer_engine flash_attn pynvml",
+        "pip install --quiet 'openrlhf[vllm]==0.11.2'",
+    ),
+    model="Qwen/Qwen2.5-7B-Instruct",
+    train="zhuzilin/dapo-math-17k",
+    args=(
+        "--data.input_key prompt",
+        "--data.apply_chat_template",
+        "--data.max_len 8192",
+        "--rollout.max_new_tokens 6144",
+        "--actor.adam.lr 5e-7",
+        "--algo.kl.init_coef 1e-3",
+        "--ckpt.save_hf",
+    ),
+)
+PRESETS = {
+    "openrlhf-grpo": PRESET,
+    "openrlhf-ppo": replace(PRESET, about="PPO with OpenRLHF"),
+}
 
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"

@@ -12,12 +12,49 @@ from msgspec.structs import replace
 
 from agent.frameworks import openrlhf
 from agent.frameworks.arguments import check_keys
+from agent.frameworks.framework import Preset
+from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import Command, RecipeInput, Version
 
+FRAMEWORK = replace(
+    openrlhf.FRAMEWORK,
+    package=Package("openrlhf-m", "openrlhf", own_file="openrlhf/models/remote_rm"),
+    dialect="openrlhf-m",
+)
 VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
 ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
+
+_DATA = "{data}/mathv60k_message.jsonl"
+PRESETS = {
+    "openrlhf-m-grpo": Preset(
+        about="GRPO with OpenRLHF-M and its own reward server",
+        image="you/openrlhf-m:latest",
+        code="/opt/OpenRLHF-M",
+        model="Qwen/Qwen2.5-VL-3B-Instruct",
+        train=_DATA,
+        prepare=(
+            f"test -e {_DATA} || "
+            "python3 /opt/OpenRLHF-M/examples/scripts/downloaders/download_mathv60k.py "
+            "--root_dir {data}"
+        ),
+        args=(
+            "--max_samples 1000",
+            "--prompt_max_len 4096",
+            "--generate_max_len 8000",
+            "--num_episodes 2",
+            "--actor_learning_rate 5e-7",
+            "--normalize_reward",
+            "--temperature 1.0",
+            "--save_hf_ckpt",
+        ),
+        reward=(
+            f"python3 -m openrlhf.models.remote_rm.math_verifier --dataset {_DATA} "
+            "--input_key message --prompt-template chatml"
+        ),
+    )
+}
 
 _ON_PODS = {
     "NCCL_SOCKET_FAMILY": "AF_INET",

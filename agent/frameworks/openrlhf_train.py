@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.frameworks import openrlhf
 from agent.frameworks.arguments import check_keys
 from agent.frameworks.pace import StepWork
@@ -14,8 +16,28 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Arguments
     from agent.frameworks.recipe import Command, RecipeInput
 
+FRAMEWORK = openrlhf.FRAMEWORK
 VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
+
+_SFT = replace(
+    openrlhf.PRESET,
+    about="Supervised fine-tuning with OpenRLHF",
+    model="Qwen/Qwen2.5-7B",
+    train="Open-Orca/OpenOrca",
+    args=("--data.input_key question", "--data.output_key response"),
+)
+_REWARD_MODEL = replace(
+    openrlhf.PRESET,
+    about="A reward model with OpenRLHF",
+    train="OpenRLHF/preference_dataset_mixture2_and_safe_pku",
+    args=("--data.apply_chat_template",),
+)
+PRESETS = {
+    "openrlhf-sft": _SFT,
+    "openrlhf-rm": _REWARD_MODEL,
+    "openrlhf-dpo": replace(_REWARD_MODEL, about="DPO with OpenRLHF"),
+}
 
 _PAIRS = (
     ("data.chosen_key", "chosen", "column of the better answer"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
@@ -312,17 +312,6 @@ def check_columns(asked: RecipeInput, wanted: Mapping[str, str]) -> None:
     if missing:
         what = f"has no column for {' and '.join(missing)}, only {', '.join(asked.columns or ())}"
         raise MisfitError(f"AGENT_TRAIN_DATA {what}: name its columns by these in AGENT_JOB_ARGS")
-
-
-class Recipe(Protocol):
-    """The contents of a recipe's module."""
-
-    VERSIONS: tuple[Version, ...]  # The known releases, oldest first; () if versions do not matter
-    ABOUT: str  # What it trains, in one line
-
-    @staticmethod
-    def make(asked: RecipeInput) -> Command:
-        """Return the command; raises MisfitError if it does not fit the nodes."""
 
 
 _RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6})*)(.*)", re.DOTALL)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.value import Value
 from agent.frameworks import verl
 from agent.frameworks.arguments import merged, quoted, read, whole
+from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.recipe import Command, MisfitError, check_multiple, engines_text, nearest
 from agent.frameworks.sizing import (
     FSDP_RESIDENT,
@@ -23,6 +26,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,11 +34,38 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Override, Row
     from agent.frameworks.recipe import RecipeInput, Version
 
+FRAMEWORK = FrameworkInfo(
+    package=Package("search-r1", "verl", own_file="search_r1"),
+    checkpoints=CheckpointFormat(prefix="global_step_", can_resume=False),
+    step_line=verl.STEP_LINE,
+)
 VERSIONS: tuple[Version, ...] = ()
+ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"
+
+_GRPO_ARGS = (
+    "retriever.url=http://127.0.0.1:8000/retrieve",
+    "data.shuffle_train_dataloader=True",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+)
+_PPO = Preset(
+    about="PPO with Search-R1",
+    image="you/search-r1:latest",
+    code="/opt/Search-R1",
+    model="Qwen/Qwen2.5-7B",
+    train="{data}/nq_search/train.parquet",
+    evaluate="{data}/nq_search/test.parquet",
+    args=(*_GRPO_ARGS, "critic.optim.lr=1e-5"),
+    services="search-r1.toml",
+    resumes=False,
+)
+PRESETS = {
+    "search-r1-ppo": _PPO,
+    "search-r1-grpo": replace(_PPO, about="GRPO with Search-R1", args=_GRPO_ARGS),
+}
+
 ACTOR = verl.ACTOR
 ROLLOUT = verl.ROLLOUT
 MODEL = verl.MODEL
-ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"
 
 _MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
 _CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"

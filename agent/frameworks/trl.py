@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys
+from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -33,16 +34,31 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import RecipeInput, Version
 
+FRAMEWORK = FrameworkInfo(
+    package=Package("trl", "trl", version_files=("trl/VERSION", "VERSION")),
+    checkpoints=CheckpointFormat(prefix="checkpoint-", last_file="trainer_state.json"),
+)
 VERSIONS: tuple[Version, ...] = (
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),
     *((1, 8, 0), (1, 9, 2), (1, 10, 0), (1, 11, 0), (1, 12, 0), (1, 13, 0), (1, 14, 2)),
     *((1, 15, 0), (1, 16, 0)),
 )
 ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
+
+PRESETS = {
+    "trl-grpo": Preset(
+        about="GRPO with TRL, by torchrun",
+        image="nvcr.io/nvidia/pytorch:25.11-py3",
+        install=("pip install --quiet 'trl==1.16.0'",),
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        train="{data}/train.jsonl",
+    )
+}
 
 _FLAGS_BY_WORDS = {
     "0": "chat cpu wandb",

@@ -10,8 +10,19 @@ from math import gcd, lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.value import Value
 from agent.frameworks.arguments import Row, merged, quoted, read, rows_for, texts, whole
+from agent.frameworks.framework import (
+    REWARD,
+    STEP,
+    Checkout,
+    CheckpointFormat,
+    FrameworkInfo,
+    Preset,
+    StepLine,
+)
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -38,12 +49,57 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.frameworks.arguments import Override
     from agent.frameworks.recipe import NodeSize
+
+TRACKER = "latest_checkpointed_iteration.txt"
+STEP_LINE = StepLine(rf"\bstep:(?P<step>{STEP}) - ", rf"(?:^|(?<= ))critic/rewards/mean:{REWARD}")
+FRAMEWORK = FrameworkInfo(
+    package=Package("verl", "verl", version_files=("verl/version/version",)),
+    checkpoints=CheckpointFormat(
+        prefix="global_step_",
+        tracker=TRACKER,
+        can_reshard=False,  # Its shards are named by world size
+    ),
+    step_line=STEP_LINE,
+    is_sized_by_links=True,
+)
+VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
+
+_GSM8K = "{data}/gsm8k"
+_PRESET = Preset(
+    about="GRPO with verl on gsm8k",
+    image="verlai/verl:vllm017.latest",
+    checkout=Checkout("https://github.com/volcengine/verl", tag="v0.7.1", folder="verl"),
+    model="Qwen/Qwen2.5-7B-Instruct",
+    train=f"{_GSM8K}/train.parquet",
+    evaluate=f"{_GSM8K}/test.parquet",
+    prepare=(
+        f"test -e {_GSM8K}/train.parquet || "
+        "python3 {code}/verl/examples/data_preprocess/gsm8k.py "
+        f"--local_save_dir {_GSM8K}"
+    ),
+    args=(
+        "data.max_prompt_length=512",
+        "data.max_response_length=1024",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "trainer.total_epochs=15",
+    ),
+)
+PRESETS = {
+    "verl-grpo": _PRESET,
+    "verl-ppo": replace(
+        _PRESET,
+        about="PPO with verl on gsm8k",
+        args=(*_PRESET.args, "critic.optim.lr=1e-5"),
+    ),
+}
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -210,9 +266,6 @@ class Placement(Value):
             return []
         return [f"a node needs up to {max(needs)} CPUs; the CPUs of the nodes are not known here"]
 
-
-VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
-ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
 _AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default

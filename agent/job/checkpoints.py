@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from agent.base.value import Value
+from agent.frameworks import all_frameworks, framework_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,16 +31,26 @@ def folder_of(settings: Settings, log_dir: str, name: str, command: tuple[str, .
 
 CHECKPOINT_FILE = "pod-agent.json"
 """The file in the folder that describes the job of its checkpoints."""
-TRACKER = "latest_checkpointed_iteration.txt"
-"""verl's file with the step of its last complete checkpoint; without it verl starts at 0."""
 
-LAST_FILES = {"trl": "trainer_state.json"}
-"""The file that a framework writes last into a checkpoint, where that is known."""
 
-_STEP = re.compile(r"(?:global_step_?|checkpoint-)(\d{1,12})")
-_CANNOT_RESUME = {"search-r1"}
-_CANNOT_RESHARD = {"verl", "openrlhf", "openrlhf-m"}
-"""verl names shards by world size; DeepSpeed's ZeRO refuses another world size."""
+def last_file(framework: str) -> str:
+    """Return the file that a framework writes last into a checkpoint, or '' if not known."""
+    return framework_named(framework).checkpoints.last_file
+
+
+@cache
+def tracker_files() -> tuple[str, ...]:
+    """Return the files in which frameworks note the step of the last complete checkpoint."""
+    trackers = [framework.checkpoints.tracker for framework in all_frameworks()]
+    return tuple(filter(None, trackers))
+
+
+@cache
+def _step_name() -> re.Pattern[str]:
+    """Return what the names of all frameworks' checkpoints match: a command may use any."""
+    prefixes = [framework.checkpoints.prefix for framework in all_frameworks()]
+    names = "|".join(re.escape(prefix) for prefix in prefixes if prefix)
+    return re.compile(rf"(?:{names})(\d{{1,12}})")
 
 
 class CheckpointOwner(Value):
@@ -60,7 +72,7 @@ class FolderContents(Value):
     owner: CheckpointOwner | None = None
     fault: str = ""  # Why the owner file cannot be read, or ''
     newest: str = ""  # The path of the newest checkpoint in the folder
-    tracked: str = ""  # The step from which verl resumes
+    tracked: str = ""  # The step in a tracker file
 
 
 def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
@@ -85,14 +97,15 @@ def kept_settings(found: FolderContents, framework: str) -> Mapping[str, str]:
 
 
 def why_untracked(found: FolderContents, framework: str) -> str:
-    """Return which checkpoint verl would ignore, or ''.
+    """Return which checkpoint a framework with a tracker file would ignore, or ''.
 
     In a folder of the same job that is an unfinished first checkpoint, or one whose tracker file is
     on another node.
     """
-    if framework != "verl" or not found.newest or found.tracked:
+    tracker = framework_named(framework).checkpoints.tracker
+    if not tracker or not found.newest or found.tracked:
         return ""
-    return f"it contains {found.newest} but no {TRACKER}: without it verl begins at step 0"
+    return f"it contains {found.newest} but no {tracker}: without it {framework} begins at step 0"
 
 
 def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
@@ -101,7 +114,7 @@ def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
     if owner is None or not found.newest:
         return ""
     resharded = owner.world_size != own_job.world_size
-    if resharded and own_job.framework in _CANNOT_RESHARD:
+    if resharded and not framework_named(own_job.framework).checkpoints.can_reshard:
         return (
             f"{found.newest} was written by {owner.world_size} processes, and "
             f"{own_job.framework} cannot resume from it with {own_job.world_size}"
@@ -119,16 +132,17 @@ def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
 
 def resumes_from(found: FolderContents, framework: str) -> str:
     """Return the path in the folder of the checkpoint that a job resumes from, or ''."""
-    if framework in _CANNOT_RESUME:
+    checkpoints = framework_named(framework).checkpoints
+    if not checkpoints.can_resume:
         return ""
-    if framework == "verl":
-        return f"global_step_{found.tracked}" if found.tracked else ""
-    return found.newest
+    if not checkpoints.tracker:
+        return found.newest
+    return f"{checkpoints.prefix}{found.tracked}" if found.tracked else ""
 
 
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, or None."""
-    match = _STEP.fullmatch(path.rpartition("/")[2])
+    match = _step_name().fullmatch(path.rpartition("/")[2])
     return None if match is None else int(match[1])
 
 

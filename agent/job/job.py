@@ -98,7 +98,7 @@ def is_sized_by_links(job: Job | None) -> bool:
     """
     if job is None or job.recipe is None or job.recipe.input.infiniband:
         return False
-    return job.framework in {"verl", "openrlhf", "openrlhf-m"}
+    return recipe_of(job.recipe.known).FRAMEWORK.is_sized_by_links
 
 
 def entrypoint(

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from agent.base.ports import DEFAULTS
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
-from agent.settings.jobs import DEFAULT_DIALECT, recipe_info
+from agent.frameworks import recipe_of
+from agent.frameworks.framework import DEFAULT_DIALECT
+from agent.settings.jobs import recipe_info
 from agent.settings.rules import is_hub_id, is_url, reward_choice, reward_port
 
 if TYPE_CHECKING:
@@ -306,8 +308,9 @@ def reward_service(
     if reward == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = recipe_info(settings, command)
-        if job is not None and job.dialect != DEFAULT_DIALECT:
-            flags += ["--dialect", job.dialect]
+        dialect = DEFAULT_DIALECT if job is None else recipe_of(job).FRAMEWORK.dialect
+        if dialect != DEFAULT_DIALECT:
+            flags += ["--dialect", dialect]
         argv = tuple(own_command(sys.executable, "reward-server", *flags))
         return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
     return replace(

@@ -104,6 +104,15 @@ class RayPython(Value):
         return copies and (8, 3) <= click < (8, 5, 1)
 
 
+class Package(Value):
+    """How a framework is found on a Python's path; files are relative to its package's folder."""
+
+    name: str  # of its distribution
+    module: str  # the package that the job's command runs
+    own_file: str = ""  # a file that only this fork has, since forks share a package name
+    version_files: tuple[str, ...] = ()  # of a checkout
+
+
 class Framework(Value):
     """A recipe's framework, as the job's Python finds it; '' for what is not known."""
 

@@ -121,7 +121,7 @@ def ray_facts() -> dict[str, object]:
 
 
 def print_facts(argv: list[str]) -> int:
-    """Print the facts of this Python as JSON; with a name and a folder, those of a framework."""
+    """Print the facts of this Python as JSON; with arguments, those of a framework."""
     facts = framework_facts(*argv) if argv else ray_facts()
     print(json.dumps(facts))
     return 0
@@ -156,23 +156,13 @@ def _command() -> tuple[str, ...]:
     return (sys.executable, "-m", "ray.scripts.scripts")
 
 
-_KNOWN_FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "verl": ("verl", "", ("verl/version/version",)),
-    "openrlhf": ("openrlhf", "", ("version.txt",)),
-    "openrlhf-m": ("openrlhf", "openrlhf/models/remote_rm", ()),
-    "search-r1": ("verl", "search_r1", ()),
-    "trl": ("trl", "", ("trl/VERSION", "VERSION")),
-    TORCH: ("torch", "torch/distributed", ()),
-}
-"""By the name in a recipe's row: the package that the job's command runs; a file that only this
-fork has, since forks share a package name; version files of a checkout. Files are relative to the
-folder that contains the package.
-"""
+def framework_facts(
+    name: str, folder: str, module: str, own_file: str, *version_files: str
+) -> dict[str, str]:
+    """Return the fields of Framework as found in a folder and on this Python's path.
 
-
-def framework_facts(name: str, folder: str) -> dict[str, str]:
-    """Return the fields of Framework as found in a folder and on this Python's path."""
-    module, own_file, version_files = _KNOWN_FRAMEWORKS[name]
+    The other arguments are those of `Package`.
+    """
     path = [folder, *sys.path]
     around = _around(module, path)
     if around is None or not (around / own_file).exists():

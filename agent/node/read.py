@@ -33,6 +33,7 @@ from agent.node.facts import (
     Framework,
     Mount,
     NodeVersions,
+    Package,
     RayPython,
     RdmaDevice,
     TorchPython,
@@ -477,6 +478,9 @@ def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
         return None
 
 
+_TORCH = Package(TORCH, TORCH, own_file="torch/distributed")
+
+
 def find_torch(path: str | None, named: str | None) -> TorchPython:
     """Find the Python with torch: that of the job's command, else of `torchrun`, else of Ray."""
     python = named
@@ -484,15 +488,17 @@ def find_torch(path: str | None, named: str | None) -> TorchPython:
         python = shutil.which(named or "", path=path)
     python = python or of_command("torchrun", path) or _recorded(RECORD) or _recorded(STARTED_BY)
     python = python or shutil.which("python3", path=path) or sys.executable
-    torch = find_framework(TORCH, python, ".")
+    torch = find_framework(_TORCH, python, ".")
     if not torch.folder:
         return TorchPython(python, None, (python,))
     return TorchPython(python, torch.version or "unknown")
 
 
-def find_framework(name: str, python: str, folder: str) -> Framework:
+def find_framework(package: Package, python: str, folder: str) -> Framework:
     """Find a framework as a job of this Python in this folder does."""
+    name = package.name
+    words = (name, folder, package.module, package.own_file, *package.version_files)
     if python == sys.executable:
-        return msgspec.convert(framework_facts(name, folder), Framework)
-    argv = own_command(python, "framework-facts", name, folder)
+        return msgspec.convert(framework_facts(*words), Framework)
+    argv = own_command(python, "framework-facts", *words)
     return _answer(argv, f"{python}, which is to run the job,", Framework) or Framework(name)

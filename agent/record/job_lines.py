@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections import deque
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -13,12 +14,14 @@ from msgspec.structs import replace
 from agent.base.text import escaped
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
+from agent.frameworks import all_frameworks
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agent.decisions.shared import Known
+    from agent.frameworks.framework import StepLine
 
 
 class KnownLines:
@@ -85,30 +88,22 @@ MOST_POINTS = 600  # A longer curve is thinned out
 MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
-_COUNT = "[0-9]{1,12}"  # Digits of a step: more of them are no step, and int() refuses 4,301
-_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
-_REWARD = rf"(?:np\.float\d+\()?(?P<reward>{_NUMBER})\b"
-_STEP_LINES = (
-    # the rehearsal
-    (rf"\bstep (?P<step>{_COUNT})/(?P<of>{_COUNT}) (?=mean reward )", rf"^mean reward {_REWARD}"),
-    # verl
-    (rf"\bstep:(?P<step>{_COUNT}) - ", rf"(?:^|(?<= ))critic/rewards/mean:{_REWARD}"),
-    # OpenRLHF
-    (rf"\bGlobal step (?P<step>{_COUNT}): \{{", rf"'reward': {_REWARD}"),
-)
-"""A step's line: the number of the step, behind any prefix, and the reward in what follows.
 
-Two searches, since one expression for both takes quadratic time; compiled when the job writes.
-"""
+
+@cache
+def _step_lines() -> tuple[StepLine, ...]:
+    """Return the lines of all frameworks: a command may use any, whatever its name is."""
+    lines = [framework.step_line for framework in all_frameworks()]
+    return tuple(dict.fromkeys(line for line in lines if line is not None))
 
 
 def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
     """Return the step in a line and its reward, with the number of steps if it has one."""
-    for number, value in _STEP_LINES:
-        step = re.search(number, line)
+    for pattern in _step_lines():
+        step = re.search(pattern.step, line)
         if step is None:
             continue
-        behind = re.search(value, line[step.end() :])
+        behind = re.search(pattern.reward, line[step.end() :])
         if behind is None:
             continue
         reward = float(behind["reward"])

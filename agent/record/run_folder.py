@@ -162,8 +162,9 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
 
     # Which is the newest, and which one does the framework's own file name?
     tracked = ""
-    with suppress(OSError, ValueError):
-        tracked = read_small(place / checkpoints.TRACKER).strip()
+    for tracker in checkpoints.tracker_files():
+        with suppress(OSError, ValueError):
+            tracked = read_small(place / tracker).strip()
     newest = ""
     with suppress(OSError):
         paths = chain.from_iterable(map(place.glob, _PLACES))
@@ -196,9 +197,10 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
             files_there.append((str(file), status.st_size, status.st_mtime_ns))
 
     is_whole = False
-    if framework in checkpoints.LAST_FILES:
+    last_file = checkpoints.last_file(framework)
+    if last_file:
         with suppress(OSError, ValueError, RecursionError):
-            json.loads(read_small(place / checkpoints.LAST_FILES[framework]))
+            json.loads(read_small(place / last_file))
             is_whole = True
     return CheckpointFiles(path, tuple(files_there), is_marked_whole=is_whole)
 

@@ -16,6 +16,7 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.text import first_names, is_ip, mib
 from agent.checks import NAMES, run_checks
 from agent.checks.job_needs import RECIPE_CHECKS
+from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis, shape_of
 from agent.job.checkpoints import kept_settings
 from agent.job.services import NO_FILE
@@ -185,7 +186,8 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     """Add the facts that the chosen recipe needs: framework, checkpoint disk, model size."""
     settings = loaded.settings
     known = recipe_info(settings, loaded.command)
-    if known is None or not known.framework or topology.is_idle:
+    package = None if known is None else recipe_of(known).FRAMEWORK.package
+    if package is None or topology.is_idle:
         return facts
     inputs = {
         "AGENT_MODEL": settings.model,
@@ -211,7 +213,7 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
 
     return replace(
         run_within(times.STALLED_DISK, read_disks) or facts,
-        framework=read.find_framework(known.framework, python, settings.working_dir or "."),
+        framework=read.find_framework(package, python, settings.working_dir or "."),
         data_columns=run_within(times.STALLED_DISK, lambda: read.columns_of(data, python)),
     )
 

@@ -1,4 +1,7 @@
-"""The recipes: one row for each, with what it needs and where its code is."""
+"""The recipes by name: the module of each, and what the settings have to be for it.
+
+Settings are read before a module of `agent.frameworks` is imported.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,23 @@ _OTHER_REWARD_FLAGS = (
 )
 """Flags by which AGENT_JOB_ARGS names another source of rewards: a server or a program."""
 
-DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # of the bundled reward server
-
 
 class RecipeInfo(Value):
-    """The part of a recipe that does not depend on the cluster; the rest is in its module."""
+    """What the rules of settings read about a recipe; all else is in its module."""
 
     name: str
-    module: str = ""  # the module in agent/frameworks; '' for the rehearsal
+    module: str  # the module in agent/frameworks
     framework: str = ""  # the distribution whose version decides the flags, or ''
     reward: Literal["needed", "possible", "unused"] = "unused"  # whether it calls a reward server
     launcher: Literal["ray", "torchrun"] = "ray"
     needs: tuple[str, ...] = ("AGENT_MODEL", "AGENT_TRAIN_DATA")  # variables that must be set
-    dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # what its reward client reads
     sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
     loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
     notice_signal: str = ""  # the signal on which its program saves and continues; '' if untested
 
 
 RECIPES = (  # name, module, framework
-    RecipeInfo(DEFAULT, reward="needed", needs=(), sends_token=True),
+    RecipeInfo(DEFAULT, "rehearsal", reward="needed", needs=(), sends_token=True),
     RecipeInfo(
         "verl-grpo", "verl", "verl", reward="possible", sends_token=True, loads_reward_model=True
     ),
@@ -55,7 +55,6 @@ RECIPES = (  # name, module, framework
         "openrlhf_m",
         "openrlhf-m",
         reward="needed",
-        dialect="openrlhf-m",
         loads_reward_model=True,
     ),
     RecipeInfo("search-r1-ppo", "search_r1", "search-r1"),

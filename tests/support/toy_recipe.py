@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import frameworks
+from agent.frameworks import verl
 from agent.frameworks.recipe import Command, MisfitError
 from agent.settings import jobs
 from agent.settings.jobs import RecipeInfo
@@ -19,6 +20,7 @@ NAME = "toy-grpo"
 KNOWN = RecipeInfo(NAME, "toy", "verl", "possible")
 NEEDED = {"AGENT_JOB": NAME, "AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/train.parquet"}
 
+FRAMEWORK = verl.FRAMEWORK
 VERSIONS: tuple[Version, ...] = ((0, 8, 0), (0, 9, 0), (0, 9, 1))
 ABOUT = "nothing: it is there for tests"
 

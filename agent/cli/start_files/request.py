@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import convert
-
-from agent.base.text import parse_toml
 from agent.base.value import Value
+from agent.frameworks import recipe_of
+from agent.settings.jobs import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from agent.frameworks.framework import Preset
 
 WIDTH = 96
 
@@ -53,46 +54,10 @@ class StartFile(Value, frozen=True):
     is_program: bool = False
 
 
-class Checkout(Value, frozen=True):
-    """A framework that runs from a clone of its repository."""
-
-    url: str
-    tag: str
-    folder: str
-
-    def command(self, code: str) -> str:
-        """Return the shell command that clones it unless it is there."""
-        target = f'"{code}/{self.folder}"' if "$" in code else f"{code}/{self.folder}"
-        clone = f"git clone --quiet --depth 1 --branch {self.tag} {self.url} {target}"
-        return f"test -e {target} || {clone}"
-
-
-class Preset(Value, frozen=True):
-    """The usual image, model, data and arguments of a recipe: a table of recipes.toml."""
-
-    about: str
-    image: str
-    checkout: Checkout | None = None
-    install: tuple[str, ...] = ()  # Shell commands that install the framework into the image
-    code: str = ""  # The folder of the image in which the job starts
-    model: str = ""
-    train: str = ""
-    evaluate: str = ""
-    prepare: str = ""
-    args: tuple[str, ...] = ()
-    services: str = ""  # An example's file for AGENT_SERVICES
-    reward: str = ""
-    resumes: bool = True
-
-
 @cache
 def presets() -> dict[str, Preset]:
     """Return the usual settings of each recipe, in the order of `pod-agent recipes`."""
-    tables = parse_toml(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
-    for table in tables.values():
-        if "like" in table:
-            table |= {**tables[table.pop("like")], **table}
-    return convert(tables, dict[str, Preset])
+    return {known.name: recipe_of(known).PRESETS[known.name] for known in RECIPES}
 
 
 class Folders(Value, frozen=True):

@@ -14,7 +14,8 @@ from tools.frameworks.faults import Case
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.frameworks.recipe import Recipe, Version
+    from agent.frameworks.framework import Recipe
+    from agent.frameworks.recipe import Version
     from agent.settings.jobs import RecipeInfo
 
 KNOWN_LATER = {

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.frameworks.verl import TRACKER
 from agent.job.checkpoints import (
     CHECKPOINT_FILE,
-    TRACKER,
     CheckpointOwner,
     FolderContents,
     folder_of,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.frameworks import framework_named
 from agent.node import read
 from agent.node.facts import Framework
 
@@ -36,6 +37,13 @@ def version_file(folder: Path, path: str, text: str) -> None:
     (folder / path).write_text(text)
 
 
+def find(framework: str, python: str, folder: str) -> Framework:
+    """Find a framework by what its module knows about its package."""
+    package = framework_named(framework).package
+    assert package is not None
+    return read.find_framework(package, python, folder)
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a folder on this Python's path, as site-packages is."""
@@ -59,9 +67,7 @@ def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, ve
     """The version stands in the name of its metadata's folder; nothing is imported."""
     package(site, name)
     metadata(site, folder)
-    assert read.find_framework(name, sys.executable, str(tmp_path)) == Framework(
-        name, str(site), version
-    )
+    assert find(name, sys.executable, str(tmp_path)) == Framework(name, str(site), version)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,7 @@ def test_a_checkout_in_which_the_job_starts(
     checkout = tmp_path / "checkout"
     package(checkout, module)
     version_file(checkout, file, "0.8.0.dev0\n")
-    assert read.find_framework(name, sys.executable, str(checkout)) == Framework(
-        name, str(checkout), "0.8.0.dev0"
-    )
+    assert find(name, sys.executable, str(checkout)) == Framework(name, str(checkout), "0.8.0.dev0")
 
 
 def test_an_editable_install(site: Path, tmp_path: Path) -> None:
@@ -93,9 +97,9 @@ def test_an_editable_install(site: Path, tmp_path: Path) -> None:
     metadata(site, "verl-0.7.0.dist-info")
     sys.path.append(str(checkout))  # as its .pth file has Python do
     try:
-        assert read.find_framework("verl", sys.executable, "/nowhere").version == "0.7.0"
+        assert find("verl", sys.executable, "/nowhere").version == "0.7.0"
         version_file(checkout, "verl/version/version", "0.7.1")
-        found = read.find_framework("verl", sys.executable, "/nowhere")
+        found = find("verl", sys.executable, "/nowhere")
     finally:
         sys.path.remove(str(checkout))
     assert found == Framework("verl", str(checkout), "0.7.1")
@@ -106,17 +110,17 @@ def test_forks_are_distinguished_from_their_origins(site: Path) -> None:
     place = package(site, "openrlhf")
     package(site, "verl")
     for fork in ("openrlhf-m", "search-r1"):
-        assert read.find_framework(fork, sys.executable, "/nowhere") == Framework(fork)
+        assert find(fork, sys.executable, "/nowhere") == Framework(fork)
     (place / "models" / "remote_rm").mkdir(parents=True)
     (site / "search_r1").mkdir()
     for fork in ("openrlhf-m", "search-r1"):
-        assert read.find_framework(fork, sys.executable, "/nowhere") == Framework(fork, str(site))
+        assert find(fork, sys.executable, "/nowhere") == Framework(fork, str(site))
 
 
 def test_none_at_all(tmp_path: Path) -> None:
     """A missing framework has no folder."""
-    assert read.find_framework("verl", sys.executable, str(tmp_path)) == Framework("verl")
-    assert read.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
+    assert find("verl", sys.executable, str(tmp_path)) == Framework("verl")
+    assert find("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
 
 
 def test_another_python_is_asked(tmp_path: Path) -> None:
@@ -124,10 +128,10 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
     place = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin" / "python"
-    assert read.find_framework("verl", str(python), str(tmp_path)) == Framework("verl")
+    assert find("verl", str(python), str(tmp_path)) == Framework("verl")
     minor = f"python3.{sys.version_info.minor}"
     packages = place / "lib" / minor / "site-packages"
     package(packages, "verl")
     metadata(packages, "verl-0.9.1.dist-info")
-    found = read.find_framework("verl", str(python), os.curdir)
+    found = find("verl", str(python), os.curdir)
     assert found == Framework("verl", str(packages), "0.9.1")

@@ -20,7 +20,8 @@ from agent.checks.job_needs import INPUTS, recipe_findings
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.frameworks.recipe import JobBasis
-from agent.job.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
+from agent.frameworks.verl import TRACKER
+from agent.job.checkpoints import CHECKPOINT_FILE, CheckpointOwner
 from agent.job.services import Placeholders
 from agent.node.facts import Facts, Framework, Mount
 from agent.node.read import is_unreadable

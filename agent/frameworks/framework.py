@@ -1,0 +1,101 @@
+"""What is known about a framework beside its commands: each recipe's module declares it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from agent.base.value import Value
+from agent.node.facts import Package
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.frameworks.recipe import Command, RecipeInput, Version
+
+
+class CheckpointFormat(Value):
+    """How a framework writes checkpoints, and when it can resume from them."""
+
+    prefix: str = ""  # The name of a checkpoint's folder before the number of its step
+    tracker: str = ""
+    """The file with the step of the last complete checkpoint, without which it starts at 0."""
+    last_file: str = ""  # The file, in JSON, that it writes last into a checkpoint, if known
+    can_resume: bool = True
+    can_reshard: bool = True  # Whether it resumes with another number of processes
+
+
+class StepLine(Value):
+    """The line by which a job prints a step and its reward, as two regular expressions.
+
+    One expression for both would take quadratic time. They are compiled when the job writes.
+    """
+
+    step: str  # Finds the number, as `step`, behind any prefix; the number of steps, as `of`
+    reward: str  # Finds the reward, as `reward`, in the rest of the line
+
+
+STEP = "[0-9]{1,12}"
+"""Digits of a step: more of them are no step, and int() refuses 4,301."""
+_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
+REWARD = rf"(?:np\.float\d+\()?(?P<reward>{_NUMBER})\b"
+
+
+DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # Of the bundled reward server
+
+
+class FrameworkInfo(Value):
+    """What other parts of the agent read about a framework."""
+
+    package: Package | None = None  # How it is found on a Python's path
+    checkpoints: CheckpointFormat = CheckpointFormat()
+    step_line: StepLine | None = None  # None if it prints no reward
+    is_sized_by_links: bool = False  # Whether its arguments depend on the links between the nodes
+    dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # What its reward client reads
+
+
+class Checkout(Value):
+    """A framework that runs from a clone of its repository."""
+
+    url: str
+    tag: str
+    folder: str
+
+    def command(self, code: str) -> str:
+        """Return the shell command that clones it unless it is there."""
+        target = f'"{code}/{self.folder}"' if "$" in code else f"{code}/{self.folder}"
+        clone = f"git clone --quiet --depth 1 --branch {self.tag} {self.url} {target}"
+        return f"test -e {target} || {clone}"
+
+
+class Preset(Value):
+    """What a start file sets for a recipe: its usual image, model, data and arguments.
+
+    `{data}` and `{code}` stand for the folders of data and of checkouts on a platform.
+    """
+
+    about: str
+    image: str
+    checkout: Checkout | None = None
+    install: tuple[str, ...] = ()  # Shell commands that install the framework into the image
+    code: str = ""  # The folder of the image in which the job starts
+    model: str = ""
+    train: str = ""
+    evaluate: str = ""
+    prepare: str = ""
+    args: tuple[str, ...] = ()
+    services: str = ""  # An example's file for AGENT_SERVICES
+    reward: str = ""
+    resumes: bool = True
+
+
+class Recipe(Protocol):
+    """The contents of a recipe's module."""
+
+    FRAMEWORK: FrameworkInfo
+    VERSIONS: tuple[Version, ...]  # The known releases, oldest first; () if versions do not matter
+    ABOUT: str  # What it trains, in one line
+    PRESETS: Mapping[str, Preset]  # By the names of its recipes
+
+    @staticmethod
+    def make(asked: RecipeInput) -> Command:
+        """Return the command; raises MisfitError if it does not fit the nodes."""

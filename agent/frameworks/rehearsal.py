@@ -1,0 +1,33 @@
+"""The rehearsal: a small GRPO on CPUs that takes every path that a real job takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base.text import own_command
+from agent.frameworks.framework import REWARD, STEP, FrameworkInfo, Preset, StepLine
+from agent.frameworks.recipe import Command
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import RecipeInput, Version
+
+FRAMEWORK = FrameworkInfo(
+    step_line=StepLine(
+        rf"\bstep (?P<step>{STEP})/(?P<of>{STEP}) (?=mean reward )", rf"^mean reward {REWARD}"
+    )
+)
+VERSIONS: tuple[Version, ...] = ()
+ABOUT = "a small GRPO on CPUs, to try out a cluster: no GPU, no model, no data"
+
+PRESETS = {
+    "rehearsal": Preset(
+        about="The rehearsal: a small GRPO on CPUs that takes every path that a real job takes",
+        image="rayproject/ray:2.52.0-py311",
+    )
+}
+
+
+def make(asked: RecipeInput) -> Command:
+    """Make the command, which depends on no size; placeholders stand for what is known later."""
+    own = ("--reward-url", "{reward_url}", "--nodes", "{nodes}", "--out", "{log_dir}")
+    return Command((*own_command(asked.python, "rehearsal", *own), *asked.args), {}, {})
