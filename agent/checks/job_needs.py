@@ -38,18 +38,19 @@ def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[
 
 def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
     """Without its framework a job fails only after the boot; another version may fail later."""
-    found = node.facts.framework
-    if not known.framework or found is None or not node.topology.is_head:
+    framework = node.facts.framework
+    if not known.framework or framework is None or not node.topology.is_head:
         return None
-    if not found.folder:
+    if not framework.folder:
         return _missing(known, node)
-    _, warning = version_of(known, found)
+
+    _, warning = version_of(known, framework)
     if warning:
         versions = version_list(recipe_of(known).VERSIONS)
         remedy = "If it refuses an argument, install a known one, or give your own command after --"
         return warn(f"{known.framework} {warning}; known are {versions}", remedy)
-    name = f"{known.framework} {found.version}".strip()
-    return ok(f"{name} in {found.folder}")
+    name = f"{known.framework} {framework.version}".strip()
+    return ok(f"{name} in {framework.folder}")
 
 
 def _missing(known: RecipeInfo, node: CheckedNode) -> Result:
@@ -72,10 +73,14 @@ def _inputs(node: CheckedNode) -> Iterator[Result]:
     """A wrong path fails only after the boot. Data may be on the head alone, the model may not."""
     if _may_be_installed_later(node.settings) or node.topology.given_ray is not None:
         return
+
+    # Is it there?
     remedy = "Correct the path, mount its disk, or create it by AGENT_PREPARE"
     for name, path in node.facts.missing_inputs.items():
         if node.topology.is_head or name == "AGENT_MODEL":
             yield warn(f"{name}: {path} does not exist on this node", remedy)
+
+    # May this user read it?
     remedy = f"Let user {node.facts.uid} read it, or run the agent and Ray as its owner"
     for name, path in node.facts.unreadable_inputs.items():
         if node.topology.is_head or name == "AGENT_MODEL":
@@ -84,12 +89,15 @@ def _inputs(node: CheckedNode) -> Iterator[Result]:
 
 def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
     """A container's own disk is lost with it; a full one fails the run hours later."""
-    mount = node.facts.checkpoints
+    # Does the disk outlive the pod?
     facts = node.facts
+    mount = facts.checkpoints
     if mount is not None and mount.is_containers_own:
         at = f"{mount.kind} at {mount.folder}"
         what = f"{folder} lies on no volume ({at}): it is lost with this pod"
         yield warn(what, "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share")
+
+    # Has it room for two checkpoints?
     free = facts.checkpoints_free
     wanted = 2 * _CHECKPOINT_FACTOR * facts.model_bytes
     if free is not None and free < wanted:
@@ -122,16 +130,17 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
 
     Each text has the words that name its source, and the placeholders that are filled in there.
     """
-    found = {}
+    findings = {}
     for source, text, known in texts:
         for name in _BRACES.findall(text):
-            near = (one for one in known if nearly_equal(name, one) or one.startswith(name))
-            meant = None if name in known else next(near, None)
-            if meant is not None:
+            if name in known:
+                continue
+            near = [other for other in known if nearly_equal(name, other) or other.startswith(name)]
+            if near:
                 what = f"{{{name}}} in {source} is no placeholder and stays as it is"
-                remedy = f"Did you mean {{{meant}}}?"
-                found[source, name] = Finding("placeholders", Level.WARN, what, remedy)
-    return tuple(found.values())
+                remedy = f"Did you mean {{{near[0]}}}?"
+                findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)
+    return tuple(findings.values())
 
 
 _KEY = re.compile(r"(?:[^-]*-)?[\w-]{40,}", re.ASCII)  # W&B's own server puts its name before it

@@ -64,6 +64,8 @@ class Arguments:
         self._users: dict[str, tuple[str, ...] | None] = {}  # None: left out
         self._made: dict[str, tuple[str, ...]] = {}
         self._why: dict[str, str] = {}
+
+        # Read the user's flags: --name words, --name=word, and --no-name for one to leave out.
         rest = list(given)
         while rest:
             word = rest.pop(0)
@@ -71,6 +73,7 @@ class Arguments:
                 raise MisfitError(f"AGENT_JOB_ARGS: '{word}' belongs to no flag")
             name, equals, value = word[2:].partition("=")
             words = [value] if equals else _words_of(rest)
+
             if name.startswith(_NO_PREFIX):
                 if equals:
                     raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value")
@@ -79,6 +82,7 @@ class Arguments:
                     self._refuse_unknown(name)
                 self._users[name] = None
                 continue
+
             if not equals:
                 del rest[: len(words)]
             self._check(name, words)
@@ -99,12 +103,16 @@ class Arguments:
             if not self._has_others:
                 self._refuse_unknown(name)
             return
+
+        # Does it have the number of words?
         count = self._flags[name][0]
         kind = self._flags[name][1:]
         if count != "*" and not (words if count == "+" else len(words) == int(count)):
             counts = {"0": "no value", "1": "one value", "+": "one value or more"}
             what = f"takes {counts.get(count, 'two values')}, not {' '.join(words) or 'none'}"
             raise MisfitError(f"AGENT_JOB_ARGS: --{name} {what}")
+
+        # Are they numbers, where it takes numbers?
         parse = {"": str, "i": int, "f": float}[kind]
         for word in words:
             if _PLACEHOLDER.fullmatch(word):
@@ -286,18 +294,21 @@ def merged(
         key = row.removeprefix("+")
         overrides[key, False] = Override(key, str(value), "" if row == key else "+")
         why[key] = reason
+
     for override in users:
         known = overrides.get((override.key, False))
         why[override.key] = _FROM_USER
         if override.prefix == "~":
             overrides.pop((override.key, False), None)
-            if known is not None and known.prefix == "+":
-                continue  # only the recipe would have added it: there is nothing to remove
-            overrides[override.key, True] = override
+            # Where only the recipe would have added the key, there is nothing to remove.
+            if known is None or known.prefix != "+":
+                overrides[override.key, True] = override
             continue
-        # if the recipe has the key, its prefix matches whether the configuration has it
+
+        # If the recipe has the key, its prefix matches whether the configuration has it.
         mine = override if known is None or override.prefix == "++" else known
         overrides[override.key, False] = Override(override.key, override.value, mine.prefix)
+
     arguments = tuple(override.argument() for override in overrides.values())
     kept = {key for key, _ in overrides}
     return arguments, {key: reason for key, reason in why.items() if key in kept}

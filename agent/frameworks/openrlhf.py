@@ -138,10 +138,14 @@ def make(asked: RecipeInput) -> Command:
     version = asked.version
     arguments = arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked)
     check_nodes(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
+
+    # What fits the nodes: layout and engines by memory, then their places, then batches.
     add_lengths(arguments, 1024, 3072)
     sizing = size_engines(arguments, asked, critic=not grpo)
     groups, placement = place(arguments, asked, sizing, critic=not grpo)
     batches = add_batches(arguments, groups.total, 8 if grpo else 1)
+
+    # What is trained, and how.
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     _add_data(arguments, asked)
     add_training(arguments, asked, sizing, "actor")
@@ -153,6 +157,8 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("algo.advantage.is_correction_level", "token", why=why)
         arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
     _add_tokens(arguments, sizing)
+
+    # Rewards and checkpoints; then everything is there that takes GPUs.
     add_reward(arguments, asked, groups)
     add_checkpoints(arguments, asked, 20, rollout_step(arguments, critic=not grpo))
     check_demand(arguments, asked)
@@ -164,23 +170,25 @@ def command(
     module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
 ) -> Command:
     """Return the command of a program, with the settings that decide its checkpoints' format."""
+    # Would adapters train at the rate of full training?
     warnings = list(sizing.warnings)
     rate = next(flag for flag in (LEARNING_RATE[0], "adam.lr") if arguments.supports(flag))
     if arguments.whole("ds.lora.rank") and not arguments.given(rate):
         default = arguments.word(rate) or "OpenRLHF's default"
         warnings.append(adapter_warning(arguments.text(rate), default))
+
     made_with = {
         _STAGE: arguments.word("ds.zero_stage"),
         "dtype": arguments.word("ds.param_dtype") or "bf16",
         "GPUs of a rank": str(_rank_gpus(arguments)),
     }
     return Command(
-        (asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
-        {},
-        arguments.why(),
-        (*notes, *sizing.notes),
-        tuple(warnings),
-        made_with,
+        argv=(asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
+        env={},
+        why=arguments.why(),
+        notes=(*notes, *sizing.notes),
+        warnings=tuple(warnings),
+        format=made_with,
     )
 
 
@@ -250,6 +258,8 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     sizing = sizing_for(asked, given, load)
     if not any(map(arguments.given, _PAIRS)):
         return sizing
+
+    # In pairs the smallest group of two models decides, on GPUs without engines.
     groups = [_group_of(arguments, asked, model) for model in ("actor", "critic")[: load.trained]]
     smallest = min(groups, key=lambda group: group.total)
     nodes = (asked.gpu_nodes * smallest.count)[: smallest.count]
@@ -269,9 +279,10 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
 
 def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups:
     """Return the GPUs of a model: the user's, else all."""
-    found = groups_of(asked.gpu_nodes)
-    nodes = arguments.count(f"{model}.num_nodes", found.count)
-    return GpuGroups(nodes, arguments.count(f"{model}.num_gpus_per_node", found.gpus))
+    everything = groups_of(asked.gpu_nodes)
+    nodes = arguments.count(f"{model}.num_nodes", everything.count)
+    gpus = arguments.count(f"{model}.num_gpus_per_node", everything.gpus)
+    return GpuGroups(nodes, gpus)
 
 
 _STAGE = "ZeRO stage"
@@ -284,11 +295,13 @@ def kept_layouts(
 
     Below stage 3, which only the user may set, every process loads a whole model.
     """
-    kept = asked.basis.kept.get(_STAGE)
-    found = tuple(one for one in layouts if kept in {None, "2" if one == ZERO2 else "3"}) or layouts
+    stage = asked.basis.kept.get(_STAGE)
+    if stage in {"2", "3"}:
+        of_stage = tuple(layout for layout in layouts if (layout == ZERO2) == (stage == "2"))
+        layouts = of_stage or layouts
     if arguments.whole("ds.zero_stage", 3) >= 3:
-        return found
-    return tuple(replace(one, loads_everywhere=True) for one in found)
+        return layouts
+    return tuple(replace(layout, loads_everywhere=True) for layout in layouts)
 
 
 def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
@@ -381,6 +394,8 @@ def add_batches(
     size, train_micro, ranks = train_batch(arguments, gpus, 128)
     micro = arguments.count("rollout.micro_batch_size")
     samples = arguments.count("rollout.n_samples_per_prompt", samples)
+
+    # The prompts of a rollout whose answers are whole batches, equally many for each rank.
     unit = lcm(size, micro * ranks)
     step = unit // gcd(unit, samples)
     if is_fork:
@@ -388,6 +403,7 @@ def add_batches(
     near = (4 if is_fork else 8) * size // samples  # 8 batches of 128 are 1,024 samples
     rollout = arguments.count("rollout.batch_size", nearest(near, step))
     check_multiple(arguments.text("rollout.batch_size"), rollout, step)
+
     arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 128")
     arguments.add("train.micro_batch_size", train_micro, why=LEAST)
     why = f"× {samples} = whole batches of {size}, fits the {ranks} ranks"
@@ -395,6 +411,7 @@ def add_batches(
     arguments.add("rollout.micro_batch_size", micro, why=LEAST)
     if samples > 1:
         arguments.add("rollout.n_samples_per_prompt", samples, why="answers to compare")
+
     batches = count_of(rollout * samples // size, "batch")
     text = batch_text(size, train_micro, ranks)
     return (
@@ -413,14 +430,17 @@ def place(
     shape = f"nodes of {', '.join(map(str, counts))} GPUs"
     groups = _group_of(arguments, asked, "actor")
     in_pairs = any(map(arguments.given, _PAIRS))
+
+    # Do engines fit? The GPUs of an engine communicate in every layer: it may fill whole nodes, not
+    # parts.
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
     parts = any(count % tensor_parallel for count in counts)
     if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):
-        # the GPUs of an engine communicate in every layer: it may fill whole nodes, not parts
         raise engines_misfit(tensor_parallel, counts)
     if groups.total % tensor_parallel and not in_pairs:
         raise engines_misfit(tensor_parallel, (groups.gpus,) * groups.count)
     engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
+
     for model in ("actor", "ref", *(["critic"] if critic else [])):
         arguments.add(f"{model}.num_nodes", groups.count, why=shape)
         arguments.add(f"{model}.num_gpus_per_node", groups.gpus, why=shape)
@@ -429,8 +449,9 @@ def place(
     reasons = sizing.why
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
     shared = (("vllm.gpu_memory_utilization", f"{sizing.share:g}", reasons["share"]), *_COLOCATED)
-    # in pairs the engines have GPUs of their own, unless the user says otherwise
+    # In pairs the engines have GPUs of their own, unless the user says otherwise.
     arguments.add_all(row for row in shared if not in_pairs or arguments.changed(row[:1]))
+
     idle = 0 if in_pairs else sum(counts) - groups.total
     return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
@@ -512,7 +533,9 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     if apart and arguments.holds("vllm.enable_sleep"):
         without = arguments.text("vllm.enable_sleep", left_out=True)
         raise MisfitError(f"{arguments.text('train.async_enable')} wants {without} beside it")
-    others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
+
+    # How many GPUs does each model take? Two that share them take them once.
+    others = [model for model in ("critic", "reward") if arguments.holds(f"{model}.num_nodes")]
     wanted = {
         model: arguments.count(f"{model}.num_nodes", 1)
         * arguments.count(f"{model}.num_gpus_per_node", 8)
@@ -524,6 +547,8 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
             raise MisfitError(f"{first} and {second} share GPUs: give both the same number")
     if everything:
         wanted = {"actor": wanted["actor"]}
+
+    # The engines have GPUs of their own, or exactly the actor's.
     engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
     if apart or not everything:
         wanted["engines"] = engines
@@ -531,6 +556,7 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
         have = f"the actor has {wanted['actor']}, the engines {engines}"
         flag = arguments.text("vllm.num_engines")
         raise MisfitError(f"actor and engines share GPUs, and {have}: leave out {flag}")
+
     if sum(wanted.values()) > gpus:
         parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
         raise MisfitError(f"{sum(wanted.values())} GPUs are needed ({parts}) and {gpus} joined")

@@ -84,10 +84,14 @@ def make(asked: RecipeInput) -> Command:
     asked = replace(asked, version=VERSIONS[-1])
     arguments = openrlhf.arguments_of("train_ppo_ray of OpenRLHF-M", "m", asked)
     openrlhf.check_nodes(asked, reward_tasks=True)
+
+    # What fits the nodes: layout and engines by memory, then their places, then batches.
     openrlhf.add_lengths(arguments, 4096, 8000)
     sizing = openrlhf.size_engines(arguments, asked, critic=False)
     groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
     batches = openrlhf.add_batches(arguments, groups.total, 4, is_fork=True)
+
+    # Model, data and how it is trained.
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
@@ -97,11 +101,14 @@ def make(asked: RecipeInput) -> Command:
     openrlhf.add_reward(arguments, asked, groups)
     openrlhf.add_checkpoints(arguments, asked, 5, openrlhf.rollout_step(arguments, critic=False))
     openrlhf.check_demand(arguments, asked)
+
+    # What should the user know about this command?
     notes = ["--save_hf_ckpt is left out: it keeps a whole model of every save"]
     if asked.eval_data:
         notes.append("OpenRLHF-M has no evaluation data: AGENT_EVAL_DATA is not read")
     if not arguments.given("data.label_key"):
         notes.append("rewards are requested without labels, unless --label_key names their column")
+
     sizes = (f"{placement}; {batches[0]}", *batches[1:])
     made = openrlhf.command("train_ppo_ray", arguments, asked, sizing, sizes)
     env = _ON_PODS if asked.platform == _PODS else {}

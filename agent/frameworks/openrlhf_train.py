@@ -68,6 +68,8 @@ def make(asked: RecipeInput) -> Command:
     if not world:
         raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
     size, micro, ranks = openrlhf.train_batch(arguments, world, 256)
+
+    # Model, data and batches.
     arguments.add("model.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     arguments.add("data.dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     _add_columns(arguments, asked)
@@ -79,13 +81,15 @@ def make(asked: RecipeInput) -> Command:
             arguments.add("eval.split", "train", why="the only split of a file")
     arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 256")
     arguments.add("train.micro_batch_size", micro, why=openrlhf.LEAST)
+
+    # Which layout fits? DPO has a reference, and a reward model one value in place of the logits.
     frozen = 1 if kind == "dpo" else 0
+    longest = openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1)
     load = Workload(
         layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN, arguments),
-        tokens=micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
+        tokens=micro * longest,
         frozen=frozen,
         unsized=ZERO3,
-        # a reward model has one value in place of the logits
         logit=0 if kind == "rm" else openrlhf.LOGIT_IN_FLOAT32,
         in_nodes=Host(loading=WEIGHT * (1 + frozen), gathered=WEIGHT),
         adapters=bool(arguments.whole("ds.lora.rank")),
@@ -93,11 +97,12 @@ def make(asked: RecipeInput) -> Command:
     sizing = sizing_for(asked, arguments.changed(openrlhf.MEMORY), load)
     arguments.add("ds.packing_samples", why="samples are not padded")
     openrlhf.add_training(arguments, asked, sizing, "model")
+
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
-    longest = openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1)
     step = StepWork(size, longest, scored=frozen, generates=False)
     openrlhf.add_checkpoints(arguments, asked, 100, step, within="state")
+
     text = openrlhf.batch_text(size, micro, ranks)
     notes = (
         f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {text}",

@@ -21,9 +21,8 @@ _SPEEDS = ((16, 25e12), (24, 60e12), (48, 110e12), (96, 250e12))
 _FASTEST = 400e12
 """Operations per second in bf16 of common GPUs up to so many GB, in practice (40 % of the peak)."""
 _ASSUMED_MEMORY = 80
-_TRAINED = (
-    8  # Operations of a parameter for each token: forward twice (checkpointing), and backward
-)
+_TRAINED = 8
+"""Operations of a parameter for each token: forward twice (checkpointing), and backward."""
 _SCORED = 2  # A forward pass
 _TOLERATED = 1.5  # Hours for which the usual number of steps stays: the estimate is no better
 _PART_OF_LONGEST = 4  # Texts have a quarter of the longest one's tokens
@@ -46,6 +45,8 @@ def step_seconds(asked: RecipeInput, step: StepWork) -> float | None:
     gpus = sum(node.gpus for node in nodes)
     if model is None or not gpus:
         return None
+
+    # How fast are the GPUs, and how much is to compute? Generating takes as long as the rest.
     memory = min((n.gpu_memory for n in nodes if n.gpu_memory), default=_ASSUMED_MEMORY)
     speed = next((speed for most, speed in _SPEEDS if memory <= most), _FASTEST)
     tokens = step.samples * step.longest / _PART_OF_LONGEST

@@ -89,8 +89,8 @@ class ModelShape(Value):
     @staticmethod
     def from_config(config: Mapping[str, object]) -> ModelShape | None:
         """Return the shape that a `config.json` describes; None if it lacks the usual fields."""
+        # The sizes of the language model, which one with vision keeps in a part of its own.
         text = config.get("text_config")
-        tower = config.get("vision_config")
         main = {**config, **text} if isinstance(text, dict) else config
         hidden = _number(main, "hidden_size")
         layers = _number(main, "num_hidden_layers")
@@ -98,52 +98,73 @@ class ModelShape(Value):
         vocabulary = _number(main, "vocab_size")
         if not (hidden and layers and heads and vocabulary):
             return None
+
+        # Attention, norms and embeddings.
         kv_heads = _number(main, "num_key_value_heads") or heads
         head = _number(main, "head_dim") or hidden // heads
         copies = 1 if main.get("tie_word_embeddings") else 2
         attention = 2 * hidden * head * (heads + kv_heads)
         parameters = layers * (attention + 2 * hidden) + copies * vocabulary * hidden + hidden
+
+        # The feed-forward part: of all layers, or experts in those that are sparse.
         width = _number(main, "intermediate_size") or 4 * hidden
         active = width
         sparse = 0
         experts = _number(main, "num_experts", "num_local_experts", "n_routed_experts")
         if experts:
-            one = _number(main, "moe_intermediate_size") or width
+            expert = _number(main, "moe_intermediate_size") or width
             shared = _number(main, "shared_expert_intermediate_size")
-            shared = shared or one * _number(main, "n_shared_experts")
-            active = one * (_number(main, "num_experts_per_tok") or 2) + shared
+            shared = shared or expert * _number(main, "n_shared_experts")
+            active = expert * (_number(main, "num_experts_per_tok") or 2) + shared
             sparse = max(0, layers - _number(main, "first_k_dense_replace"))
-            parameters += sparse * (3 * hidden * (one * experts + shared) + hidden * experts)
+            parameters += sparse * (3 * hidden * (expert * experts + shared) + hidden * experts)
         parameters += (layers - sparse) * 3 * hidden * width
+
+        # The vision tower.
+        tower = config.get("vision_config")
         if isinstance(tower, dict):
             wide = _number(tower, "hidden_size")
             depth = _number(tower, "depth", "num_hidden_layers")
             inner = _number(tower, "intermediate_size") or 4 * wide
             parameters += depth * (4 * wide + 3 * inner) * wide
+
+        # The KV cache: a latent vector in each layer, or keys and values of all heads.
         latent = _number(main, "kv_lora_rank")
         each = latent + _number(main, "qk_rope_head_dim") if latent else 2 * kv_heads * head
         cached = layers * each
-        tied = copies == 1
-        sizes = (parameters, layers, hidden, active, cached, vocabulary, heads, kv_heads)
-        return ModelShape(*sizes, tied=tied)
+
+        return ModelShape(
+            parameters=parameters,
+            layers=layers,
+            hidden=hidden,
+            wide=active,
+            cached=cached,
+            vocabulary=vocabulary,
+            heads=heads,
+            kv_heads=kv_heads,
+            tied=copies == 1,
+        )
 
     @staticmethod
     def from_name(name: str, source: str = "") -> ModelShape | None:
         """Estimate a shape from the size in a model's name, such as 7B, 30B-A3B or 8x7B."""
-        found = _SIZE.search(name)
-        if found is None:
+        size = _SIZE.search(name)
+        if size is None:
             return None
-        unit = 1e9 if found["unit"] in "bB" else 1e6
-        parameters = int(float(found["size"]) * int(found["times"] or 1) * unit)
-        active = int(float(found["active"]) * 1e9) if found["active"] else parameters
+        unit = 1e9 if size["unit"] in "bB" else 1e6
+        parameters = int(float(size["size"]) * int(size["times"] or 1) * unit)
+        active = parameters
+        if size["active"]:
+            active = int(float(size["active"]) * 1e9)
         if not 0 < active <= parameters <= _MOST_PARAMETERS:
             return None
+
         hidden = max(64, round((active * 128 / 12) ** (1 / 3) / 64) * 64)
         layers = max(1, hidden // 128)  # a usual model is 128 times as wide as deep
         return ModelShape(
-            parameters,
-            layers,
-            hidden,
+            parameters=parameters,
+            layers=layers,
+            hidden=hidden,
             wide=4 * hidden,
             cached=layers * 2 * 8 * 128,
             vocabulary=min(152_000, parameters // (2 * hidden)),
@@ -336,11 +357,13 @@ def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
     before it; a text without a release number is taken for the newest. A patch before the first
     known one of its minor release is returned as it is, since a recipe may distinguish patches.
     """
-    found = _RELEASE.fullmatch(text.strip())
-    if found is None:
+    numbers = _RELEASE.fullmatch(text.strip())
+    if numbers is None:
         return known[-1], _taken_for(text.strip() or "its version", known[-1])
-    release = tuple(int(part) for part in found[1].split("."))
-    rest = found[2]
+
+    # A minor release without a patch is its newest patch.
+    release = tuple(int(part) for part in numbers[1].split("."))
+    rest = numbers[2]
     padded = (*release, 0)[: max(len(release), 3)]
     minor = [version for version in known if version[:2] == padded[:2]]
     if len(release) == 2 and minor and not rest:
@@ -349,6 +372,8 @@ def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:
     # A patch of a known minor release.
     if minor and padded < minor[0]:
         return padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
+
+    # The newest one that is not newer.
     lower = [version for version in known if version <= padded]
     nearest_one = lower[-1] if lower else known[0]
     if nearest_one == padded and _NO_CHANGE.fullmatch(rest):

@@ -171,7 +171,9 @@ _ALGORITHM = {
 def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined."""
     users = [_checked(read(argument)) for argument in asked.args]
-    given = {one.key: one.value for one in users if one.prefix != "~"}
+    given = {override.key: override.value for override in users if override.prefix != "~"}
+
+    # What fits the nodes: layout by memory, groups of GPUs, then batches.
     sizing = _sizing(asked, given)
     tensor_parallel = sizing.tensor_parallel
     groups = verl.groups_of(asked.nodes, tensor_parallel, given)
@@ -180,6 +182,7 @@ def make(asked: RecipeInput) -> Command:
     samples = _samples(asked, given, sizing)
     grpo = asked.recipe == "search-r1-grpo"
     batches, sizes = _batches(groups.total, samples, given, grpo=grpo)
+
     settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
@@ -195,6 +198,8 @@ def make(asked: RecipeInput) -> Command:
         ("trainer.save_freq", _EVERY, "its default is -1: never"),
     ]
     arguments, why = merged(rows, users)
+
+    # What should the user know about this command?
     url = given.get(_RETRIEVER_KEY, _RETRIEVER)
     notes = [
         "Search-R1 cannot resume: it saves models, and every attempt starts at step 0",
@@ -203,6 +208,7 @@ def make(asked: RecipeInput) -> Command:
     ]
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the evaluation after the last step uses training data")
+
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
@@ -220,7 +226,7 @@ def make(asked: RecipeInput) -> Command:
 def _authors_of(asked: RecipeInput) -> _Authors:
     model = asked.basis.model
     parameters = 0 if model is None else model.parameters
-    return next(one for one in _BY_SIZE if parameters >= one.least)
+    return next(authors for authors in _BY_SIZE if parameters >= authors.least)
 
 
 def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
@@ -235,6 +241,8 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     if len(asked.gpu_nodes) == 1:
         preferred = SEARCH_R1_OFFLOAD
     first = SEARCH_R1.index(preferred)
+
+    # The reference is offloaded with everything else; a saved model is gathered in float32.
     load = Workload(
         layouts=(*SEARCH_R1[first:], *reversed(SEARCH_R1[:first])),
         tokens=_longest(given),
@@ -242,7 +250,6 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         frozen=1,
         share=authors.share,
         tensor_parallel=whole(given, verl.TENSOR_PARALLEL),
-        # the reference is offloaded with everything else; a saved model is gathered in float32
         in_nodes=Host(
             frozen=2 if preferred is SEARCH_R1_OFFLOAD else 0,
             loading=4,
@@ -293,6 +300,7 @@ def _batches(
 
     The GPUs divide the prompts of a step, of an update, and of a micro batch over all GPUs.
     """
+    # The user's sizes, else the nearest to its authors'.
     unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
     mini = whole(given, verl.MINI_BATCH) or nearest(_MINI_NEAR, unit)
     train = whole(given, verl.TRAIN_BATCH) or 2 * mini
@@ -301,6 +309,8 @@ def _batches(
     micro = whole(given, _MICRO_BATCH) or largest * gpus
     answers = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
     critic = whole(given, _CRITIC_MICRO_BATCH) or gpus
+
+    # Do the GPUs divide all of them, and the smaller ones the larger?
     log_prob = ((key, whole(given, key) or gpus) for key in _LOG_PROB_BATCHES)
     parts = (_MICRO_BATCH, micro), (_CRITIC_MICRO_BATCH, critic)
     for key, value in ((verl.TRAIN_BATCH, answers), (verl.MINI_BATCH, mini), *parts, *log_prob):
@@ -308,6 +318,7 @@ def _batches(
     check_multiple(verl.TRAIN_BATCH, train, mini)
     for _, size in parts:
         check_multiple(verl.MINI_BATCH, mini, size)
+
     even = f"divisible by {gpus} GPUs"
     fitting = "by its authors' scripts and the GPUs' memory"
     rows: list[Row] = [
@@ -335,6 +346,7 @@ def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
         offloaded = (_OPTIMIZER, *([_CRITIC_OPTIMIZER] if has_critic else ()))
     for key in offloaded:
         yield key, "True", sizing.why["layout"]
+
     model = asked.basis.model
     rate = _authors_of(asked).rate
     if rate and model is not None:

@@ -201,6 +201,8 @@ def sizing_of(load: Workload) -> Sizing:
     model = load.model
     kept = {"within_nodes": _KEPT}
     by_user = {"tensor_parallel": "AGENT_TENSOR_PARALLEL"} if load.tensor_parallel else {}
+
+    # Nothing is sized for a model of unknown size.
     if model is None or not load.nodes:
         layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
         size = load.tensor_parallel or 1
@@ -210,38 +212,41 @@ def sizing_of(load: Workload) -> Sizing:
             f"assumed: {layout.name}" + f", engines of {count_of(size, 'GPU')}" * bool(load.share)
         )
         return Sizing(
-            layout,
-            size,
-            load.share,
-            0,
-            0,
-            load.within is True,
+            layout=layout,
+            tensor_parallel=size,
+            share=load.share,
+            within_nodes=load.within is True,
             why=dict.fromkeys(_FIELDS, unknown) | kept | by_user,
             notes=(note,) if load.nodes else (),
         )
+
+    # Does a layout fit?
     notes = []
     knows_memory = any(node.gpu_memory for node in load.nodes)
     if model.source != CONFIG:
         notes.append(f"sized for {model.billions} parameters, by {model.source}")
     if not knows_memory:
         notes.append(f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here")
-    found = _best(load, model)
-    if found is not None:
-        return _explained(found, notes)
+    fit = _best(load, model)
+    if fit is not None:
+        return _explained(fit, notes)
+
+    # If none does, the model is refused: unless that follows from an assumption, or what the user
+    # set changes the memory.
     anywhere = _best(load.with_host(_ENOUGH_HOST), model)
     refusal = _refusal(load, model) if anywhere is None else _host_refusal(anywhere, load)
     if not load.given and knows_memory:
         raise MisfitError(refusal)
+
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
     least = _least_fit(load, model)
-    tokens = load.tokens
     return Sizing(
-        least.layout,
-        least.engine,
-        load.share,
-        tokens,
-        tokens,
-        load.within is True,
+        layout=least.layout,
+        tensor_parallel=least.engine,
+        share=load.share,
+        tokens=load.tokens,
+        forward=load.tokens,
+        within_nodes=load.within is True,
         why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
@@ -428,6 +433,8 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     is_tight = fit.filled > _COMFORT
     cached = (1 if is_tight else _SEQUENCES) * load.tokens // load.samples
     share = fit.share(cached) or fit.share(1)
+
+    # The arithmetic of each setting.
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
     rate = (load.link or 0) / 1e6
@@ -439,6 +446,8 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {token / 1e6:.1f} MB a token",
         "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
+
+    # What may fail?
     warnings = []
     notes.append(f"a node needs {_gb(fit.host)} of memory: {fit.host_text}")
     if is_tight:
@@ -446,10 +455,18 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
-    tokens = max(fit.tokens, load.tokens)
-    forward = max(fit.forward, load.tokens)
-    said = tuple(notes), tuple(warnings)
-    return Sizing(layout, fit.engine, share, tokens, forward, fit.within, why, *said)
+
+    return Sizing(
+        layout=layout,
+        tensor_parallel=fit.engine,
+        share=share,
+        tokens=max(fit.tokens, load.tokens),
+        forward=max(fit.forward, load.tokens),
+        within_nodes=fit.within,
+        why=why,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    )
 
 
 def _states_text(fit: _Fit) -> str:
@@ -497,6 +514,8 @@ def _host_refusal(fit: _Fit, load: Workload) -> str:
         f"{fit.layout.name} needs {_gb(fit.host)} of a node ({fit.host_text}), and a job may fill "
         f"{_gb(load.host)} of {has:,.0f} GiB{assumed}"
     )
+
+    # Would nodes with more memory do?
     remedies = [*_remedies(load, fit.model)]
     for size in _HOST_SIZES:
         if size > has and _best(load.with_host(size * GIB), fit.model) is not None:
@@ -510,12 +529,16 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
     free = replace(load, tensor_parallel=None)
     first = load.nodes[0]
     count = len(load.nodes)
+
+    # More GPUs: in each node, or more nodes.
     more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
     more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
     for nodes, gpus in more:
         if _best(replace(free, nodes=(replace(first, gpus=gpus),) * nodes), model) is not None:
             yield f"from {nodes}×{gpus} on"
             break
+
+    # Larger GPUs.
     for label in filter(load.memory.__lt__, _LABELS):
         larger = tuple(replace(node, gpu_memory=label) for node in load.nodes)
         if _best(replace(free, nodes=larger), model) is not None:

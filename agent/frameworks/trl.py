@@ -98,6 +98,8 @@ def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
     arguments = Arguments("trl_grpo", FLAGS, {}, *asked.args)
     world = gpu_processes(asked.nodes)
+
+    # Model, data and rewards.
     arguments.add("model", asked.model_path, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("prompt-key", "input", why="column of the prompt")
@@ -112,8 +114,12 @@ def make(asked: RecipeInput) -> Command:
     elif not arguments.given("reward-url"):
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
+
+    # Batches, and when to save.
     notes: tuple[str, ...] = (_batch(arguments, world),)
     _save(arguments, asked, world)
+
+    # On GPUs: sharding and engines by memory. On CPUs: can this release train there at all?
     warnings: tuple[str, ...] = ()
     sharding = {}
     if not world:
@@ -133,12 +139,15 @@ def make(asked: RecipeInput) -> Command:
         raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
     elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
         raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
+
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
         arguments.add("run-name", asked.named, why=NAMED_BY)
     script = str(Path(__file__).parents[1] / "bundled" / "trl_grpo.py")
     argv = (asked.python, script, *arguments.argv())
-    return Command(argv, {}, arguments.why(), notes, warnings, sharding)
+    return Command(
+        argv=argv, env={}, why=arguments.why(), notes=notes, warnings=warnings, format=sharding
+    )
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
@@ -150,7 +159,7 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     has_reference = _has_reference(arguments)
     layouts = TRL if world > 1 else (FSDP_RESIDENT,)
     load = Workload(
-        layouts=tuple(replace(one, loads_everywhere=has_reference) for one in layouts),
+        layouts=tuple(replace(layout, loads_everywhere=has_reference) for layout in layouts),
         tokens=answers * _completion(arguments),
         samples=answers,
         frozen=1 if has_reference else 0,
@@ -189,13 +198,17 @@ def _batch(arguments: Arguments, world: int) -> str:
     if group < 2:
         raise MisfitError("AGENT_JOB_ARGS: --num-generations must be at least 2")
     each = arguments.count("per-device-train-batch-size", group)
-    near = max(1, round(_ANSWERS / (each * world))) if world else 1
+    near = 1
+    if world:
+        near = max(1, round(_ANSWERS / (each * world)))
     steps = arguments.count("gradient-accumulation-steps", near)
     total = each * steps * (world or 1)
     check_multiple("answers per update:", total, group)
+
     arguments.add("num-generations", group, why="answers per prompt, to compare")
     arguments.add("per-device-train-batch-size", each, why="whole groups")
     arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
+
     who = "each process"
     times = ""
     if world:

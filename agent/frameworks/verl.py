@@ -180,6 +180,8 @@ def groups_of(
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError("it trains on GPUs, and no node has one")
+
+    # How large is a group? The user's size, whole nodes that are equal, or what uses most GPUs.
     fitting = {part: sum(size // part for size in sizes) for part in range(1, max(sizes) + 1)}
     shape = ", ".join(map(str, sizes))
     even = min(sizes) == max(sizes)
@@ -194,13 +196,15 @@ def groups_of(
         if not candidates:
             raise engines_misfit(tensor_parallel, sizes)
         gpus = max(candidates, key=lambda size: ((count or fitting[size]) * size, size))
+
+    # Do so many groups fit, and the engines into them? One that would span parts of nodes does not.
     if (count or 1) > fitting.get(gpus, 0):
         what = f"trainer.nnodes={count or 1} groups of {gpus} GPUs do not fit nodes of {shape}"
         raise MisfitError(f"{what} GPUs: verl would wait forever")
     groups = GpuGroups(count or fitting[gpus], gpus)
     spans_nodes = tensor_parallel % gpus == 0 and groups.total % tensor_parallel == 0
     if gpus % tensor_parallel and not (spans_nodes and even and gpus == sizes[0]):
-        raise engines_misfit(tensor_parallel, sizes)  # one would span parts of nodes
+        raise engines_misfit(tensor_parallel, sizes)
     return groups
 
 
@@ -277,7 +281,9 @@ def make(asked: RecipeInput) -> Command:
     users = [read(argument) for argument in asked.args]
     if not asked.is_nearest:
         _check_keys(users, asked.version)
-    given = {one.key: one.value for one in users if one.prefix != "~"}
+    given = {override.key: override.value for override in users if override.prefix != "~"}
+
+    # What fits the nodes: layout and engines by memory, then batches, then steps between saves.
     sizing, saved = _sizing_and_saved(asked, given)
     sizes, notes, prompts = _sizes(asked, given, sizing)
     every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
@@ -292,6 +298,9 @@ def make(asked: RecipeInput) -> Command:
         ("trainer.save_freq", every, "; ".join(filter(None, (pace, "verl's default is never")))),
         ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
     )
+    arguments, why = merged(rows, users)
+
+    # What should the user know about this command?
     if not asked.scores and not asked.reward_model:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
@@ -300,7 +309,7 @@ def make(asked: RecipeInput) -> Command:
         notes.append(_MERGE)
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
-    arguments, why = merged(rows, users)
+
     strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
@@ -326,15 +335,20 @@ def _sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Siz
     if _SAVED in given:
         return _sizing(asked, given, given[_SAVED]), given[_SAVED]
     without = _sizing(asked, given, _SHARDS)
+
+    # Is the model too large to be gathered on one node?
     model = asked.basis.model
     if model is not None and model.parameters >= _NO_WHOLE_MODEL_FROM:
         return without, _SHARDS
+
+    # Does gathering it cost another layout, or memory that a node lacks?
     try:
-        found = _sizing(asked, given, _SHARDS_AND_WHOLE)
+        gathering = _sizing(asked, given, _SHARDS_AND_WHOLE)
     except MisfitError:
         return without, _SHARDS
-    is_free = found.layout == without.layout and found.warnings == without.warnings
-    return (found, _SHARDS_AND_WHOLE) if is_free else (without, _SHARDS)
+    if gathering.layout != without.layout or gathering.warnings != without.warnings:
+        return without, _SHARDS
+    return gathering, _SHARDS_AND_WHOLE
 
 
 def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
@@ -427,7 +441,7 @@ def _check_keys(users: list[Override], version: Version) -> None:
     sections: dict[str, set[str]] = {}
     for section, *keys in rows_for("verl_keys.txt", version):
         sections.setdefault(section.strip("."), set()).update(keys)
-    complaints = list(filter(None, (_complaint(one, version, sections) for one in users)))
+    complaints = list(filter(None, (_complaint(user, version, sections) for user in users)))
     if complaints:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
 
@@ -436,11 +450,15 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
     key = override.key
     verl = f"verl {version_text(version)}"
+
+    # Has this version moved it?
     for since, old, new in _MOVED:
         if version >= since and f"{key}.".startswith(f"{old}."):
             return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
     if override.prefix == "++":
         return ""
+
+    # Which known section is it in, and by which name?
     section = key
     while section and section not in sections:
         section = section.rpartition(".")[0]
@@ -449,6 +467,8 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     if override.prefix == "+":
         has_key = name in known and key == f"{section}.{name}".lstrip(".")
         return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
+
+    # Is the name among the section's, or the estimator among those that there are?
     if key == "algorithm.adv_estimator":
         name = override.value
         known = _ESTIMATORS
@@ -467,21 +487,29 @@ def _sizes(
     grpo = asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
     samples = _answers(asked, given)
+
+    # Groups of GPUs, each on one node; verl 0.5 places only one of them on a node.
     groups = groups_of(asked.nodes, tensor_parallel, given)
     gpus = [node.gpus for node in asked.nodes if node.gpus]
     shape = ", ".join(map(str, gpus))
     if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
         what = f"places one group on a node, and nodes of {shape} GPUs are groups of {groups.gpus}"
         raise MisfitError(f"verl 0.5 {what}: install 0.6.1 or later")
-    loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
-    loops = loops if version < (0, 9) else 1
+
+    # Batches that divide over the GPUs, and up to 0.8 over the agent-loop workers.
+    loops = 1
+    if version < (0, 9):
+        loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
     near, why_near = _batch_near(asked, given)
     train, mini = _batches(groups.total, samples, loops, given, near)
+
+    # Do the nodes have CPUs for all processes?
     mode = given.get(_MODE, "async" if _needs_async(asked) else "sync")
     has_servers = mode == "async" or version >= (0, 7)
     placement = Placement(version, groups, tensor_parallel, has_servers)
     stores = whole(given, _STORES) or placement.fitting_stores(asked.nodes)
     cpu_notes = placement.check(asked.nodes, stores)
+
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     even = f"× {samples} answers it is divisible by {groups.total} GPUs"
     equal = f"equal groups, each on one node, of nodes of {shape} GPUs"
@@ -496,6 +524,7 @@ def _sizes(
     if version >= (0, 9) and stores != STORES:
         why = f"instead of {STORES}: each takes a CPU, and no more are free"
         rows.append((_STORES, stores, why))
+
     notes = [f"{engines}; batch {train} = {train // mini} × {mini}"]
     idle = sum(gpus) - groups.total
     if idle:
@@ -533,6 +562,8 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
     check_columns(asked, {"data.prompt_key": given.get("data.prompt_key", "prompt")})
     model = quoted(asked.model_path)
     yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
+
+    # The data, and the lengths of prompts and answers.
     yield from data_rows(asked, _EVERY)
     if not asked.eval_data:
         yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
@@ -541,6 +572,8 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
     yield _ANSWER, _ANSWER_TOKENS, "a longer answer is cut, and scored wrong; the default is 512"
     if asked.version < (0, 7):
         yield "data.return_raw_chat", "True", "asynchronous rollouts and reward models read it"
+
+    # The model, and PPO's critic.
     yield f"{MODEL}.path", model, "AGENT_MODEL"
     if grpo:
         yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
@@ -548,6 +581,7 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
         yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
         yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
+
     yield from _SETTINGS
 
 
@@ -582,6 +616,7 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
         yield _KL_IN_REWARD, "True", "a learned reward is exploited without it"
     if not asked.reward_model:
         return
+
     path = "model_path" if asked.version >= (0, 7, 1) else "model.path"
     yield f"{root}.enable", "True", "AGENT_REWARD_MODEL"
     yield f"{root}.{path}", quoted(asked.reward_model), "AGENT_REWARD_MODEL"
@@ -590,6 +625,8 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
         yield f"{root}.model.use_remove_padding", "True", scripts
         yield f"{root}.model.fsdp_config.param_offload", "True", scripts
         return
+
+    # From 0.7 on engines of its own generate the scores.
     yield f"{root}.rollout.name", "vllm", "verl has no default"
     yield f"{root}.rollout.gpu_memory_utilization", "0.8", f"{scripts}: it sleeps meanwhile"
     yield f"{root}.rollout.tensor_model_parallel_size", 1, scripts

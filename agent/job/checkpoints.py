@@ -24,7 +24,9 @@ def folder_of(settings: Settings, log_dir: str, name: str, command: tuple[str, .
     """Return the absolute folder for a job's checkpoints; it depends on model and data."""
     if settings.checkpoints is not None:
         return settings.checkpoints
-    what = [settings.model, settings.train_data] if command is None else list(command)
+    what = [settings.model, settings.train_data]
+    if command is not None:
+        what = list(command)
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
     return f"{log_dir}/checkpoints/{name}-{digest}"
 
@@ -75,69 +77,78 @@ class FolderContents(Value):
     tracked: str = ""  # The step in a tracker file
 
 
-def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
+def why_unusable(contents: FolderContents, own_job: CheckpointOwner) -> str:
     """Return why a job must not use a folder, or ''; starting over would overwrite it."""
-    if found.fault:
-        return f"its {CHECKPOINT_FILE} cannot be read: {found.fault}"
-    if found.owner is None:
-        return why_untracked(found, own_job.framework)
+    if contents.fault:
+        return f"its {CHECKPOINT_FILE} cannot be read: {contents.fault}"
+    if contents.owner is None:
+        return why_untracked(contents, own_job.framework)
     for what in ("recipe", "framework", "model"):
-        other = getattr(found.owner, what)
+        other = getattr(contents.owner, what)
         own = getattr(own_job, what)
         if other != own:
             return f"it is another {what}'s: {other}, not {own}"
     return ""
 
 
-def kept_settings(found: FolderContents, framework: str) -> Mapping[str, str]:
+def kept_settings(contents: FolderContents, framework: str) -> Mapping[str, str]:
     """Return the settings that a job which resumes from the folder has to keep."""
-    if found.owner is None or not resumes_from(found, framework):
+    if contents.owner is None or not resumes_from(contents, framework):
         return {}
-    return found.owner.settings
+    return contents.owner.settings
 
 
-def why_untracked(found: FolderContents, framework: str) -> str:
+def why_untracked(contents: FolderContents, framework: str) -> str:
     """Return which checkpoint a framework with a tracker file would ignore, or ''.
 
     In a folder of the same job that is an unfinished first checkpoint, or one whose tracker file is
     on another node.
     """
     tracker = framework_named(framework).checkpoints.tracker
-    if not tracker or not found.newest or found.tracked:
+    if not tracker or not contents.newest or contents.tracked:
         return ""
-    return f"it contains {found.newest} but no {tracker}: without it {framework} begins at step 0"
+    without = f"without it {framework} begins at step 0"
+    return f"it contains {contents.newest} but no {tracker}: {without}"
 
 
-def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
+def why_not_resumable(contents: FolderContents, own_job: CheckpointOwner) -> str:
     """Return why a job of this size, or with these settings, cannot resume from a folder, or ''."""
-    owner = found.owner
-    if owner is None or not found.newest:
+    owner = contents.owner
+    if owner is None or not contents.newest:
         return ""
+
+    # Another number of processes?
     resharded = owner.world_size != own_job.world_size
     if resharded and not framework_named(own_job.framework).checkpoints.can_reshard:
         return (
-            f"{found.newest} was written by {owner.world_size} processes, and "
+            f"{contents.newest} was written by {owner.world_size} processes, and "
             f"{own_job.framework} cannot resume from it with {own_job.world_size}"
         )
-    # A recipe keeps these settings: others are from the user's arguments, or do not fit the nodes.
-    kept = kept_settings(found, own_job.framework)
+
+    # Other settings? A recipe keeps those of its checkpoints: others are from the user's
+    # arguments, or do not fit the nodes.
+    kept = kept_settings(contents, own_job.framework)
     own = own_job.settings
     differing = [
         f"{name} {value}, and this run has {own.get(name, 'none')}"
         for name, value in kept.items()
         if own.get(name) != value
     ]
-    return f"{found.newest} was written with {'; '.join(differing)}" if differing else ""
+    if not differing:
+        return ""
+    return f"{contents.newest} was written with {'; '.join(differing)}"
 
 
-def resumes_from(found: FolderContents, framework: str) -> str:
+def resumes_from(contents: FolderContents, framework: str) -> str:
     """Return the path in the folder of the checkpoint that a job resumes from, or ''."""
     checkpoints = framework_named(framework).checkpoints
     if not checkpoints.can_resume:
         return ""
     if not checkpoints.tracker:
-        return found.newest
-    return f"{checkpoints.prefix}{found.tracked}" if found.tracked else ""
+        return contents.newest
+    if not contents.tracked:
+        return ""
+    return f"{checkpoints.prefix}{contents.tracked}"
 
 
 def step_of(path: str) -> int | None:
@@ -148,5 +159,6 @@ def step_of(path: str) -> int | None:
 
 def latest(paths: Iterable[str]) -> str:
     """Return the newest checkpoint among these paths, or ''."""
-    steps = {path: step for path in paths if (step := step_of(path)) is not None}
-    return max(steps, key=steps.__getitem__, default="")
+    steps = {path: step_of(path) for path in paths}
+    numbered = {path: step for path, step in steps.items() if step is not None}
+    return max(numbered, key=numbered.__getitem__, default="")

@@ -80,9 +80,18 @@ def fill(  # noqa: PLR0913 - all that is filled in
     checkpoints: str,
 ) -> list[str]:
     """Fill in the placeholders, known once every node has joined; other braces stay."""
-    values = (*sizes(gpus), place.head_ip, reward_url, place.log_dir, attempt, checkpoints)
-    known = dict(zip(PLACEHOLDERS, map(str, values), strict=True))
-    return [_PLACEHOLDER.sub(lambda found: known[found[1]], word) for word in argv]
+    nodes, gpus_per_node, total_gpus = sizes(gpus)
+    values = {
+        "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
+        "total_gpus": total_gpus,
+        "head_ip": place.head_ip,
+        "reward_url": reward_url,
+        "log_dir": place.log_dir,
+        "attempt": attempt,
+        "checkpoints": checkpoints,
+    }
+    return [_PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in argv]
 
 
 def is_sized(job: Job) -> bool:
@@ -116,15 +125,19 @@ def entrypoint(
         if not file or clean(word) == word:
             words.append(shlex.quote(word))
             continue
-        name, sign, value = word.partition("=")
-        is_option = sign and value and clean(name) == name
-        shown, secret = (f"{name}=", value) if is_option else ("", word)
+
+        # Is it --option=secret, or a secret as a whole?
+        name, _, value = word.partition("=")
+        is_option = value and clean(name) == name
+        option = shlex.quote(f"{name}=") if is_option else ""
+        secret = value if is_option else word
         values.append(f"AGENT_SECRET_{len(values) + 1}={shlex.quote(secret)}")
-        words.append(f'{shlex.quote(shown) if shown else ""}"$AGENT_SECRET_{len(values)}"')
+        words.append(f'{option}"$AGENT_SECRET_{len(values)}"')
+
     line = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}"
-    place = shlex.quote(file)
     if not values:
         return line, ""
+    place = shlex.quote(file)
     return f". {place}; {line}", "\n".join([*values, f"rm -f {place}", ""])
 
 
@@ -133,8 +146,10 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
 
     A recipe's argv depends on the nodes, so its name and the user's arguments replace it.
     """
-    if job is None or job.recipe is None:
-        return (None if job is None else job.argv), {}
+    if job is None:
+        return None, {}
+    if job.recipe is None:
+        return job.argv, {}
     given = job.recipe.input
     settings = {
         "model": given.model,
@@ -191,12 +206,15 @@ def checkpoint_owner(
     There is a training process per GPU, or per node without GPUs.
     """
     given = recipe.input
-    known = recipe.known
-    version = version_text(given.version)
-    parallel = given.tensor_parallel or 1
-    world = sum(node.gpus for node in nodes) or len(nodes)
-    about = (known.name, known.framework, version, given.model, world, parallel)
-    return CheckpointOwner(*about, settings)
+    return CheckpointOwner(
+        recipe=recipe.known.name,
+        framework=recipe.known.framework,
+        version=version_text(given.version),
+        model=given.model,
+        world_size=sum(node.gpus for node in nodes) or len(nodes),
+        tensor_parallel=given.tensor_parallel or 1,
+        settings=settings,
+    )
 
 
 def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version, str]:
@@ -204,7 +222,8 @@ def version_of(known: RecipeInfo, framework: Framework | None) -> tuple[Version,
     versions = recipe_of(known).VERSIONS
     if not versions:
         return (), ""
-    # a fork without version numbers has one version
+
+    # A fork without version numbers has one version.
     numberless = framework is not None and not framework.version and len(versions) == 1
     if framework is None or not framework.folder or numberless:
         return versions[-1], ""
@@ -246,6 +265,7 @@ def plan_recipe(known: RecipeInfo, given: RecipeInput) -> RecipeJob:
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
+    # Does it fit the expected nodes, or any cluster at all?
     made = None
     misfit = ""
     for nodes in (given.nodes, *_SHAPES):
@@ -257,6 +277,7 @@ def plan_recipe(known: RecipeInfo, given: RecipeInput) -> RecipeJob:
     if made is None:
         got = f"{known.name}, which cannot be made: {misfit}"
         raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),))
-    # what every node can set before the run id is known
+
+    # What every node can set before the run id is known.
     env = {name: text for name, text in made.env.items() if text != RUN_ID}
     return RecipeJob(known, given, None if misfit else made, misfit, env)

@@ -108,16 +108,20 @@ class Placeholders(Value):
             return f"${{{len(parameters)}}}"
 
         argv = [*SHELL, self._fill(script, inert)]
-        return [*argv, SHELL[0], *parameters] if parameters else argv
+        if not parameters:
+            return argv
+        return [*argv, SHELL[0], *parameters]
 
     def _fill(self, text: str, shown: Callable[[str], str]) -> str:
-        def value(found: re.Match[str]) -> str:
-            before = found[1] or ""
-            after = found[3] or ""
-            value = getattr(self, found[2])
-            return f"{before}{shown(in_url(value) if before or after else value)}{after}"
+        def value_of(match: re.Match[str]) -> str:
+            before = match[1] or ""
+            after = match[3] or ""
+            value = getattr(self, match[2])
+            if before or after:
+                value = in_url(value)
+            return f"{before}{shown(value)}{after}"
 
-        return _PLACEHOLDER.sub(value, text)
+        return _PLACEHOLDER.sub(value_of, text)
 
 
 PREPARE = "AGENT_PREPARE"
@@ -174,7 +178,13 @@ def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
     each = [step for step in steps if step.where.kind == ON_EVERY.kind]
     own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
     own -= {step.name for step in each if step.once or _PLACEHOLDER.search(step.command)}
-    while late := {one.name for one in each if one.name in own and not own.issuperset(one.after)}:
+
+    # What depends on a step or service that is not the node's own is not its own either.
+    while True:
+        remaining = [step for step in each if step.name in own]
+        late = {step.name for step in remaining if not own.issuperset(step.after)}
+        if not late:
+            break
         own -= late
     return tuple(step for step in each if step.name not in own)
 
@@ -262,7 +272,9 @@ class ServiceSpec(Value):
     @property
     def asked_again(self) -> LivenessCheck | None:
         """Return how it is probed while the job runs; output patterns cannot be probed again."""
-        return None if isinstance(self.ready, LogPattern) else self.alive or LivenessCheck()
+        if isinstance(self.ready, LogPattern):
+            return None
+        return self.alive or LivenessCheck()
 
     @property
     def log(self) -> str:
@@ -291,20 +303,24 @@ def reward_service(
     reward = reward_choice(settings, command)
     if reward == "off":
         return None
+
+    # One that is external is only probed.
     port = reward_port(settings, command, base)
     path = settings.reward_path
     url = reward if is_url(reward) else f"http://{NODE_IP}:{port}{path}"
     external = ServiceSpec(
-        REWARD,
-        reward,
-        None,
-        ScoringProbe(url),
-        settings.wait_reward,
-        "AGENT_WAIT_REWARD",
+        name=REWARD,
+        asked=reward,
+        argv=None,
+        ready=ScoringProbe(url),
+        within=settings.wait_reward,
+        deadline_variable="AGENT_WAIT_REWARD",
         url=url,
     )
     if is_url(reward):
         return external
+
+    # The bundled one replies as the job's client expects.
     if reward == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = recipe_info(settings, command)
@@ -313,13 +329,15 @@ def reward_service(
             flags += ["--dialect", dialect]
         argv = tuple(own_command(sys.executable, "reward-server", *flags))
         return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
+
+    # A command may read data that the prepare steps provide.
     return replace(
         external,
         argv=(*SHELL, reward),
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
         port=port,
         bind=BY_COMMAND,
-        after=(PREPARE_EACH, PREPARE),  # the data that it reads
+        after=(PREPARE_EACH, PREPARE),
     )
 
 
@@ -373,10 +391,13 @@ def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]
     after = {row.name: [name for name in row.after if name in known] for row in known.values()}
     if not any(after.values()):
         return {}
-    found: dict[str, float] = {}
+
+    # A row waits until the last of its dependencies has waited and is done.
+    waits: dict[str, float] = {}
     for name in TopologicalSorter(after).static_order():
-        found[name] = max((found[one] + known[one].within for one in after[name]), default=0.0)
-    return found
+        ends = [waits[dependency] + known[dependency].within for dependency in after[name]]
+        waits[name] = max(ends, default=0.0)
+    return waits
 
 
 LATENCY_BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

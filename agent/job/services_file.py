@@ -123,16 +123,22 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     except (ValueError, RecursionError) as error:
         reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
         return NO_FILE, reader.problems
+
+    # Which tables are there, and by names that may be used?
     tables = reader.read("", data, _File)
     services = tables.get("services", {})
     steps = tables.get("prepare", {})
     reader.check_names("services", services, ())
     reader.check_names("prepare", steps, services)
+
+    # The reward server; its port stays that of the URL for jobs.
     row = services.pop(REWARD_ROW, None)
     reward = None
     if row is not None:
         reward = reader.fields(REWARD_ROW, row, _Reward)
-        reward.pop("port", None)  # it stays that of the URL for jobs
+        reward.pop("port", None)
+
+    # The other services, and the steps.
     specs = tuple(reader.service(name, table) for name, table in services.items())
     prepared = []
     for name, table in steps.items():
@@ -140,14 +146,17 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         fields = {"command": "", "where": ON_HEAD, "within": settings.wait_prepare, **fields}
         variable = f"prepare.{name}, within" if "within" in table else "AGENT_WAIT_PREPARE"
         prepared.append(PrepareStep(name=name, deadline_variable=variable, **fields))
-    rows = {one.name: (f"[services.{one.name}] after", one.after) for one in specs}
-    rows |= {one.name: (f"[prepare.{one.name}] after", one.after) for one in prepared}
+
+    # Can each of them start, and has the reward server one source?
+    rows = {spec.name: (f"[services.{spec.name}] after", spec.after) for spec in specs}
+    rows |= {step.name: (f"[prepare.{step.name}] after", step.after) for step in prepared}
     if reward is not None:
         rows[REWARD] = ("[services.reward] after", reward.get("after", ()))
     reader.check_dependencies(rows)
     if reward is not None and settings.reward is not None:
         both = f"{_VARIABLE} + AGENT_REWARD"
         reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
+
     command = None if reward is None else reward.pop("command", "builtin")
     return ServicesFile(specs, tuple(prepared), command, reward or {}), reader.problems
 
@@ -177,31 +186,36 @@ class _Reader:
 
     def read(self, prefix: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
         """Return the values that a table sets, ready for use; {} if one of them is wrong."""
+        # Are all keys there, and none that is unknown?
         for key in required:
             if key not in table:
                 self.report(f"{prefix}{key}", "nothing", "a value")
         for key in table.keys() - kind.__annotations__:
             got = f"a key that is {LATER}" if key in _RESERVED_KEYS else "an unknown key"
             self.report(f"{prefix}{key}", got, f"one of {', '.join(kind.__annotations__)}")
+
+        # Have the values the right types and limits?
         try:
-            found: Fields = convert(table, kind)
+            fields: Fields = convert(table, kind)
         except ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             expected, _, got = what.removeprefix("Expected ").partition(", got ")
             self.report(f"{prefix}{place[:-1]}", got or "another value", expected)
             return {}
-        for key in found.keys() & {"within", "every"}:
+
+        # Durations become seconds, places nodes, and dependencies names in a run, each once.
+        for key in fields.keys() & {"within", "every"}:
             try:
-                found[key] = duration(str(found[key]))
+                fields[key] = duration(str(fields[key]))
             except ValueError as error:  # noqa: PERF203 - each is a problem
-                self.report(f"{prefix}{key}", str(found.pop(key)), str(error))
-        if "where" in found:
-            kind_of_place, _, rank = found["where"].partition(" ")
-            found["where"] = Where(kind_of_place, int(rank) if rank else None)
-        if "after" in found:  # the names in a run, without duplicates
-            names = (NAMES_IN_AFTER.get(name, name) for name in found["after"])
-            found["after"] = tuple(dict.fromkeys(names))
-        return found
+                self.report(f"{prefix}{key}", str(fields.pop(key)), str(error))
+        if "where" in fields:
+            kind_of_place, _, rank = fields["where"].partition(" ")
+            fields["where"] = Where(kind_of_place, int(rank) if rank else None)
+        if "after" in fields:
+            names = (NAMES_IN_AFTER.get(name, name) for name in fields["after"])
+            fields["after"] = tuple(dict.fromkeys(names))
+        return fields
 
     def service(self, name: str, table: Table) -> ServiceSpec:
         """Read one service; what is missing is a problem, and gets a stand-in here."""
@@ -217,10 +231,14 @@ class _Reader:
         """Read the fields of a service that a table sets."""
         label = f"[services.{name}]"
         fields = self.read(f"{label} ", table, kind, required)
+
+        # A node for one service alone is named by its rank.
         where = fields.get("where", ON_HEAD)
         if fields.get("alone") and not where.rank:
             expected = 'where = "rank N" with N from 1 on'
             self.report(f"{label} alone", f"true on {where.sentence()}", expected)
+
+        # The tables in it.
         if "ready" in fields:
             fields |= self._ready(label, fields.pop("ready"), is_needed="ready" in required)
         if "within" in fields:
@@ -236,6 +254,8 @@ class _Reader:
         """Read `ready`, whose probe is exactly one of http, tcp and log, with the probed port."""
         given = self.read(f"{label} ready.", table, _Ready)
         fields = {"within": given.pop("within")} if "within" in given else {}
+
+        # Exactly one probe, of which each has its own value.
         ways = table.keys() & {"http", "tcp", "log"}
         if len(ways) > 1 or (is_needed and not ways):
             self.report(f"{label} ready", ", ".join(sorted(ways)) or "nothing", _ONE_PROBE)
@@ -264,6 +284,7 @@ class _Reader:
             for name in {*after} - {*rows, *NAMES_IN_AFTER.values()}:
                 known = ", ".join(sorted({*rows, *NAMES_IN_AFTER}))
                 self.report(key, f"the unknown name {name!r}", f"names out of {known}")
+
         try:
             TopologicalSorter({name: after for name, (_, after) in rows.items()}).prepare()
         except CycleError as error:
@@ -276,9 +297,12 @@ def _own_port(url: str) -> int | None:
     """Return the port that a URL names on its own node; raise ValueError if it is no URL."""
     parts = urlsplit(Placeholders("127.0.0.1", "head", "0", "/").fill(url))
     host = parts.hostname or "{"
-    # a remaining brace is an unknown placeholder
+
+    # A remaining brace is an unknown placeholder.
     if parts.scheme not in {"http", "https"} or "{" in host or parts.port == 0 or " " in url:
         raise ValueError(url)
     if not is_loopback(host):
         return None
-    return parts.port or (443 if parts.scheme == "https" else 80)
+    if parts.port:
+        return parts.port
+    return 443 if parts.scheme == "https" else 80

@@ -86,14 +86,19 @@ def torchrun_arguments(command: Sequence[str]) -> list[str]:
     """
     python, words = split_python(command)
     is_script = python is not None or words[:1] == ["-m"] or words[0].endswith(".py")
-    return words if is_script else ["--no_python", *words]
+    if is_script:
+        return words
+    return ["--no_python", *words]
 
 
 def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
     """Return what torchrun cannot run in a command, and what to use instead."""
     words = split_python(command)[1]
     first = words[0] if words else ""
-    module = words[1] if first == "-m" and len(words) > 1 else ""
+    module = ""
+    if first == "-m" and len(words) > 1:
+        module = words[1]
+
     if PurePath(first).name in _TORCHRUN_NAMES or module in _TORCHRUN_NAMES:
         wanted = "the script alone, which the agent starts by torchrun: -- train.py ARG…"
         return f"{module or first} itself", wanted
@@ -108,8 +113,12 @@ def gpus_of(settings: Settings, seen: int, environ: Mapping[str, str]) -> int:
     """Return the number of a node's GPUs that are visible to its processes."""
     if settings.num_gpus is not None:
         return settings.num_gpus
-    visible = [environ[name] for name in _VISIBLE if name in environ]
-    return min([seen, *(len([one for one in text.split(",") if one.strip()]) for text in visible)])
+    counts = [seen]
+    for name in _VISIBLE:
+        if name in environ:
+            devices = [device for device in environ[name].split(",") if device.strip()]
+            counts.append(len(devices))
+    return min(counts)
 
 
 def processes(gpus: int, settings: Settings) -> int:
@@ -191,10 +200,13 @@ def first_failure(text: str, now: float) -> ShareEnd | None:
     lines = text.splitlines()
     for at in range(len(lines) - 1, -1, -1):
         named = _FAILED.search(lines[at])
-        if named is not None:
-            noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), lines[at])
-            ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
-            return ShareEnd(shell_code(int(named[1])), int(named[2]), ago=ago)
+        if named is None:
+            continue
+        noticed = lines[at]
+        if closes_by_itself(text):
+            noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), noticed)
+        code = shell_code(int(named[1]))
+        return ShareEnd(code, local_rank=int(named[2]), ago=_since(noticed, now))
     return None
 
 
@@ -210,4 +222,5 @@ def _since(line: str, now: float) -> float:
         return 0.0
     then = int(stamp[1]) * 3600 + int(stamp[2]) * 60 + float(f"{stamp[3]}.{stamp[4]}")
     passed = (now - then) % _DAY
-    return passed if passed < _DAY / 2 else 0.0  # the clock was set back
+    was_set_back = passed >= _DAY / 2
+    return 0.0 if was_set_back else passed
