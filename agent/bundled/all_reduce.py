@@ -53,7 +53,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 def processes(gpus: Sequence[int]) -> list[int]:
     """Return the ranks per node: one for each GPU, or one without GPUs."""
-    return [*gpus] if any(gpus) else [1] * len(gpus)
+    if not any(gpus):
+        return [1] * len(gpus)
+    return [*gpus]
 
 
 # --- a rank --------------------------------------------------------------------------------------
@@ -69,22 +71,25 @@ def run_rank(options: argparse.Namespace) -> None:
     rank = sum(counts[: options.node]) + local
     world = sum(counts)
     limit = timedelta(seconds=options.within)
-    at = (options.address, options.port)
-    store: Any = dist.TCPStore(*at, None, is_master=False, timeout=limit)
+    store: Any = dist.TCPStore(options.address, options.port, None, is_master=False, timeout=limit)
+    size = _GPU_BYTES if by_gpu else _CPU_BYTES
+    device = f"cuda:{local}" if by_gpu else "cpu"
 
     def measure() -> None:
         store.set(f"at/{rank}", "connecting to the other ranks")
         if by_gpu:
             torch.cuda.set_device(local)
         group = dist.PrefixStore("group", store)
-        by = "nccl" if by_gpu else "gloo"
-        dist.init_process_group(by, store=group, rank=rank, world_size=world, timeout=limit)
-        size, device = (_GPU_BYTES, f"cuda:{local}") if by_gpu else (_CPU_BYTES, "cpu")
+        backend = "nccl" if by_gpu else "gloo"
+        dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=limit)
+
+        # The first one connects; reading its sum waits for the GPU.
         numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
         store.set(f"at/{rank}", "the first all-reduce")
-        dist.all_reduce(numbers)  # which connects
-        if abs(float(numbers[0]) - world) > 0:  # it waits for the GPU
+        dist.all_reduce(numbers)
+        if abs(float(numbers[0]) - world) > 0:
             raise RuntimeError(f"a wrong sum: {float(numbers[0])}, not {world}")
+
         store.set(f"at/{rank}", "the all-reduce")
         began = time.monotonic()
         for _ in range(_ROUNDS):
@@ -97,6 +102,7 @@ def run_rank(options: argparse.Namespace) -> None:
         store.set(f"at/{rank}", "done")
         dist.destroy_process_group()
 
+    # The last rank that ends, or one that failed, ends all.
     failure = ""
     try:
         measure()
@@ -104,7 +110,7 @@ def run_rank(options: argparse.Namespace) -> None:
         failure = sentence(error)
         store.set(f"failed/{rank}", failure)
         raise
-    finally:  # the last one, or a failed one, ends all
+    finally:
         if store.add(_ENDED, 1) == world or failure:
             store.set(_OVER, "1")
 
@@ -179,7 +185,9 @@ def serve_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  #
 
 def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same
     """Return a key's value if it is set, without waiting."""
-    return str(store.get(key).decode()) if store.check([key]) else ""
+    if not store.check([key]):
+        return ""
+    return str(store.get(key).decode())
 
 
 def as_node(options: argparse.Namespace) -> bool:
@@ -202,6 +210,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not options.host:
         return 0 if as_node(options) else 1
+
+    # The result is a file that is there as a whole, or not at all.
     try:
         result = as_host(options)
     except Exception as error:  # noqa: BLE001 - reported in the result file

@@ -75,13 +75,13 @@ class MathVerifyPool:
         Verdicts up to then are remembered, so that a retry has less to do. Clients and requests
         take turns by the time that they have used.
         """
-        found: dict[Pair, bool] = {}
+        verdicts: dict[Pair, bool] = {}
         rest = iter(dict.fromkeys(pairs))
         request = self._turns.enter(client)
 
         async def work() -> None:
             for pair in rest:
-                found[pair] = await self._verdict(pair, request)
+                verdicts[pair] = await self._verdict(pair, request)
 
         workers = [asyncio.create_task(work()) for _ in self._processes]
         try:
@@ -91,7 +91,7 @@ class MathVerifyPool:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             self._turns.leave(request)
-        return found
+        return verdicts
 
     async def close(self) -> None:
         """End the processes."""
@@ -235,6 +235,7 @@ def _serve() -> None:
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).parent]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # antlr prints version warnings to stdout
+
     # SIGPROF ends the process wherever it is, in C too: no `except` of a library can catch it.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     # math-verify's own limits (0.3 to 0.9) are of wall time, and a timeout counts as unequal there.
@@ -244,17 +245,19 @@ def _serve() -> None:
     except BaseException as problem:  # noqa: BLE001 # whatever a broken installation raises
         print(json.dumps({"error": f"{type(problem).__name__}: {problem}"[:500]}), file=replies)
         return
+
     # A tower of powers raises MemoryError instead of filling the memory.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + _MEMORY
     if most == resource.RLIM_INFINITY or wanted < most:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+
+    # Whatever sympy and antlr raise about a malformed pair: it is not equal.
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
         equal = False
-        # whatever sympy and antlr raise about a malformed pair: it is not equal
         with contextlib.suppress(Exception):
             answer, gold = (parse(f"\\boxed{{{text}}}") for text in json.loads(line))
             equal = bool(verify(gold, answer))

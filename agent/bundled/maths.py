@@ -70,26 +70,36 @@ def read(text: str) -> Reading:
     text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
     text = text.rstrip(" .,;:").lstrip(" :=")
     quantity = _WITH_UNIT.fullmatch(text)
-    text = quantity[1] if quantity else text
+    if quantity:
+        text = quantity[1]
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
     return Reading(text, _ratio(text))
 
 
 def _ratio(text: str) -> Fraction | None:
     mixed = _MIXED.fullmatch(text)
-    whole, part = (mixed[1], mixed[2]) if mixed else ("", text)
-    above, slash, below = part.partition("/")
+    if mixed is None:
+        return _quotient(text)
+    whole = Fraction(mixed[1])
+    part = _quotient(mixed[2])
+    if part is None:
+        return None
+    return whole - part if mixed[1].startswith("-") else whole + part
+
+
+def _quotient(text: str) -> Fraction | None:
+    above, slash, below = text.partition("/")
     numerator = _decimal(above)
     denominator = _decimal(below) if slash else Fraction(1)
     if numerator is None or not denominator:
         return None
-    ratio = numerator / denominator
-    return Fraction(whole) + (-ratio if whole.startswith("-") else ratio) if whole else ratio
+    return numerator / denominator
 
 
 def _decimal(text: str) -> Fraction | None:
-    is_number = _DECIMAL.fullmatch(text) is not None
-    return Fraction(text.replace(",", "").replace(" ", "")) if is_number else None
+    if _DECIMAL.fullmatch(text) is None:
+        return None
+    return Fraction(text.replace(",", "").replace(" ", ""))
 
 
 _BOXES_TRIED = 16
@@ -216,7 +226,9 @@ def _tagged(text: str) -> str | None:
 
 def _after_the_words(text: str) -> str:
     """Remove the introduction of an answer: `The answer is 42.` becomes `42`."""
-    return text if len(text) > LONGEST else _SAYS_SO.split(text)[-1].strip()
+    if len(text) > LONGEST:
+        return text
+    return _SAYS_SO.split(text)[-1].strip()
 
 
 def _last_number(text: str) -> str | None:
@@ -225,7 +237,10 @@ def _last_number(text: str) -> str | None:
     if at < 0:
         return None
     start = max(0, at - LONGEST)
-    found = list(_LAST_NUMBER.finditer(text[start : at + 8]))
-    if not found or (start and found[-1].start() == 0 and text[start - 1].isdigit()):
+    numbers = list(_LAST_NUMBER.finditer(text[start : at + 8]))
+    if not numbers:
+        return None
+    last = numbers[-1]
+    if start and last.start() == 0 and text[start - 1].isdigit():
         return None  # digits longer than any number that we would read
-    return found[-1][0].strip()
+    return last[0].strip()

@@ -89,9 +89,9 @@ class RewardClient:
         until = time.monotonic() + self._seconds
         pause = _FIRST_PAUSE
         while True:
-            left = until - time.monotonic()
+            remaining = until - time.monotonic()
             try:
-                return self._once(request, min(_REQUEST_SECONDS, max(left, 1.0)))
+                return self._once(request, min(_REQUEST_SECONDS, max(remaining, 1.0)))
             except (OSError, http.client.HTTPException) as error:
                 why = getattr(error, "reason", None) or error
                 least = 0.0
@@ -105,14 +105,14 @@ class RewardClient:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
+        # Which errors may pass? A bounded read does not raise for a reply that is cut short.
         data = json.dumps(request, default=str).encode()
-        count = len(request["query"])
         posted = urllib.request.Request(self._url, data, self._headers)  # noqa: S310 - as set
         try:
             with self._opener.open(posted, timeout=seconds) as reply:
                 body = reply.read(_LONGEST_REPLY)
                 missing = reply.length or 0
-            if missing and len(body) < _LONGEST_REPLY:  # a bounded read does not raise for it
+            if missing and len(body) < _LONGEST_REPLY:
                 raise http.client.IncompleteRead(body, missing)
         except urllib.error.HTTPError as error:
             text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
@@ -121,16 +121,19 @@ class RewardClient:
             wish = error.headers.get("Retry-After", "")
             pause = min(float(wish), _LONGEST_PAUSE) if wish.isdecimal() else 0.0
             raise _BusyError(text, pause) from error
+
+        # Is there a finite number for each text? isfinite raises for an integer that no float can
+        # hold.
+        count = len(request["query"])
         rewards: Any = None
         with contextlib.suppress(ValueError, TypeError, LookupError):
             rewards = json.loads(body)["rewards"]
         are_numbers = isinstance(rewards, list) and all(
-            # not isfinite, which raises for an integer that no float can hold
-            isinstance(one, (int, float)) and abs(one) <= sys.float_info.max
-            for one in rewards
+            isinstance(reward, (int, float)) and abs(reward) <= sys.float_info.max
+            for reward in rewards
         )
         if are_numbers and len(rewards) == count:
-            return [float(one) for one in rewards]
+            return [float(reward) for reward in rewards]
         text = body[:200].decode(errors="replace")
         expected = f"`rewards` with {count} finite numbers"
         raise RewardError(f"{self._name} replied {text!r}, and not {expected}")
@@ -186,14 +189,14 @@ class Rollout:
     def step(self, samples: Sequence[Sample]) -> list[tuple[int, float]] | str:
         """Draw and score answers; return each with its reward, or a sentence on failure."""
         drawn = []
-        asked: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
+        request: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
         for seed, prompt, label, weights in samples:
             drawn += random.Random(seed).choices(range(len(weights)), weights)  # noqa: S311 # no secret
-            asked["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{drawn[-1]}}}.")
-            asked["prompts"].append(prompt)
-            asked["labels"].append(label)
+            request["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{drawn[-1]}}}.")
+            request["prompts"].append(prompt)
+            request["labels"].append(label)
         try:
-            return list(zip(drawn, self._client.rewards(asked), strict=True))
+            return list(zip(drawn, self._client.rewards(request), strict=True))
         except RewardError as error:
             return str(error)
 
@@ -300,10 +303,16 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
     problems = exercises(_PROBLEMS, options.seed)
     policy = [[0.0] * ANSWERS for _ in problems]
     for step in range(1, options.steps + 1):
-        drawn = zip(problems, map(probabilities, policy), strict=True)
-        every = [(*problem, weights) for problem, weights in drawn for _ in range(options.group)]
-        samples = [(f"{options.seed}:{step}:{at}", *one) for at, one in enumerate(every)]
+        # A group of answers to each problem, drawn and scored on the nodes.
+        samples: list[Sample] = []
+        for (prompt, label), logits in zip(problems, policy, strict=True):
+            weights = probabilities(logits)
+            for _ in range(options.group):
+                seed = f"{options.seed}:{step}:{len(samples)}"
+                samples.append((seed, prompt, label, weights))
         scored = actors.step(step, samples)
+
+        # The policy learns from each group.
         starts = range(0, len(scored), options.group)
         groups = [zip(*scored[start : start + options.group], strict=True) for start in starts]
         policy = [updated(row, *group) for row, group in zip(policy, groups, strict=True)]
@@ -320,6 +329,7 @@ def rehearse(options: argparse.Namespace) -> str:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
+
     nodes = connect(options.nodes)
     samples = _PROBLEMS * options.group
     if len(nodes) > samples:
@@ -329,6 +339,7 @@ def rehearse(options: argparse.Namespace) -> str:
     means = learn(options, nodes)
     recent = means[-_LAST_STEPS:]
     mean = sum(recent) / len(recent)
+
     curve = {
         "steps": list(range(1, options.steps + 1)),
         "mean_reward": means,
@@ -340,6 +351,7 @@ def rehearse(options: argparse.Namespace) -> str:
         "passed": mean >= options.target,
     }
     file = write_private(options.out / "curve.json", json.dumps(curve, indent=1) + "\n")
+
     # Ray merges stderr and stdout of a job into one file: this must not look like a step line
     measured = f"{mean:.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
     if mean >= options.target:

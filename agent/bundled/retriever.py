@@ -85,9 +85,10 @@ class Index:
         """Return the `topk` best passages with their scores."""
         scores = [0.0] * len(self.passages)
         for word in words(query)[:MAX_WORDS]:
-            found = self._occurrences.get(word, [])
-            rarity = math.log(1 + (len(scores) - len(found) + 0.5) / (len(found) + 0.5))
-            for number, times in found:
+            occurrences = self._occurrences.get(word, [])
+            having = len(occurrences)
+            rarity = math.log(1 + (len(scores) - having + 0.5) / (having + 0.5))
+            for number, times in occurrences:
                 relative = 1 - LENGTH + LENGTH * self._lengths[number] / self._mean
                 scores[number] += (
                     rarity * times * (SATURATION + 1) / (times + SATURATION * relative)
@@ -136,11 +137,11 @@ class Retriever:
                 return error_reply(400, str(problem))
             results = []
             for query in queries:  # one by one, so that requests take turns
-                found = await asyncio.to_thread(self._index.find, query, topk)
+                best = await asyncio.to_thread(self._index.find, query, topk)
                 if with_scores:
-                    results.append([{"document": one, "score": score} for one, score in found])
+                    results.append([{"document": text, "score": score} for text, score in best])
                 else:
-                    results.append([one for one, _ in found])
+                    results.append([text for text, _ in best])
         return web.json_response({"result": results})
 
 

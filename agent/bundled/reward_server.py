@@ -99,8 +99,9 @@ def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
 
 def _text_or_none(raw: msgspec.Raw) -> str | None:
     """Return a text; a list of messages is not decoded, since its parts take much memory."""
-    is_text = bytes(memoryview(raw)[:1]) == b'"'
-    return msgspec.json.decode(raw, type=str) if is_text else None
+    if bytes(memoryview(raw)[:1]) != b'"':
+        return None
+    return msgspec.json.decode(raw, type=str)
 
 
 async def grade(batch: list[ScoredItem]) -> list[maths.Grade]:
@@ -114,20 +115,23 @@ async def grade(batch: list[ScoredItem]) -> list[maths.Grade]:
 
 async def decide(pool: MathVerifyPool, graded: list[maths.Grade], client: str) -> list[maths.Grade]:
     """Return the grades after math-verify has compared what may be equal as expressions."""
-    pairs = ((one.answer, one.gold) for one in graded if one.is_open)
+    pairs = ((grade.answer, grade.gold) for grade in graded if grade.is_open)
     verdicts = await pool.decide(pairs, client)
-    return [
-        one._replace(reward=1.0) if verdicts.get((one.answer, one.gold)) else one for one in graded
-    ]
+
+    def decided(grade: maths.Grade) -> maths.Grade:
+        is_equal = verdicts.get((grade.answer, grade.gold), False)
+        return grade._replace(reward=1.0) if is_equal else grade
+
+    return [*map(decided, graded)]
 
 
 def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
     """Build the reply to a batch."""
-    rewards = [one.reward for one in scored]
-    answered = [float(one.answer is not None) for one in scored]
+    rewards = [grade.reward for grade in scored]
+    answered = [float(grade.answer is not None) for grade in scored]
     if dialect == OPENRLHF_M:
         return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards}
-    unlabeled = [float(one.gold is None) for one in scored]
+    unlabeled = [float(grade.gold is None) for grade in scored]
     logs = {"correct": rewards, "answered": answered, "unlabelled": unlabeled}
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
@@ -178,7 +182,7 @@ class RewardServer:
         graded = await grade(items)
         del items
         # what math-verify has to compare is small where the texts are large
-        body.keep(sum(len(one.answer or "") + len(one.gold or "") for one in graded))
+        body.keep(sum(len(grade.answer or "") + len(grade.gold or "") for grade in graded))
         return await decide(self._pool, graded, client), is_single
 
     async def _close(self, _app: web.Application) -> None:

@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of this program's arguments."""
     made = argparse.ArgumentParser(prog="trl_grpo", description=__doc__, allow_abbrev=False)
     add = made.add_argument
+
+    # Model, data and reward.
     add("--model", required=True, help="Hugging Face id or path")
     add("--data", required=True, help="a .json, .jsonl, .csv or .parquet file, a folder, or an id")
     add("--split", default="train", help="split of the data, unless it is a file")
@@ -69,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     add("--chat", action="store_true", help="send a text prompt as the user message of a chat")
     add("--reward-url", required=True, help="URL of the reward server")
     add("--reward-seconds", type=float, default=300.0, help="seconds for which it may be down")
+
+    # Checkpoints and steps.
     add("--checkpoints", required=True, help="folder to save to and resume from")
     add("--save-steps", type=int, default=20)
     add("--save-total-limit", type=int, default=3)
@@ -83,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=1.0)
     add("--beta", type=float, default=0.0, help="weight of the KL term; 0: no reference model")
     add("--seed", type=int, default=42)
+
+    # GPUs.
     engine = "GPUs of a vLLM engine; 0: no vLLM"
     add("--vllm-tensor-parallel-size", type=int, default=0, help=engine)
     add("--vllm-gpu-memory-utilization", type=float, default=0.3, help="vLLM's share of a GPU")
@@ -90,6 +96,8 @@ def parser() -> argparse.ArgumentParser:
     help_text = "fsdp: divide weights, gradients and optimizer; offload: in the host's memory too"
     add("--shard", choices=_SHARDS, default="none", help=help_text)
     add("--cpu", action="store_true", help="train on CPUs, by gloo")
+
+    # The rest.
     add("--wandb", action="store_true", help="log to W&B, with the environment's WANDB_API_KEY")
     add("--run-name", default="", help="name of the run in W&B")
     add("--config", nargs="*", default=[], help="any other field of GRPOConfig: NAME=VALUE …")
@@ -132,6 +140,7 @@ def train(options: argparse.Namespace) -> None:
     from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
     from trl import GRPOTrainer  # noqa: PLC0415 - as above
 
+    # From which step?
     config = config_of(options)
     last = agreed(last_checkpoint(Path(options.checkpoints)))
     evaluated = None
@@ -149,9 +158,12 @@ def train(options: argparse.Namespace) -> None:
     start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
+
     trainer.train(resume_from_checkpoint=last)
+
+    # Save the whole model, not each process its own part.
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is not None:  # otherwise each process would save its own part
+    if plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(Path(options.checkpoints) / "model"))
 
@@ -264,14 +276,14 @@ def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCal
 
 def last_checkpoint(folder: Path) -> str | None:
     """Return the newest complete checkpoint; its state file is written last."""
-    found = []
+    complete = []
     for path in folder.glob("checkpoint-*"):
         number = re.fullmatch(r"checkpoint-(\d+)", path.name)
         with contextlib.suppress(OSError, ValueError):
             state = json.loads((path / "trainer_state.json").read_text())
             if number and "global_step" in state:
-                found.append((int(number[1]), str(path)))
-    return max(found)[1] if found else None
+                complete.append((int(number[1]), str(path)))
+    return max(complete)[1] if complete else None
 
 
 def agreed(last: str | None) -> str | None:
@@ -284,8 +296,9 @@ def agreed(last: str | None) -> str | None:
     distributed.all_gather_object(seen, last)
     if len(set(seen)) == 1:
         return last
+    names = sorted({*map(str, seen)})
     raise TrainerSetupError(
-        f"processes see different checkpoints ({', '.join(sorted({str(one) for one in seen}))}): "
+        f"processes see different checkpoints ({', '.join(names)}): "
         "--checkpoints must be a folder on a disk that all nodes share"
     )
 

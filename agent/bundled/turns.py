@@ -18,7 +18,8 @@ class QueuedClient:
     """A client: the time that it has used, its last step, and the time of its requests."""
 
     def __init__(self) -> None:
-        self.used = self.step = 0.0
+        self.used = 0.0
+        self.step = 0.0
         self.requests = 0
         self.clock = 0.0
 
@@ -69,9 +70,9 @@ class Turns:
 
     def end(self, request: QueuedRequest, assumed: float, seconds: float) -> None:
         """Count the time of a step."""
-        for one in (request, request.client):
-            one.used += seconds - assumed
-            one.step = seconds
+        for user in (request, request.client):
+            user.used += seconds - assumed
+            user.step = seconds
 
     def wait(self, request: QueuedRequest) -> int:
         """Ask for a turn; return its number."""
@@ -88,9 +89,9 @@ class Turns:
         if not self._waiting:
             return None
         clients = {request.client: None for request in self._waiting.values()}
-        client = min(clients, key=lambda one: one.used + one.step)
+        client = min(clients, key=lambda client: client.used + client.step)
         number = min(
-            (number for number, one in self._waiting.items() if one.client is client),
+            (number for number, request in self._waiting.items() if request.client is client),
             key=lambda number: (self._waiting[number].used + self._waiting[number].step, number),
         )
         del self._waiting[number]

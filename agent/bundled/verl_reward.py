@@ -40,16 +40,17 @@ async def compute_score(  # noqa: PLR0913 - verl's names
     **_others: object,
 ) -> float:
     """Return the server's reward for one answer; raise RuntimeError on failure."""
+    # Some data sets have the question beside the answer.
     request: dict[str, Any] = {"query": [solution_str], "labels": [_label(ground_truth)]}
-    named = ((extra_info or {}).get(name) for name in ("question", "prompt"))
-    texts = [text for text in named if isinstance(text, str)]
-    if texts:  # the data set has the question beside the answer
+    questions = ((extra_info or {}).get(name) for name in ("question", "prompt"))
+    texts = [text for text in questions if isinstance(text, str)]
+    if texts:
         request["prompts"] = texts[:1]
+
     client, threads = _server(url, float(within), int(parallel))
+    loop = asyncio.get_running_loop()
     try:
-        (reward,) = await asyncio.get_running_loop().run_in_executor(
-            threads, client.rewards, request
-        )
+        (reward,) = await loop.run_in_executor(threads, client.rewards, request)
     except rehearsal.RewardError as error:  # Ray's driver cannot load that class
         look = "Its log has the reason (see `pod-agent status`); AGENT_REWARD chooses the server"
         raise RuntimeError(f"reward server {error}. {look}") from None

@@ -63,15 +63,23 @@ def run_checks(
     """Run every check that applies to this node, or `only` the one of this name."""
     if topology.is_idle:
         return ()
-    by_torchrun = launcher(settings) == TORCHRUN
-    kind = _TORCHRUN if by_torchrun else _OWN if topology.given_ray is None else _GIVEN
+    # What runs the job?
+    kind = _OWN
+    if launcher(settings) == TORCHRUN:
+        kind = _TORCHRUN
+    elif topology.given_ray is not None:
+        kind = _GIVEN
+
     node = CheckedNode(facts, settings, topology)
-    results = [
-        (name.format(temp=facts.temp), check(node))
-        for name, check, applies_to in CHECKS
-        if kind in applies_to and only in {None, name}
-    ]
-    return tuple(Finding(name, *result) for name, result in results if result is not None)
+    findings = []
+    for name, check, applies_to in CHECKS:
+        if kind not in applies_to or only not in {None, name}:
+            continue
+        result = check(node)
+        if result is not None:
+            level, what, remedy = result
+            findings.append(Finding(name.format(temp=facts.temp), level, what, remedy))
+    return tuple(findings)
 
 
 def misspelling_findings(misspelled: tuple[str, ...]) -> tuple[Finding, ...]:

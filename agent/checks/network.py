@@ -61,10 +61,15 @@ def ephemeral_ports(node: CheckedNode) -> Result:
     base = node.topology.platform.ports
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     first, last = facts.ephemeral_ports
-    used = {*single_ports(ports).values(), ports.first_worker, ports.last_worker}
+    used = {
+        *single_ports(ports).values(),
+        ports.first_worker,
+        ports.last_worker,
+        settings.reward_port or base.reward,
+    }
     risky = [
         str(port)
-        for port in sorted({*used, settings.reward_port or base.reward})
+        for port in sorted(used)
         if first <= port <= last and not any(a <= port <= b for a, b in facts.reserved_ports)
     ]
     if not risky:
@@ -141,8 +146,12 @@ def slow_links(links: Iterable[tuple[str, str, float]], weights: int = 0) -> Fin
     if not slow:
         return None
     rate = min(link[2] for link in slow)
-    counts = Counter(name for one, other, _ in slow for name in (one, other))
-    names = sorted(counts, key=lambda name: (-counts[name], name))  # the likely cause first
+
+    # Which nodes are slow? The likely cause is in most of the links.
+    counts = Counter(name for link in slow for name in link[:2])
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+
+    # What does it cost?
     size = weights or EXAMPLE
     model = "" if weights else " (a model of 7B, for one)"
     what = (

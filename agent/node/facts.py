@@ -231,17 +231,17 @@ class Facts(Value):
     @property
     def gpu_memory(self) -> int | None:
         """Return the memory in GB of the smallest GPU; None if one is not known."""
-        found = []
+        sizes = []
         for model in self.node_versions.gpu_models:
             if labeled := _LABELED.search(model):
-                found.append(int(labeled[1]))
+                sizes.append(int(labeled[1]))
                 continue
             pairs = ((part, gb) for gb, parts in _NAMES_BY_MEMORY.items() for part in parts)
             known = [(len(part), gb) for part, gb in pairs if re.search(rf"\b{part}\b", model)]
             if not known:
                 return None
-            found.append(max(known)[1])
-        return min(found, default=None)
+            sizes.append(max(known)[1])
+        return min(sizes, default=None)
 
     @property
     def job_python(self) -> str:
@@ -275,18 +275,21 @@ class Facts(Value):
         """Return the known addresses of a host; the hint is as in `own_address_of`."""
         if is_ip(host):
             return (host,)
-        found = self.known_names.get(host, ())
+        resolved = self.known_names.get(host, ())
         if not self.is_own_name(host):
-            return found
+            return resolved
         # The address to which other nodes resolve this name comes first. Debian resolves a host's
         # own name to 127.0.1.1: then the platform's address, then that of the default route.
         own = self.addresses()
-        likely = (*found, hint, self.default_source, *own)
-        return tuple(dict.fromkeys(a for a in likely if a in own))
+        likely = (*resolved, hint, self.default_source, *own)
+        return tuple(dict.fromkeys(address for address in likely if address in own))
 
     def interface_of(self, address: str) -> str | None:
         """Return the interface that has an address."""
-        return next((name for name, found in self.interfaces.items() if address in found), None)
+        for name, addresses in self.interfaces.items():
+            if address in addresses:
+                return name
+        return None
 
 
 class DriverGpu(Value):
@@ -374,7 +377,8 @@ def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> st
     given = {name: environ[name] for name in (HIP, ROCR, CUDA) if name in environ}
     if not _assigns_by_hip(maker, ray) or len({*given.values()}) <= 1:
         return ""
-    return " and ".join(f"{name}={text}" for name, text in given.items()) + " differ"
+    selections = " and ".join(f"{name}={text}" for name, text in given.items())
+    return f"{selections} differ"
 
 
 def _assigns_by_hip(maker: str, ray: str | None) -> bool:

@@ -420,12 +420,14 @@ def columns_of(data: str, python: str) -> Mapping[str, bool] | None:
     missing one only once all models are loaded. The job's Python reads parquet, by its pyarrow.
     """
     path = Path(data)
-    # the framework reports what it cannot read, and content that does not match its suffix
+
+    # The framework reports what it cannot read, and content that does not match its suffix.
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         if path.is_dir():
-            path = min(one for one in path.iterdir() if one.suffix in _SUFFIXES)
+            path = min(file for file in path.iterdir() if file.suffix in _SUFFIXES)
         if not path.is_file() or path.suffix not in _SUFFIXES:
             return None
+
         if path.suffix == ".parquet":
             argv = [python, "-c", _PARQUET_QUESTION, str(path)]
             return _answer(argv, f"{python}, which may have pyarrow,", dict[str, bool])

@@ -363,10 +363,10 @@ class AgentServer:
             return error_reply(400, "after: expected a whole number")
         node = request.match_info["node"]
         name = request.match_info["name"]
-        found = await control.log(node, name, None if after is None else int(after))
-        if isinstance(found, str):
-            return error_reply(404, found)
-        return web.json_response({"text": found.text, "next": found.next, "over": found.is_over})
+        part = await control.log(node, name, int(after) if after is not None else None)
+        if isinstance(part, str):
+            return error_reply(404, part)
+        return web.json_response({"text": part.text, "next": part.next, "over": part.is_over})
 
     def _controlled(self, handler: ControlHandler) -> Handler:
         """Return a handler of a head's operation, for authorized callers only."""
