@@ -19,7 +19,7 @@ from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, He
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent.decisions.head.head_state import Key
 
@@ -32,12 +32,11 @@ _MAX_OUTAGES = 200
 def first_state(goal: h.HeadGoal) -> HeadState:
     """Return the state in which the head starts, with its first actions."""
     number = goal.first_attempt
-    done = goal.finished_steps
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
-    steps = {
-        (v.HERE, step.name): v.Item().ready() if step.name in done else v.Item()
-        for step in goal.steps
-    }
+    steps = {(v.HERE, step.name): v.Item() for step in goal.steps}
+    for key, item in steps.items():
+        if key[1] in goal.finished_steps:
+            steps[key] = item.ready()
     state = HeadState(
         goal=goal,
         attempt=attempts.Attempt(first_id, number),
@@ -50,12 +49,15 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         leftovers=dict.fromkeys(goal.former_workers, 0.0),
         outages=goal.former_outages,
     )
+
+    # The head's own services and steps start at once, as far as nothing blocks them.
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
             item = v.Item(was_ready=goal.resumed_attempt is not None)
             state = state.with_item((v.HERE, spec.name), item)
     own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
     state = service_order.start_items(state, [*own, *state.services], 0.0)
+
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
@@ -184,10 +186,14 @@ def deadline(state: HeadState) -> float | None:
         return None
     goal = state.goal
     phase = state.phase
+
+    # The waits of the phase; a boot without any goes on at once.
     times = [wait.deadline for wait in pending_waits(state)]
     if phase is HeadPhase.BOOTING and not times:
-        times.append(state.phase_since)  # no wait at all: go on at once
+        times.append(state.phase_since)
     times += state.probes.due.values()
+
+    # What else is due, some of it only in certain phases.
     others = [phases.hours_deadline(state), state.fleet.silence_check_at]
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services[key].restart_at for key in state.lost_services]
@@ -288,10 +294,13 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     state = replace(state, fleet=state.fleet.with_report(worker))
     if worker.refused:
         return state
+
     if worker.preparing and state.expects(worker):
         fleet = replace(state.fleet, last_preparing_at=worker.last_report_at)
         state = replace(state, fleet=fleet)
     state = losses.apply_cleared(state, worker)
+
+    # Its services.
     for report in worker.items:
         key = (worker.key, report.name)
         item = state.services.get(key)
@@ -299,7 +308,9 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
             if report.generation > item.generation:  # an earlier head ordered this start
                 state = state.with_item(key, replace(item, generation=report.generation))
             state = _apply_service_state(state, worker.key, report, now)
-    stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
+
+    # Did it leave? While the job runs, a node that only runs a service may come back in its grace.
+    stays = worker.service_only and state.phase is HeadPhase.RUNNING
     has_just_left = worker.has_left and not (before and before.has_left)
     return state.without_services_on(worker.key) if has_just_left and not stays else state
 
@@ -323,8 +334,12 @@ def _apply_service_state(
     item = state.services.get(key)
     if item is None or report.generation not in (None, item.generation):
         return state  # a report about an earlier start
-    new = item.ready() if report.step is v.Step.READY else replace(item, evidence=report.evidence)
-    new = item.lost(report.evidence) if report.step is v.Step.LOST else new
+    if report.step is v.Step.READY:
+        new = item.ready()
+    elif report.step is v.Step.LOST:
+        new = item.lost(report.evidence)
+    else:
+        new = replace(item, evidence=report.evidence)
     if new == item:
         return state
     return _record_outage(state, key, item, new, now).with_item(key, new)
@@ -344,36 +359,62 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
     """Return the log lines for what an event changed."""
-    found: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
-    if isinstance(event, v.StepOver) and before.steps != after.steps:
-        are_done = all(item.step is v.Step.READY for item in after.steps.values())
-        found += [v.LogLine(f"{listed(name for _, name in after.steps)}: done")] if are_done else []
+    lines: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
+
+    # Are all prepare steps done now?
+    has_ended = isinstance(event, v.StepOver) and before.steps != after.steps
+    if has_ended and all(item.step is v.Step.READY for item in after.steps.values()):
+        lines.append(v.LogLine(f"{listed(name for _, name in after.steps)}: done"))
+
+    lines += _messages_of_services(before, after, event)
+    if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
+        lines += _messages_of_silence(before, after, event.key)
+    if before.fleet.alive is not after.fleet.alive:
+        lines += _messages_of_nodes(before, after)
+    return lines
+
+
+def _messages_of_services(
+    before: HeadState, after: HeadState, event: HeadEvent
+) -> Iterator[v.LogLine]:
+    """Yield a line for each reported service that answers now."""
+    reported: list[Key] = []
     if isinstance(event, h.WorkerReported):
         reported = [(event.worker.key, item.name) for item in event.worker.items]
-    else:
-        reported = [(event.node, event.name)] if isinstance(event, v.ServiceReady) else []
+    elif isinstance(event, v.ServiceReady):
+        reported = [(event.node, event.name)]
     for key in reported:
-        then, now = (state.services.get(key, v.Item()).step for state in (before, after))
+        then = before.services.get(key, v.Item()).step
+        now = after.services.get(key, v.Item()).step
         if now is v.Step.READY and then is not v.Step.READY:
-            found.append(v.LogLine(f"{service_title(after, key)} answers"))
-    if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
-        worker = after.fleet.workers[event.key]
-        former = before.fleet.workers[event.key]
-        if (worker.silent, worker.lost) != (former.silent, former.lost):
-            why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
-            text = f"{worker.label} is silent, {worker.silent}; {why}"
-            found.append(v.LogLine(text, "warning"))
+            yield v.LogLine(f"{service_title(after, key)} answers")
+
+
+def _messages_of_silence(before: HeadState, after: HeadState, key: str) -> Iterator[v.LogLine]:
+    """Yield a line if a worker's silence is new, or its Ray is silent too by now."""
+    worker = after.fleet.workers[key]
+    former = before.fleet.workers[key]
+    if (worker.silent, worker.lost) == (former.silent, former.lost):
+        return
+    why = "nor does its Ray answer" if worker.lost else "its Ray still answers"
+    yield v.LogLine(f"{worker.label} is silent, {worker.silent}; {why}", "warning")
+
+
+def _messages_of_nodes(before: HeadState, after: HeadState) -> Iterator[v.LogLine]:
+    """Yield the lines for the nodes that count now, then for those that do not any more."""
     was = before.fleet.alive
-    are = after.fleet.alive
-    if was is not are:
-        ray = "" if after.goal.by_torchrun else " Ray"
-        joined = [ip for ip in are if ip not in was]
-        found += [v.LogLine(f"{are[ip]} joined{ray}") for ip in joined]
-        unused = "is one more than the running attempt needs: unused until another begins"
-        found += [v.LogLine(f"{are[ip]} {unused}") for ip in joined if _is_spare(after, ip)]
-        gone = [name for ip, name in was.items() if ip not in are]
-        found += [v.LogLine(f"{name} left{ray}", "warning") for name in gone]
-    return found
+    alive = after.fleet.alive
+    ray = "" if after.goal.by_torchrun else " Ray"
+    joined = [ip for ip in alive if ip not in was]
+    for ip in joined:
+        yield v.LogLine(f"{alive[ip]} joined{ray}")
+    unused = "is one more than the running attempt needs: unused until another begins"
+    for ip in joined:
+        if _is_spare(after, ip):
+            yield v.LogLine(f"{alive[ip]} {unused}")
+    for ip, name in was.items():
+        if ip not in alive:
+            yield v.LogLine(f"{name} left{ray}", "warning")
 
 
 def _is_spare(state: HeadState, ip: str) -> bool:

@@ -104,8 +104,9 @@ def fix_required_workers(state: HeadState) -> HeadState:
     places = state.fleet.alive
     required = state.required
     if state.goal.is_sized_to_nodes:
+        # the workers in the job's size: those with GPUs, if any node has GPUs
         having = {ip for ip, size in state.node_sizes.items() if size.gpus}
-        sized = places  # the workers in the job's size: those with GPUs, if any node has GPUs
+        sized = places
         if not having.isdisjoint({state.ray_head_ip, *places}):
             sized = {ip: name for ip, name in places.items() if ip in having}
         places = sized if len(sized) >= required else places
@@ -183,7 +184,8 @@ def recent_loss(state: HeadState, now: float) -> str:
         return ray_lost_outcome(state).reason
     lost_at = state.last_loss_at
     ended_at = state.attempt.job_ended_at
-    ended_at = now if ended_at is None else ended_at
+    if ended_at is None:
+        ended_at = now
     late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
     if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
         return ""
@@ -209,19 +211,24 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
 def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
-    loss = recent_loss(state, now)
     ended_at = state.attempt.job_ended_at
     is_before = ended_at is None or (state.last_loss_at or 0.0) <= ended_at
     own = attempts.verdict_of(report, state.last_loss if is_before else "")
+
+    # Did a loss cause the failure?
+    loss = recent_loss(state, now)
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
     if not state.another_follows:
         return attempts.verdict_of(report, loss)
+
+    # Does its output show a cause that another try on the same nodes cannot help?
     cause = report.cause
     if cause is not None and cause.is_permanent and cause.node not in unreturned_nodes(state):
         own = attempts.verdict_of(report, loss)
         why = f"; not tried again, since another try on the same nodes cannot help: {cause.text}"
         return replace(own, reason=f"{own.reason}{why}")
+
     why = attempts.verdict_of(report).reason
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
@@ -298,9 +305,14 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     running = (key for key, worker in fleet.workers.items() if worker.running_attempt)
     left = {key: now for key in running if state.relies_on(key)}
     known = {worker.name for worker in fleet.workers.values()}
-    if state.goal.owns_ray:  # on a given Ray the job's status covers all nodes
+
+    # Nodes without an agent, and those that only a killed agent counted. On a given Ray the
+    # job's status covers all nodes.
+    if state.goal.owns_ray:
         left |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
         left |= {name: now for name in state.attempt.former_workers if name not in known}
+
+    # Lost nodes whose agent never reported to this head.
     lost_at = now if state.last_loss_at is None else state.last_loss_at
     left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
     return replace(state, leftovers=left, own_leftovers="it is being ended")
@@ -338,11 +350,13 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
     here = sorted(name for _, name, at in _leftovers(state) if at is None)
     away = {name: at for _, name, at in _leftovers(state) if at is not None}
     grace = state.goal.limits[planned.NODE]
+
     if here or state.own_leftovers is not None:
         until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = [] if state.own_leftovers is None else ["this node"]
         evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
         yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
+
     if away:
         what = f"{before} on {listed(sorted(away))}, out of reach"
         until = max(away.values()) + grace

@@ -1,4 +1,15 @@
-"""The head's phases: one function per phase, and how an attempt ends."""
+"""The head's phases: one function per phase, and how an attempt ends.
+
+- `booting` waits for Ray, services, prepare steps, workers and the end of the last attempt, has
+  the nodes compared and probed, and then submits the job.
+- `submitting` waits until the job is accepted; `running` follows it to its end, and stops it when
+  it has lost a node or service that it needs.
+- `judging` asks all nodes after a failure: a lost node may be its cause.
+- `stopping` waits until the job has stopped, for the reason in `verdict`.
+- `resuming` comes first where a killed agent left a job running: it follows that job.
+
+An attempt ends in `end_attempt`: the next one begins (losses.py), or the head leaves.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +40,22 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Restart Ray if needed, check steps and services, then wait for what is missing."""
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
+
+    # Have the last attempts made any progress?
     if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
         end = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
         if end is not None:
             return leave(state, end, now)
-    # a worker, or a given Ray, may know attempts of this run of which the head has no record
+
+    # Does a worker, or a given Ray, report attempts of this run that the head has no record of?
     record = unrecorded_run.unrecorded_attempts(state, event)
     if record is not None and (state.goal.ray_is_given or unrecorded_run.may_run_on(state, record)):
         return resuming(unrecorded_run.follow_remembered(state, record, now), Tick(), now)
     if record is not None:
         state = unrecorded_run.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
+
+    # Did Ray exit, or a prepare step or service fail?
     if state.ray.step is Step.LOST:
         state = _restart_ray(state, now)
         if _is_leaving(state):
@@ -52,6 +68,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     state, broken = service_order.restart_services(state, now)
     if broken is not None:
         return leave(state, broken, now)
+
     state = probes.finish_preflight(state, now)
     return state if _is_leaving(state) else _check_waits(state, now)
 
@@ -69,14 +86,18 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
     alive = state.fleet.alive
+
+    # Are the workers late, and do those that joined suffice (AGENT_PARTIAL)?
     least = state.goal.min_workers
-    if late and late.key == planned.WORKERS and least < state.required and len(alive) >= least:
+    may_shrink = least < state.required and len(alive) >= least
+    if late is not None and late.key == planned.WORKERS and may_shrink:
         missing = state.fleet.describe_missing(state.required)
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"
         state = replace(state, required=len(alive)).log(what, "warning")
         return _check_waits(state, now)
+
+    # Is a wait, or the whole boot, over its limit? What an earlier attempt had is lost.
     if late is not None:
-        # lost, if an earlier attempt had it
         had_it = late.key in {planned.WORKERS, planned.HEAD, planned.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
         end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
@@ -87,9 +108,10 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
         evidence = pending[0].evidence or "no report yet"
         end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=what, evidence=evidence)
         return leave(state, end, now)
+
     if not pending:
         return _finish_boot(state, now)
-    # compare the nodes as soon as all have joined, so that warnings precede a long wait
+    # Compare the nodes as soon as all have joined, so that warnings precede a long wait.
     if not alive or len(alive) < state.required or alive is state.compared_workers:
         return state
     return probes.compare_nodes(state, now)
@@ -102,19 +124,23 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
     AGENT_JOB=none a running cluster is restarted the same way.
     """
     ray = state.ray
-    most = 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     is_running = state.phase is HeadPhase.RUNNING
+    most = 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     tried = ray.recent_restarts(now) if is_running else ray.restarts
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
+
+    # Is a restart left, and time for it?
     is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
     if tried >= most or is_late:
         end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
         return leave(state, ray_lost_outcome(state) if is_running else end, now)
+
     if ray.was_ready:
         state = replace(state, attempt=replace(state.attempt, began=now))
-    state = state.enter(HeadPhase.BOOTING, now) if is_running else state
-    restarted_at = now if is_running else None
-    again = Item(evidence=ray.evidence, restarts=tried + 1, restarted_at=restarted_at)
+    again = Item(evidence=ray.evidence, restarts=tried + 1)
+    if is_running:
+        state = state.enter(HeadPhase.BOOTING, now)
+        again = replace(again, restarted_at=now)
     text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
     return _with_new_ray(state.log(text, "warning"), again)
 
@@ -133,19 +159,17 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     state = probes.begin_preflight(state, now)
     if any(probes.preflight_waits(state)) or any(probes.probe_waits(state)):
         return state
+
     goal = state.goal
     nodes = f"{len(state.fleet.alive) + 1} node(s)"
     if not goal.has_job:
         stays = f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
         return state.enter(HeadPhase.RUNNING, now).log(stays)
+
     attempt = replace(
         state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
     )
-    # an OOM kill during the boot does not explain how the job ends
-    known = state.fleet.workers.items()
-    workers = {key: replace(one, memory="") if one.memory else one for key, one in known}
-    fleet = replace(state.fleet, workers=workers)
-    state = replace(state, attempt=attempt, oom_evidence="", fleet=fleet)
+    state = _without_memory_kills(replace(state, attempt=attempt))
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
@@ -154,12 +178,23 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     return state.log(f"{nodes} ready: {doing}").do(h.SubmitJob(attempt.id))
 
 
+def _without_memory_kills(state: HeadState) -> HeadState:
+    """Forget the OOM kills during the boot: they do not explain how the job ends."""
+    workers = {
+        key: replace(worker, memory="") if worker.memory else worker
+        for key, worker in state.fleet.workers.items()
+    }
+    return replace(state, oom_evidence="", fleet=replace(state.fleet, workers=workers))
+
+
 def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait until Ray accepts or refuses the job; give up after the submit limit."""
     if state.ray.step is Step.LOST:
         return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
         return leave(state, event.outcome, now)
+
+    # Is the job accepted, or refused for good?
     if isinstance(event, h.Submitted):
         state = state.enter(HeadPhase.RUNNING, now)
         if not state.goal.by_torchrun:
@@ -167,6 +202,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return running(state.log("the job is started"), event, now)  # a share may have ended
     if isinstance(event, h.SubmitWaits) and event.final:
         return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
+
     wait = submit_wait(state)
     if wait.is_over(now):
         why = wait.evidence or "no answer from Ray's dashboard"
@@ -179,12 +215,16 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     over = _end_of_job(state, event, now)
     if over is not None:
         return over
+
+    # Has the job made no progress since it lost a node?
     attempt = state.attempt
-    lost = state.attempt.lost_nodes
+    lost = attempt.lost_nodes
     if isinstance(event, attempts.StalledSinceLoss) and event.attempt == attempt.number and lost:
-        gone = f"the loss of {listed(lost)}"
-        end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
+        loss = f"the loss of {listed(lost)}"
+        end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=loss)
         return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
+
+    # Is the grace of a needed node over?
     state = losses.watch_required_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.below_required_since if state.goal.has_job else None
@@ -192,6 +232,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         gone = shares.absent_share_nodes(state)
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now)
+
     state, broken = service_order.restart_services(state, now)
     return state if broken is None else stop_job(state, broken, now)
 
@@ -212,6 +253,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
 def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | None:
     """End an attempt whose job ended, or whose Ray exited or is silent; None if it continues."""
+    # Did Ray report the end of the job, or did torchrun's shares end?
     if isinstance(event, h.JobReported) and event.report.ended:
         if losses.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now).do(h.AskNodes(state.attempt.id))
@@ -222,10 +264,14 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
             return end_attempt(state, end, now)
         text = f"{end.reason}: stopping the job on the other nodes"
         return stop_job(state.log(text, "warning"), end, now)
+
+    # Did Ray exit? With it the job is lost; a cluster without a job gets a new Ray.
     if state.ray.step is Step.LOST and state.goal.has_job:
         return end_attempt(state, ray_lost_outcome(state), now)
     if state.ray.step is Step.LOST:
         return _restart_ray(state, now)
+
+    # Is Ray silent about the job for too long?
     has_status = state.goal.has_job and not state.goal.by_torchrun
     if has_status and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
         silent = round(now - state.attempt.last_status_at)
@@ -241,21 +287,27 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if state.ray.step is Step.LOST:
         end = state.verdict or ray_lost_outcome(state)
         return end_attempt(_follow_resumed_job(state, now), end, now)
+
+    # Was the agent killed before it submitted the job? Then boot for the same attempt.
     if isinstance(event, h.NeverSubmitted):
-        # the agent was killed before it submitted the job: boot for the same attempt
         attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
         state = replace(losses.without_loss(state), attempt=attempt, hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
+
+    # Does Ray have the job? Then it is followed like any other.
     if isinstance(event, h.Submitted | h.JobReported):
         state = state.log(f"attempt {attempt.number} goes on: its job is followed again")
         state = losses.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
         return running(state, event, now)
+
+    # Is Ray late? The killed agent's verdict stands; on a given Ray the job may still run.
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
-        # the killed agent's verdict stands; on a given Ray the job may still run: stop it
         evidence = f": {late.evidence}" if late.evidence else ""
         end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
         return _give_up_job(_follow_resumed_job(state, now), end, now)
+
+    # Is Ray up? Follow the job, or go on with the stop that the killed agent ordered.
     snapshot = state.goal.resumed_attempt
     if snapshot is None or state.ray.step is not Step.READY or attempt.submitted is not None:
         return state
@@ -295,6 +347,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
     over = hours_deadline(state)
     if over is None or now < over:
         return state
+
     if not state.hours_warned:
         nodes = goal.expected_workers + 1
         left = max(0.0, goal.ends_at - now)
@@ -303,6 +356,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
         stopped = "job" if goal.has_job else "cluster"
         what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
         state = replace(state, hours_warned=True).log(what, "warning")
+
     if now < goal.ends_at:
         return state
     return _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
@@ -315,12 +369,15 @@ def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> 
     """
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
         return leave(state, attempts.verdict_of(state.attempt.report, state.last_loss), now)
-    submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
-    if not submitted or not state.goal.has_job:
+
+    is_submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
+    if not is_submitted or not state.goal.has_job:
         return leave(state, outcome, now)
-    may_save = saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING
-    until = now + times.SAVE_SHARE * state.goal.job_stop_grace
-    saving = Saving(until, is_of_grace=True) if may_save else None
+
+    saving = None
+    if saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING:
+        until = now + times.SAVE_SHARE * state.goal.job_stop_grace
+        saving = Saving(until, is_of_grace=True)
     return stop_job(state.log(f"{outcome.reason}: stopping the job"), outcome, now, saving)
 
 
@@ -333,6 +390,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
     verdict = state.verdict
     if verdict is None or (attempts.is_loss(verdict) and state.another_follows):
         state = replace(state, verdict=outcome)
+
     if saving is None:
         return state
     if saves and not saving.is_of_grace:  # so far only workers are taken away
@@ -370,10 +428,10 @@ def stop_job(
         return leave(state, verdict, now)
     verdict = replace(verdict, phase=state.phase.value)
     state = _follow_resumed_job(replace(state, verdict=verdict, saving=saving), now)
-    own = state.attempt.id
-    signum = state.goal.notice_signal
-    first = h.StopJob(own) if saving is None else h.SaveJob(own, signum)
-    return state.enter(HeadPhase.STOPPING, now).do(first)
+    state = state.enter(HeadPhase.STOPPING, now)
+    if saving is None:
+        return state.do(h.StopJob(state.attempt.id))
+    return state.do(h.SaveJob(state.attempt.id, state.goal.notice_signal))
 
 
 def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
@@ -389,18 +447,23 @@ def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
 def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait for the job to stop, until its grace is over."""
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
-    ended = isinstance(event, h.JobReported) and event.report.ended
     verdict = state.verdict
+
+    # Has the job ended?
+    ended = isinstance(event, h.JobReported) and event.report.ended
     if state.goal.by_torchrun:
         state = shares.expire_silent_shares(state, now)
         ended = state.shares.is_settled
-    refusal = event if isinstance(event, h.SubmitWaits) else None
+
+    # Did it succeed before its stop took effect? One that Ray 2.60 stopped is STOPPED, whatever
+    # its exit code.
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
-        # the job succeeded before its stop took effect; one that Ray 2.60 stopped is STOPPED,
-        # whatever its exit code
         report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.last_loss)
+
+    # Is there anything left to wait for?
+    refusal = event if isinstance(event, h.SubmitWaits) else None
     never_ran = isinstance(event, h.NeverSubmitted) or (
         refusal is not None and (refusal.canceled or refusal.final)
     )
@@ -408,14 +471,17 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     is_late = now >= stop_deadline(state)
     if not (ended or never_ran or ends_with_ray or is_late or state.ray.step is Step.LOST):
         return _stop_after_save(state, event, now)
+
+    # Shares that ended since the stop was ordered may have failed earlier.
     if state.goal.by_torchrun and verdict.is_jobs_verdict:
-        # shares that ended since may have failed earlier
         verdict = shares.shares_verdict(state)
     if is_late and not ended:
         state = state.log("the job did not stop in time", "warning")
-    # our own Ray ends with its job; on a given Ray the job may still run, so no attempt follows
-    has_stopped = ended or never_ran or not state.goal.ray_is_given
-    return (end_attempt if has_stopped else leave)(state, verdict, now)
+
+    # Our own Ray ends with its job; on a given Ray the job may still run: no attempt follows.
+    if ended or never_ran or not state.goal.ray_is_given:
+        return end_attempt(state, verdict, now)
+    return leave(state, verdict, now)
 
 
 def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -424,11 +490,14 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
     attempt = state.attempt
     if saving is None:
         return state
+
+    # Has it saved, is its time over, or did the announced node leave?
     over = event if isinstance(event, h.SaveOver) else None
     has_left = not {*attempt.announced_nodes}.isdisjoint(attempt.lost_nodes)
     is_away = has_left and not saving.is_of_grace
     if over is None and not is_away and now < saving.until:
         return state
+
     why = (over.evidence if over else "") or "the job has not saved in time"
     since = state.phase_since if saving.is_of_grace else now
     state = replace(state, saving=None, phase_since=since)
@@ -450,6 +519,8 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
     """Have the job save before it loses an announced node; release nodes that nothing waits for."""
     event = turn.event
     now = turn.now
+
+    # Which workers' nodes are taken away?
     former = state.leaving
     if isinstance(event, h.WorkerReported) and event.worker.notice is not None:
         state = _with_notice(state, event.worker)
@@ -458,9 +529,11 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
         state = replace(state, leaving=state.leaving - gone, released=state.released - gone)
     if not state.leaving:
         return state
+
+    # Does the job need one of them? It gets its signal, and is stopped when it has saved, or when
+    # the first node leaves.
     is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.verdict is None
     if state.leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
-        # the job gets its signal; it is stopped when it has saved, or when the first node leaves
         workers = state.fleet.workers
         taken = [workers[key] for key in sorted(state.leaving) if key in workers]
         seconds = min((worker.notice or 0.0 for worker in taken), default=0.0)
@@ -470,6 +543,8 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
         return stop_job(state, end, now, Saving(now + seconds, is_of_grace=False))
     if state.saving is not None:
         return state
+
+    # Nothing waits for them: they may leave.
     free = sorted(state.leaving)
     state = replace(state, leaving=frozenset(), released=state.released | state.leaving)
     return state.do(*map(h.ReleaseWorker, free))
@@ -484,12 +559,14 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
             return state
         released = state.released | {worker.key}
         return replace(state, released=released).do(h.ReleaseWorker(worker.key))
+
+    # Without retries and without the signal, a notice leads to no further attempt.
     is_running = attempt.submitted is not None and attempt.ended is None
-    # without retries and without the signal, a notice leads to no further attempt
     may_retry = bool(goal.retries or goal.notice_signal)
     if is_running and may_retry and worker.name not in attempt.announced_nodes:
         names = (*attempt.announced_nodes, worker.name)[-losses.MAX_NODES_BY_NAME :]
         state = replace(state, attempt=replace(attempt, announced_nodes=names))
+
     if worker.has_left:
         return replace(state, leaving=state.leaving - {worker.key})
     if worker.key in state.released:
