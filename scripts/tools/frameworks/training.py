@@ -29,7 +29,7 @@ FEW = "--max-completion-length 1 --learning-rate 0.01 --save-steps 5 --num-gener
 MAKE_LIMIT, TRAIN_LIMIT, SERVE_LIMIT = 300.0, 400.0, 30.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 LONGEST = 600
-SHARDER = REPO / "scripts" / "judging" / "inside" / "fsdp_on_cpus.py"
+SHARDER = REPO / "scripts" / "tools" / "frameworks" / "inside" / "fsdp_on_cpus.py"
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
