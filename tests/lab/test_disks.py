@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lab.test_recipes import TORCH, install
+from support.lab_frameworks import TORCH, install
 from support.scenario import (
     AGENT,
     BOOT,

@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from agent.record.summary import explain
-from lab.test_bundle import bundle_contents, bundles
+from support.bundles import bundle_contents, bundles
 from support.scenario import AGENT, BOOT, Cluster, ends, last_line
 from tools.http.description import HEAD, WORKER
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.settings.jobs import BY_NAME
-from support import stand_in_frameworks
-from support.scenario import REPO, ends, last_line
+from support.lab_frameworks import TORCH, install
+from support.scenario import ends, last_line
 
 if TYPE_CHECKING:
     from support.scenario import Cluster
-
-NEEDED = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/train.parquet"}
-SIZE = {"AGENT_NUM_GPUS": "2", "AGENT_NUM_CPUS": "24"}
-PLACE = "/tmp/frameworks"
-TORCH = Path(__file__).with_name("stand_in")
-
-
-def install(cluster: Cluster, framework: str, version: str = "") -> None:
-    """Install a framework's stand-in on every pod."""
-    for pod in cluster.pods:
-        stand_in_frameworks.install(pod.tmp / "frameworks", framework, version)
-    path = {"PYTHONPATH": f"{PLACE}:{REPO / 'tests'}"}
-    cluster.env |= {**NEEDED, **SIZE, **path, "AGENT_CHECKPOINTS": "/tmp/checkpoints"}
 
 
 @pytest.mark.pods(2)

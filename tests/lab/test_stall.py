@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.test_bundle import bundle_contents
+from support.bundles import bundle_contents
 from support.scenario import BOOT, ENVIRONMENT, Cluster, ends
 
 HANGS = """

@@ -10,19 +10,12 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from support.scenario import AGENT, Cluster, ends, last_line
+from support.torchrun_nodes import BY_TORCHRUN, START, job_log, start
 
-if TYPE_CHECKING:
-    from tools.lab import Container
-
-STAND_IN = str(Path(__file__).with_name("stand_in"))
-BY_TORCHRUN = {"AGENT_LAUNCHER": "torchrun", "PYTHONPATH": STAND_IN, "AGENT_NUM_CPUS": "2"}
-START = 40.0
 WHO = r"""
 import os, sys
 
@@ -36,19 +29,6 @@ STAY = (
     "print(f\"running {os.environ['RANK']}\\n\", end='', flush=True)\n"  # ranks share a pipe
     "time.sleep(600)"
 )
-
-
-def start(cluster: Cluster, script: str, *args: str) -> list[Container]:
-    """Start the agents with a Python job for torchrun."""
-    cluster.env |= BY_TORCHRUN
-    for pod in cluster.pods:
-        (Path(pod.tmp) / "train.py").write_text(script)
-    return cluster.agents(sys.executable, "/tmp/train.py", *args)
-
-
-def job_log(cluster: Cluster, pod: int) -> str:
-    """Return the output of a pod's ranks."""
-    return cluster.file(pod, "job.log").read_text()
 
 
 @pytest.mark.pods(3)

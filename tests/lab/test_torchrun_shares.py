@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lab.test_bundle import bundle_contents
-from lab.test_torchrun import START, job_log, start
+from support.bundles import bundle_contents
 from support.scenario import agents_in, ends, keep_running, last_line
+from support.torchrun_nodes import START, job_log, start
 from support.volumes import memory_disk
 
 if TYPE_CHECKING:

@@ -43,6 +43,7 @@ STEPS = (
     PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE"),
     PrepareStep("AGENT_PREPARE", "make", ON_HEAD, 7200.0, "AGENT_WAIT_PREPARE"),
 )
+SHARED_DATA_STEP = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
 LIMITS = {
     planned.HEAD: 100.0,
     planned.WORKERS: 200.0,

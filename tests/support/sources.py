@@ -7,6 +7,15 @@ import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    *("base", "settings", "node", "platforms", "frameworks", "job", "checks", "plan"),
+    *("decisions", "diagnosis", "record", "processes", "bridge", "serving", "port", "run", "cli"),
+)
+"""The folders of `agent/` in order: a file imports from its own folder and from those before it."""
+BUNDLED = "bundled"
+"""Programs that ship with the agent, and import nothing but themselves; the servers also SHARED."""
+README = ROOT / "README.md"
+DOCS = [README, ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @functools.cache
@@ -23,3 +32,8 @@ def modules() -> dict[str, str]:
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
         for name in trees()
     }
+
+
+def name_of(path: Path) -> str:
+    """Return the path of a document within the repository."""
+    return str(path.relative_to(ROOT))

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.ends import Outcome
 from agent.decisions import worker
-from agent.decisions.shared import LogLine, StopAsked, Tick
+from agent.decisions.shared import (
+    LogLine,
+    StopAsked,
+    Tick,
+)
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.services import ON_EVERY, PrepareStep
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
 
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
-
 STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
 LIMITS = {
     planned.HEAD: 100.0,
@@ -28,8 +32,9 @@ LIMITS = {
     planned.FENCE: 48.0,
     planned.SILENT_HEAD: 60.0,
 }
-
 History = list[tuple[float, w.WorkerEvent]]
+DOWN = w.RayExited("exit code 1")
+SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 
 
 def goal(*, prepare: bool = False, stays: bool = False) -> w.WorkerGoal:
@@ -99,3 +104,7 @@ class WorkerTrace:
     def outcomes(self) -> list[Outcome]:
         """The outcomes; more than one is an error."""
         return [action.outcome for action in self.actions if isinstance(action, w.EndWorker)]
+
+
+GOAL = goal()
+JOINED: History = [(2.0, replied()), (8.0, w.RayUp())]

@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.sources import ROOT, modules, trees
+from support.sources import BUNDLED, FOLDERS, ROOT, modules, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDERS = (
-    *("base", "settings", "node", "platforms", "frameworks", "job", "checks", "plan"),
-    *("decisions", "diagnosis", "record", "processes", "bridge", "serving", "port", "run", "cli"),
-)
-"""The folders of `agent/` in order: a file imports from its own folder and from those before it."""
 ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py"}
 """The only files outside these folders: they import from any of them."""
-BUNDLED = "bundled"
-"""Programs that ship with the agent, and import nothing but themselves; the servers also SHARED."""
 SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "retriever")}
 """The HTTP servers, which `pod-agent` runs in the agent's own Python: they have what it has."""
 SHARED = {"base", "serving"}

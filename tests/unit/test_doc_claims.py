@@ -16,9 +16,8 @@ from agent.port.access import host_names, refusal_of
 from agent.processes.parent import NOTICES, STOPS
 from agent.settings import load
 from agent.settings.model import RESERVED_NAMES, SECRET_FILE_VARIABLES
-from support.sources import ROOT
+from support.sources import DOCS, ROOT, name_of
 from support.worlds import POD, SECRET, plan_of
-from unit.test_docs import DOCS, name_of
 
 if TYPE_CHECKING:
     from pathlib import Path

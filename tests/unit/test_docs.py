@@ -12,17 +12,14 @@ import pytest
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.model import VARIABLES as SETTINGS
-from support.sources import ROOT
+from support.sources import BUNDLED, DOCS, FOLDERS, README, ROOT, name_of
 from tools.architecture.__main__ import main
 from tools.architecture.imports import FolderMap, read_folders
 from tools.architecture.picture import draw
-from unit.test_architecture import BUNDLED, FOLDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-README = ROOT / "README.md"
-DOCS = [README, ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 VARIABLES = ROOT / "docs/reference/env.md"
 SET_FOR_THE_JOB = {"AGENT_ATTEMPT"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -72,11 +69,6 @@ def test_an_import_that_goes_the_wrong_way_stands_out() -> None:
     text = draw(folder_map)
     ET.fromstring(text)  # noqa: S314 - our own
     assert "dot back" in text
-
-
-def name_of(path: Path) -> str:
-    """Return the path of a document within the repository."""
-    return str(path.relative_to(ROOT))
 
 
 def anchors(text: str) -> set[str]:

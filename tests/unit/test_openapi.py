@@ -16,12 +16,12 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
 from agent.port import access as control_access
 from agent.port.access import UNGUARDED_PATHS
 from agent.port.protocol import VERSION
+from support.head_status import SERVED, status_after
 from support.heads import TERM
 from support.worlds import SECRET
 from tools.http import __main__ as written
 from tools.http.description import HEAD, OPEN, PATHS, TOKEN, Described, description, statuses
 from tools.http.fuzz import Head, described
-from unit.port.test_page import SERVED, status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def test_a_status_of_a_run_fits_the_description() -> None:
     """As the head's decisions make it; a field that is new or missing does not fit."""
     fits = Draft202012Validator(HEAD)
     for history in ([], SERVED, [*SERVED, (5.0, TERM)]):
-        fits.validate(made := json.loads(json.dumps(status(history))))
+        fits.validate(made := json.loads(json.dumps(status_after(history))))
         with pytest.raises(ValidationError):
             fits.validate({**made, "new": 1})
         for name in made:

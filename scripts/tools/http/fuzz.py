@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
         common += ["--header", f"Authorization: Bearer {token}", "--seed", str(options.seed)]
         common += ["--max-examples", str(options.examples)]
         # a report of another version is answered with 200 and a refusal; limits that no schema
-        # expresses with 400. Which field is refused: tests/unit/port/test_hostile_fields.py
+        # expresses with 400. Which field is refused: tests/unit/port/test_hostile.py
         unchecked = "negative_data_rejection,positive_data_acceptance"
         reports = ["--include-path", REPORT_PATH, "--exclude-checks", unchecked]
         others = ["--exclude-path", REPORT_PATH, "--exclude-path", _UNENDING]

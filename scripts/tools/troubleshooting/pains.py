@@ -8,7 +8,6 @@ from typing import Literal
 How = Literal["avoided", "checked", "explained"]
 
 CHECK = "tests/unit/checks/test_checks.py::test_findings"
-MORE = "tests/unit/checks/test_more_checks.py::test_findings"
 KNOWN = "tests/unit/diagnosis/test_remedies.py::test_a_known_text_is_explained"
 NOISE = "tests/unit/diagnosis/test_remedies.py::test_noise_is_never_a_cause"
 DECISIONS = "tests/unit/decisions/test_head_decisions.py"
@@ -59,7 +58,7 @@ PAINS: tuple[Pain, ...] = (
         "`No available agent to submit job`",
         (
             avoided(f"{DECISIONS}::test_under_way[Ray does not take the job yet]"),
-            checked("processes", f"{MORE}[few processes]"),
+            checked("processes", f"{CHECK}[few processes]"),
             explained("dashboard agent"),
         ),
     ),
@@ -116,7 +115,7 @@ PAINS: tuple[Pain, ...] = (
         "NCCL `socketStartConnect: Connect to … failed`",
         (
             avoided(SURVEY),
-            checked("interfaces", f"{MORE}[an interface that is not here]"),
+            checked("interfaces", f"{CHECK}[an interface that is not here]"),
             checked("agreement", "tests/unit/checks/test_agreement.py::test_differences"),
             explained("NCCL connect"),
         ),
@@ -137,13 +136,13 @@ PAINS: tuple[Pain, ...] = (
         "Ray takes the whole machine's cores",
         (
             avoided("tests/unit/node/test_cgroups.py::test_cpus"),
-            checked("cores", f"{MORE}[a share of the cores]"),
+            checked("cores", f"{CHECK}[a share of the cores]"),
         ),
     ),
     Pain(
         13,
         "`pthread_create failed: Resource temporarily unavailable`",
-        (checked("processes", f"{MORE}[few processes]"), explained("threads")),
+        (checked("processes", f"{CHECK}[few processes]"), explained("threads")),
     ),
     Pain(
         14,
@@ -163,7 +162,7 @@ PAINS: tuple[Pain, ...] = (
             avoided(
                 "tests/unit/base/test_ports.py::test_the_defaults_lie_below_the_kernels_own_range"
             ),
-            checked("port range", f"{MORE}[workers' ports inside]"),
+            checked("port range", f"{CHECK}[workers' ports inside]"),
             checked("ports", f"{CHECK}[port taken]"),
             explained("ports collide"),
         ),
@@ -263,7 +262,7 @@ PAINS: tuple[Pain, ...] = (
         "`api_key not configured (no-tty)`",
         (
             avoided(f"{ENVIRONMENT}::test_what_training_needs_is_chosen"),
-            checked("W&B key", f"{MORE}[a short key]"),
+            checked("W&B key", f"{CHECK}[a short key]"),
             explained("W&B key"),
         ),
     ),
@@ -287,7 +286,7 @@ PAINS: tuple[Pain, ...] = (
         "proxy variables break gRPC and the dashboard",
         (
             avoided(f"{ENVIRONMENT}::test_a_proxy_stays_out_of_the_nodes_traffic"),
-            checked("proxies", f"{MORE}[a proxy]"),
+            checked("proxies", f"{CHECK}[a proxy]"),
             explained("proxy"),
         ),
     ),
@@ -304,7 +303,7 @@ PAINS: tuple[Pain, ...] = (
         "`No available node types can fulfill resource request {'GPU': 1.0}`",
         (
             checked("GPUs", f"{CHECK}[gpus lost]"),
-            checked("GPU health", f"{MORE}[one is missing]"),
+            checked("GPU health", f"{CHECK}[one is missing]"),
             checked(
                 "Ray's GPUs",
                 "tests/unit/checks/test_ray_gpus.py::test_ray_has_none_of_a_nodes_gpus",
@@ -315,7 +314,7 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         33,
         "`Failed to initialize NVML: Unknown Error`",
-        (checked("GPU health", f"{MORE}[lost GPUs]"), explained("NVML")),
+        (checked("GPU health", f"{CHECK}[lost GPUs]"), explained("NVML")),
     ),
     Pain(
         34,
@@ -342,7 +341,7 @@ PAINS: tuple[Pain, ...] = (
         "`… is over 95% full … Object creation will fail if spilling is required`",
         (
             avoided("tests/unit/run/test_old_sessions.py::test_the_disk_is_freed"),
-            checked("/tmp", f"{MORE}[a disk that is nearly full]"),
+            checked("/tmp", f"{CHECK}[a disk that is nearly full]"),
             explained("disk nearly full"),
         ),
     ),

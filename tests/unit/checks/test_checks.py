@@ -6,9 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks import CHECKS, run_checks
-from agent.checks.finding import Finding, Level
-from agent.node.facts import MIB, Facts, Folder
-from support.worlds import MACHINE, POD, SECRET, settings_of, topology_of, with_ray
+from agent.checks.finding import CheckedNode, Finding, Level
+from agent.checks.job_needs import recipe_findings
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, RdmaDevice, Room
+from agent.plan.show import summary
+from agent.platforms.resolve import resolve
+from agent.settings.jobs import BY_NAME
+from support.worlds import MACHINE, POD, SECRET, plan_of, settings_of, topology_of, with_ray
 
 TOKEN = {"RAY_AUTH_TOKEN": SECRET}
 TWO = {"EXPECTED_WORKERS": "1"}
@@ -47,6 +51,39 @@ def assert_finding(
         assert bool(finding.remedy) is (level is not Level.OK)
         assert finding.sentence().endswith(finding.remedy)
 
+
+GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
+H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
+KUBERAY = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head", **TWO}
+KEY = "a" * 40
+
+
+def with_variables(facts: Facts = MACHINE, **variables: str) -> Facts:
+    """Return a machine with an environment."""
+    return replace(facts, variables=variables)
+
+
+def with_driver(*gpus: DriverGpu, fault: str = "") -> Facts:
+    """Return a machine of eight GPUs with a report of its driver."""
+    return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault))
+
+
+def with_rdma(states: str, *, may_open: bool = True, **variables: str) -> Facts:
+    """Return a machine with an InfiniBand device for each state: + is active."""
+    devices = tuple(
+        RdmaDevice(f"mlx5_{n}", "InfiniBand", one == "+") for n, one in enumerate(states)
+    )
+    return replace(GPUS, rdma=devices, rdma_is_open=may_open, variables=variables)
+
+
+CLUSTER = {
+    "RUNPOD_POD_ID": "ic0",
+    "RUNPOD_API_KEY": "k" * 20,
+    "NODE_RANK": "0",
+    "NUM_NODES": "2",
+    "PRIMARY_ADDR": "10.0.0.5",
+    "NUM_TRAINERS": "0",
+}
 
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "ray": ("ray", {}, MACHINE, Level.OK, "2.60.0 on Python 3.11.7"),
@@ -290,6 +327,296 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "6379 by redis (pid 7)",
     ),
+    "a pod that names no head": (
+        "nodes",
+        {"RUNPOD_POD_ID": "a"},
+        POD,
+        Level.WARN,
+        "three such pods would be three runs",
+    ),
+    "a head without a number": (
+        "nodes",
+        {"RUNPOD_POD_ID": "a", "HEAD_POD_ID": "a"},
+        POD,
+        Level.WARN,
+        "expects 1 worker",
+    ),
+    "RDMA": (
+        "RDMA",
+        TWO,
+        with_rdma("+-"),
+        Level.OK,
+        "mlx5_0 (InfiniBand, active) and mlx5_1 (InfiniBand, no active port); NCCL uses mlx5_0",
+    ),
+    "RDMA on one node": ("RDMA", {}, with_rdma("-"), Level.OK, "not needed on one node"),
+    "RDMA turned off": (
+        "RDMA",
+        TWO,
+        with_rdma("+", NCCL_IB_DISABLE="1"),
+        Level.WARN,
+        "NCCL_IB_DISABLE=1 turns them off: NCCL uses TCP",
+    ),
+    "RDMA left on": ("RDMA", TWO, with_rdma("+", NCCL_IB_DISABLE="0"), Level.OK, "NCCL uses mlx"),
+    "sockets by name": (
+        "RDMA",
+        TWO,
+        with_rdma("+", NCCL_NET="Socket"),
+        Level.WARN,
+        "NCCL_NET=Socket turns them off",
+    ),
+    "RDMA kept from the container": (
+        "RDMA",
+        TWO,
+        with_rdma("+", may_open=False),
+        Level.WARN,
+        "cannot open /dev/infiniband",
+    ),
+    "RDMA without a link": ("RDMA", TWO, with_rdma("-"), Level.WARN, "none is active"),
+    "a device by prefix": (
+        "RDMA",
+        TWO,
+        with_rdma("++", NCCL_IB_HCA="mlx5_1:1"),
+        Level.OK,
+        "NCCL uses mlx5_1",
+    ),
+    "all devices but one": (
+        "RDMA",
+        TWO,
+        with_rdma("++", NCCL_IB_HCA="^=mlx5_0"),
+        Level.OK,
+        "NCCL uses mlx5_1",
+    ),
+    "a device that is not active": (
+        "RDMA",
+        TWO,
+        with_rdma("+-", NCCL_IB_HCA="=mlx5_1"),
+        Level.WARN,
+        "NCCL_IB_HCA==mlx5_1 selects no active one",
+    ),
+    "a pod of a cluster": (
+        "AGENT_ON_DONE",
+        {**CLUSTER, "AGENT_ON_DONE": "stop-pod"},
+        MACHINE,
+        Level.WARN,
+        "RunPod refuses stop-pod to a pod of an Instant Cluster: after the job's verdict this pod",
+    ),
+    "a pod of a cluster that is to be deleted": (
+        "AGENT_ON_DONE",
+        {**CLUSTER, "AGENT_ON_DONE": "terminate-pod"},
+        MACHINE,
+        Level.WARN,
+        "RunPod refuses terminate-pod",
+    ),
+    "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
+    "a share of the cores": (
+        "cores",
+        {},
+        replace(MACHINE, cpus=2, machine_cpus=192),
+        Level.OK,
+        "2 of this machine's 192; Ray gets 2",
+    ),
+    "fewer cores than GPUs need": (
+        "cores",
+        {},
+        replace(GPUS, cpus=8, machine_cpus=192),
+        Level.WARN,
+        "8 of this machine's 192 for 8 GPUs",
+    ),
+    "GPUs left out by hand": (
+        "cores",
+        {"AGENT_NUM_GPUS": "0"},
+        replace(GPUS, cpus=8),
+        Level.OK,
+        "Ray gets 8",
+    ),
+    "processes": ("processes", {}, MACHINE, Level.OK, "no limit"),
+    "many processes": (
+        "processes",
+        {},
+        replace(MACHINE, room=Room(4096, "pids.max is 5000, 904 in use")),
+        Level.OK,
+        "room for 4096 more",
+    ),
+    "few processes": (
+        "processes",
+        {},
+        replace(MACHINE, room=Room(4095, "`ulimit -u` is 4095")),
+        Level.WARN,
+        "room for only 4095 more processes and threads: `ulimit -u` is 4095",
+    ),
+    "lost GPUs": (
+        "GPU health",
+        {},
+        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
+        Level.FAIL,
+        "the driver of 8 GPUs refuses access (/dev/nvidiactl: operation not permitted)",
+    ),
+    "lost GPUs that nobody wants": (
+        "GPU health",
+        {"AGENT_NUM_GPUS": "0"},
+        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
+        Level.WARN,
+        "refuses access",
+    ),
+    "driver not asked": ("GPU health", {}, GPUS, Level.OK, "not queried here"),
+    "sound": ("GPU health", {}, with_driver(*H200), Level.OK, "8 x NVIDIA H200 (143771 MiB)"),
+    "NVML": (
+        "GPU health",
+        {},
+        with_driver(fault="exit code 255: Failed to initialize NVML: Unknown Error"),
+        Level.FAIL,
+        "nvidia-smi: exit code 255: Failed to initialize NVML: Unknown Error",
+    ),
+    "one is missing": ("GPU health", {}, with_driver(*H200[1:]), Level.WARN, "reports 7 of the 8"),
+    "memory errors": (
+        "GPU health",
+        {},
+        with_driver(replace(H200[0], errors=2), *H200[1:]),
+        Level.WARN,
+        "GPU 0 has 2 memory errors",
+    ),
+    "no interface named": ("interfaces", {}, MACHINE, Level.OK, "this node's address"),
+    "interface": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="ib0,eth0"),
+        Level.OK,
+        "as set by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+    ),
+    "all interfaces but": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="^lo,docker"),
+        Level.OK,
+        "as set",
+    ),
+    "an interface that is not here": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="ens1"),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=ens1 names no interface of this node (it has: lo, eth0)",
+    ),
+    "the same without GPUs": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="ens1"),
+        Level.WARN,
+        "names no interface",
+    ),
+    "no exact interface": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="=eth"),
+        Level.FAIL,
+        "names no interface",
+    ),
+    "Gloo takes whole names only": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, GLOO_SOCKET_IFNAME="eth"),
+        Level.FAIL,
+        "GLOO_SOCKET_IFNAME=eth names no interface",
+    ),
+    "loopback between nodes": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=lo is loopback",
+    ),
+    "loopback alone": (
+        "interfaces",
+        {},
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
+        Level.OK,
+        "as set",
+    ),
+    "an interface without an address": (
+        "interfaces",
+        TWO,
+        replace(
+            with_variables(GPUS, NCCL_SOCKET_IFNAME="ib0"),
+            interfaces={**MACHINE.interfaces, "ib0": ()},
+        ),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=ib0 names no interface",
+    ),
+    "no proxy": ("proxies", {}, MACHINE, Level.OK, "none"),
+    "a proxy": (
+        "proxies",
+        {},
+        with_variables(HTTPS_PROXY="set"),
+        Level.OK,
+        "HTTPS_PROXY set; head and node are added to no_proxy",
+    ),
+    "no key": ("W&B key", {}, MACHINE, Level.OK, "stays offline"),
+    "a login": ("W&B key", {}, replace(MACHINE, wandb_login=True), Level.OK, "this machine's"),
+    "a key": ("W&B key", {"WANDB_API_KEY": KEY}, MACHINE, Level.OK, "well-formed"),
+    "a key of one's own server": (
+        "W&B key",
+        {"WANDB_API_KEY": f"local-{KEY}"},
+        MACHINE,
+        Level.OK,
+        "well-formed",
+    ),
+    "a newer key": ("W&B key", {"WANDB_API_KEY": f"wandb_v1_{KEY}"}, MACHINE, Level.OK, "formed"),
+    "a short key": ("W&B key", {"WANDB_API_KEY": KEY[1:]}, MACHINE, Level.WARN, "40 or more"),
+    "a placeholder": ("W&B key", {"WANDB_API_KEY": "<your key>"}, MACHINE, Level.WARN, "dashes"),
+    "ports outside": ("port range", {}, MACHINE, Level.OK, "outside 32768-60999"),
+    "ports inside": (
+        "port range",
+        {},
+        replace(MACHINE, ephemeral_ports=(1024, 65_535)),
+        Level.WARN,
+        "(5000, 6379, 8265, 8266 and ",
+    ),
+    "workers' ports inside": (
+        "port range",
+        {},
+        replace(MACHINE, ephemeral_ports=(15_000, 61_000)),
+        Level.WARN,
+        "(19999)",
+    ),
+    "ports inside, left out": (
+        "port range",
+        {},
+        replace(
+            MACHINE,
+            ephemeral_ports=(9000, 65_535),
+            reserved_ports=((10_001, 10_001), (10_002, 20_000)),
+        ),
+        Level.OK,
+        "outside",
+    ),
+    "a port inside by hand": (
+        "port range",
+        {"AGENT_RAY_PORT": "40000"},
+        MACHINE,
+        Level.WARN,
+        "(40000)",
+    ),
+    "a disk that is nearly full": (
+        "/tmp",
+        {},
+        replace(MACHINE, temp_free=49 << 30, temp_total=1000 << 30),
+        Level.WARN,
+        "50176 MiB free, where Ray keeps logs",
+    ),
+    "a large disk": (
+        "/tmp",
+        {},
+        replace(MACHINE, temp_free=51 << 30, temp_total=1000 << 30),
+        Level.OK,
+        "52224 MiB free",
+    ),
+    "an address of everybody's": (
+        "node address",
+        {"AGENT_NODE_IP": "10.9.9.9", **TWO},
+        MACHINE,
+        Level.FAIL,
+        "no address of this node",
+    ),
 }
 
 
@@ -312,12 +639,40 @@ def test_every_check_is_run_and_tested() -> None:
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
-    from unit.checks.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
-
-    assert {*names, *of_some} == {row[0] for row in (*ROWS.values(), *MORE.values())}
+    assert {*names, *of_some} == {row[0] for row in ROWS.values()}
 
 
 def test_no_finding_has_a_secret() -> None:
     """Findings are printed and logged, so they speak of secrets by name only."""
     findings = run_checks(OLD, settings_of(TOKEN), topology_of(TOKEN, OLD))
     assert SECRET not in " ".join(finding.sentence() for finding in findings)
+
+
+def test_what_a_plan_says_of_a_cluster() -> None:
+    """That the pods are held, and how they end; other pods are stopped as asked."""
+    environ = {**CLUSTER, "AGENT_ON_DONE": "stop-pod"}
+    shown = {line.label.strip(): line.text for line in summary(plan_of(environ, MACHINE))}
+    assert shown["when done:"].startswith("stop-pod, which RunPod refuses here; logs in")
+    assert shown["held:"].endswith("to end it: delete the cluster in RunPod's console")
+    pod = {"RUNPOD_POD_ID": "abc", "AGENT_ON_DONE": "stop-pod", "RUNPOD_API_KEY": "k" * 20}
+    shown = {line.label.strip(): line.text for line in summary(plan_of(pod, MACHINE))}
+    assert shown["when done:"].startswith("stop-pod; logs in")
+    assert "held:" not in shown
+
+
+def test_a_keys_text_is_never_printed() -> None:
+    """A finding about a malformed key does not contain the key."""
+    assert "hunter2" not in found("W&B key", {"WANDB_API_KEY": "hunter2"}, MACHINE).sentence()
+
+
+@pytest.mark.parametrize(("free", "warned"), [(210 << 30, False), (209 << 30, True), (None, False)])
+def test_room_for_two_checkpoints(free: int | None, warned: bool) -> None:  # noqa: FBT001 - a row
+    """If the model's size is known, two checkpoints with their optimizer must fit."""
+    facts = replace(MACHINE, model_bytes=15 << 30, checkpoints_free=free)
+    settings = settings_of({})
+    node = CheckedNode(facts, settings, resolve({}, settings, facts))
+    findings = recipe_findings(BY_NAME["verl-grpo"], node, "/ckpt")
+    assert bool(findings) is warned
+    if findings:
+        assert "209 GiB free; two checkpoints" in findings[0].what
+        assert "(15.0 GiB)" in findings[0].what

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.base.ends import Kind, Outcome
 from agent.cli.command_line import main
 from agent.port.log_filter import LogFilter, time_since
-from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_folder import newest_run, node_folders
+from support.run_folders import leave_run
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAILED = Outcome(
-    *(Kind.JOB_FAILED, 7, "the job failed with exit code 7", "leaving", "job"),
-    remedy="job.log shows why",
-)
 NOON = datetime(2026, 11, 23, 12, 0, tzinfo=timezone.utc)
-
-
-def leave_run(root: Path, run_id: str, written: float) -> Path:
-    """Leave a run of a head and a worker, as it is after its end."""
-    for node, log in (("pod0", "job.log"), ("pod1", "agent.log")):
-        folder = root / run_id / node
-        folder.mkdir(parents=True)
-        write_outcome(folder, outcome_text(FAILED))
-        (folder / log).write_text(f"{run_id} {node} one\n{SECRET}\nthree\n")
-        os.utime(folder / "outcome.json", (written, written))
-    for name, line in (
-        ("reward-server", "scored"),
-        ("prepare", "prepared"),
-        ("ray-start", "started"),
-    ):
-        (root / run_id / "pod0" / f"{name}.log").write_text(f"{line}\n")
-    RunRecord(run_id, "fingerprint", 1, "pod0").write(root / run_id / RUN_FILE)
-    return root / run_id
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from agent.base.errors import UnavailableError
 from agent.cli import remote
 from agent.cli.command_line import main
-from unit.port.test_http import answering, reply
+from support.http_peer import answering, reply
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ import pytest
 from agent.base.errors import UnavailableError
 from agent.cli import remote
 from agent.port.status import lines_by_content
+from support.event_stream import StreamedHead, streamed_head
+from support.http_peer import answering, reply
 from support.served import KEY, environ_of, leave_key
 from support.terminal import on_a_terminal
 from tools.page.runs import status as run_of
-from unit.port.test_http import answering, reply
-from unit.port.test_stream import Head, a_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ OVER = {"phase": "leaving", "verdict": VERDICT}
 WATCH = [sys.executable, "-m", "agent", "status", "--watch"]
 
 
-def environ(head: Head, root: Path) -> dict[str, str]:
+def environ(head: StreamedHead, root: Path) -> dict[str, str]:
     """Return the environment of the head's node."""
     leave_key(root, KEY)
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
@@ -41,7 +41,7 @@ def environ(head: Head, root: Path) -> dict[str, str]:
 
 
 @contextmanager
-def watching(head: Head, root: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def watching(head: StreamedHead, root: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """Run `status --watch` with its output in a pipe."""
     with subprocess.Popen(
         [*WATCH, *flags],
@@ -58,7 +58,7 @@ def watching(head: Head, root: Path, *flags: str) -> Iterator[subprocess.Popen[s
 
 def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
     """Without a terminal: the status once, a line for each change, and 0 at the end."""
-    with a_head() as head:
+    with streamed_head() as head:
         head.status = run_of(2)
         with watching(head, tmp_path) as program:
             assert program.stdout is not None
@@ -78,7 +78,7 @@ def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
 
 def test_json_has_one_object_per_line(tmp_path: Path) -> None:
     """Each changed status is printed, and no other."""
-    with a_head() as head:
+    with streamed_head() as head:
         head.status = run_of(2)
         with watching(head, tmp_path, "--json") as program:
             assert program.stdout is not None
@@ -94,7 +94,7 @@ def test_json_has_one_object_per_line(tmp_path: Path) -> None:
 
 def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
     """A worker has no control key, so it polls `/status`."""
-    with a_head() as head:
+    with streamed_head() as head:
         head.status = run_of(2)
         given = environ(head, tmp_path)
         (tmp_path / "latest" / "pod0" / "control.key").write_text("no key of this head's")
@@ -109,7 +109,7 @@ def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
 
 def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
     """The view is drawn in one place, and the last one stays after the end."""
-    with a_head() as head:
+    with streamed_head() as head:
         head.status = run_of(3)
         with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
             terminal.wait_for("the view", lambda: any("pod3" in x for x in terminal.lines()))
@@ -128,7 +128,7 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
     """Lines are printed, without a warning about rich."""
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')")
-    with a_head() as head:
+    with streamed_head() as head:
         head.status = run_of(3)
         given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
         with on_a_terminal(WATCH, given, 40, 100) as terminal:

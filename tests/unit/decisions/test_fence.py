@@ -21,8 +21,18 @@ from agent.decisions.worker.worker_state import (
 from agent.frameworks.recipe import NodeSize
 from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
 from support.heads import RETRIEVER
-from support.workers import STEP, TICK, History, WorkerTrace, goal, replied
-from unit.decisions.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
+from support.workers import (
+    DOWN,
+    GOAL,
+    JOINED,
+    SILENT,
+    STEP,
+    TICK,
+    History,
+    WorkerTrace,
+    goal,
+    replied,
+)
 
 START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
 PART = Order(

@@ -22,11 +22,10 @@ from agent.run.run_keeper import RunKeeper
 from agent.run.worker import first_state, record_reachability
 from agent.settings.redact import Redactor
 from support import heads
-from support.workers import TICK, History, WorkerTrace, replied
+from support.heads import SHARED_DATA_STEP
+from support.report_histories import FIRST, HELLO, POD1
+from support.workers import DOWN, GOAL, JOINED, SILENT, TICK, History, WorkerTrace, replied
 from support.worlds import plan_of
-from unit.decisions.test_prepare_turns import DATA
-from unit.decisions.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
-from unit.port.test_reports import FIRST, HELLO, POD1
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +101,7 @@ HELD = replied(held=True, ready=False)
 def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -> None:
     """Its agent was killed while Ray boots: no step starts without an order, no worker joins."""
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
-    for steps in ((DATA,), ()):
+    for steps in ((SHARED_DATA_STEP,), ()):
         trace = WorkerTrace(replace(GOAL, steps=steps), [(2, heard), *gone])
         assert (trace.effects, trace.state.is_plain_head) == ([], False)
         assert trace.state.evidence == "its agent is gone, though Ray's GCS still answers"
@@ -124,7 +123,7 @@ def test_an_agent_that_never_returns_is_waited_for_in_time() -> None:
 def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path: Path) -> None:
     """Both agents were killed before this node joined."""
     run = NodeRun(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
-    preparing = replace(GOAL, steps=(DATA,))
+    preparing = replace(GOAL, steps=(SHARED_DATA_STEP,))
     before = first_state(run, preparing)
     assert not before.has_agent
     after, _ = worker.decide(before, replied(ready=False), 1)

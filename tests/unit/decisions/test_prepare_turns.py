@@ -11,10 +11,9 @@ from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, Step, StepOver
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
-from support.heads import TICK, History, Trace, goal, nodes, reported
+from support.heads import SHARED_DATA_STEP, TICK, History, Trace, goal, nodes, reported
 from support.worlds import MACHINE
 
-DATA = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
 MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
 HERE_DONE = (2.0, StepOver("data"))
 
@@ -45,45 +44,49 @@ def orders(trace: Trace) -> list[tuple[str, str]]:
 
 
 STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
-    "the head is first": ((DATA,), hello(2), []),
-    "then one worker": ((DATA,), [*hello(2), *hello(3), HERE_DONE], [("data", "agent2")]),
+    "the head is first": ((SHARED_DATA_STEP,), hello(2), []),
+    "then one worker": (
+        (SHARED_DATA_STEP,),
+        [*hello(2), *hello(3), HERE_DONE],
+        [("data", "agent2")],
+    ),
     "and then the next": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [*hello(2), *hello(3), HERE_DONE, says(2, "data", at=3), says(2, "data", at=4)],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "a disk of one's own is nobody's affair": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [*hello(2, "disk of 2"), *hello(3, "disk of 3")],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "who comes late finds it": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [HERE_DONE, *hello(2, at=9.0)],
         [("data", "agent2")],
     ),
     "one that leaves has had its turn": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [HERE_DONE, *hello(2), *hello(3), says(2, at=4, gone=True)],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "so has one that was replaced": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [HERE_DONE, *hello(2), *hello(3), (4, h.WorkerReplaced("agent2"))],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "and one that fell silent": (
-        (DATA,),
+        (SHARED_DATA_STEP,),
         [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "what depends on nothing waits for no turn": (
-        (DATA, MORE),
+        (SHARED_DATA_STEP, MORE),
         [*hello(2), HERE_DONE, says(2, "data", at=4), says(2, "data", "more", at=5)],
         [("more", "agent2"), ("data", "agent2")],
     ),
     "what depends on another follows it": (
-        (DATA, replace(MORE, after=("data",))),
+        (SHARED_DATA_STEP, replace(MORE, after=("data",))),
         [says(2, at=1, pending=("data", "more")), HERE_DONE, says(2, "data", at=4)],
         [("data", "agent2"), ("more", "head"), ("more", "agent2")],
     ),
@@ -93,11 +96,11 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
         [("more", "agent2"), ("more", "agent3")],
     ),
     "one that has it from an earlier head": (
-        (DATA, MORE),
+        (SHARED_DATA_STEP, MORE),
         [(1, hello(2)[0][1]), says(2, "data", at=2)],
         [("more", "agent2")],
     ),
-    "a step of the head's own": ((replace(DATA, where=ON_HEAD),), hello(2), []),
+    "a step of the head's own": ((replace(SHARED_DATA_STEP, where=ON_HEAD),), hello(2), []),
 }
 
 
@@ -127,13 +130,13 @@ def test_turns_after_a_restart_of_the_heads_agent(
     history: History, expected: list[tuple[str, str]]
 ) -> None:
     """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
-    trace = Trace(replace(of(DATA), step_holders={DISK_OF_WORKERS: "pod3"}), history)
+    trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={DISK_OF_WORKERS: "pod3"}), history)
     assert orders(trace) == expected
 
 
 def test_who_has_a_turn_is_saved_first() -> None:
     """By the worker's name, before its order; the head's own turns are not."""
-    trace = Trace(of(DATA), [*hello(2, AT), HERE_DONE, *hello(3)])
+    trace = Trace(of(SHARED_DATA_STEP), [*hello(2, AT), HERE_DONE, *hello(3)])
     deeds = [deed for deed in trace.effects if isinstance(deed, h.SaveStepHolders | h.OrderStep)]
     assert deeds == [
         h.SaveStepHolders({DISK_OF_WORKERS: "pod2"}),
@@ -154,7 +157,7 @@ def test_turns(
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
 def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
     """For any events, at most one node works on a shared disk, and every node has its turn."""
-    trace = Trace(of(DATA), [HERE_DONE])
+    trace = Trace(of(SHARED_DATA_STEP), [HERE_DONE])
     working: list[str] = []
     for at, (n, kind) in enumerate(events, 3):
         before = len(orders(trace))
@@ -178,6 +181,10 @@ def test_what_is_by_order() -> None:
     plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
     last = replace(plain, name="last", after=("data",))
     assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
-    assert ordered_steps((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
-    assert ordered_steps((DATA, replace(last, after=(plain.name,)))) == (DATA,)
-    assert head.first_state(of(DATA)).step_holders == {("data", "nfs"): "head"}
+    assert ordered_steps(
+        (plain, SHARED_DATA_STEP, replace(SHARED_DATA_STEP, where=ON_HEAD), last)
+    ) == (SHARED_DATA_STEP, last)
+    assert ordered_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
+        SHARED_DATA_STEP,
+    )
+    assert head.first_state(of(SHARED_DATA_STEP)).step_holders == {("data", "nfs"): "head"}

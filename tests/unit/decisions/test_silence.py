@@ -24,7 +24,7 @@ from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
 from agent.run.silent_nodes import watch_silent_workers
 from support.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported
-from unit.port.test_reports import BYE, LATE, POD1, Counter
+from support.report_histories import BYE, LATE, POD1, CountingHead
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -173,7 +173,7 @@ def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> Non
 
 
 def watched(
-    counter: Counter, port: int
+    counter: CountingHead, port: int
 ) -> tuple[Callable[[], Coroutine[None, None, None]], list[h.WorkerSilent]]:
     """Return a watch of agents at a port, and its events."""
     told: list[h.WorkerSilent] = []
@@ -198,7 +198,7 @@ def closed_port() -> int:
 
 def test_a_broken_connection_is_followed_by_one_question() -> None:
     """An agent whose held report broke off, and which does not answer, has fallen silent."""
-    counter = Counter()
+    counter = CountingHead()
     watch, told = watched(counter, closed_port())
 
     async def trace() -> None:
@@ -216,7 +216,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
 
 def test_who_calls_again_at_once_is_not_asked() -> None:
     """An agent also breaks off a held report to send a newer one."""
-    counter = Counter()
+    counter = CountingHead()
     watch, told = watched(counter, closed_port())
 
     async def trace() -> None:
@@ -235,7 +235,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
 
 def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
     """Its first connection is never answered; the next one is, and it has not fallen silent."""
-    counter, calls = Counter(), 0
+    counter, calls = CountingHead(), 0
     listener = bind("127.0.0.1", 0)
 
     async def livez(_request: web.Request) -> web.StreamResponse:
@@ -272,7 +272,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
 
 def test_who_is_overdue() -> None:
     """Neither for held reports, nor for workers that left or were already reported."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(replace(WAITS, hold=0.0))
     assert counter.reports.overdue() == []
     counter.now += 16

@@ -17,7 +17,7 @@ from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from agent.run.head_server import first_reply
 from agent.run.run_keeper import RunKeeper
 from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
-from unit.run.test_prepare_steps import a_run
+from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ def test_an_agent_that_replaces_a_killed_one_yields_to_a_later_head(tmp_path: Pa
 
 def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) -> None:
     """Else an agent that is killed in between would yield to itself."""
-    run = a_run(tmp_path, ())
+    run = node_run_with(tmp_path, ())
     keeper, before = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-1", None)), list[int]()
 
     def note(epoch: int) -> None:

@@ -23,16 +23,24 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import StartRay, StopRay, WorkerPhase
 from support.heads import RETRIEVER
-from support.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied
+from support.workers import (
+    DOWN,
+    GOAL,
+    INT,
+    JOINED,
+    SILENT,
+    TERM,
+    TICK,
+    History,
+    WorkerTrace,
+    goal,
+    replied,
+)
 
-GOAL = goal()
 PREPARING = goal(prepare=True)
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
-JOINED: History = [(2.0, replied()), (8.0, w.RayUp())]
 GCS_ALONE = replied(epoch=None, phase="")
 BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, w.RayUp())]
-DOWN = w.RayExited("exit code 1")
-SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 START = StartRay("10.0.0.1")
 PREPARED = StepOver("AGENT_PREPARE_EACH")
 

@@ -23,8 +23,8 @@ from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeRun
 from agent.settings.redact import MASK, Redactor
 from support.heads import goal, reported
+from support.known_lines import LINES, NOISY
 from support.worlds import SECRET, plan_of
-from unit.diagnosis.test_remedies import LINES, NOISY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -17,16 +16,15 @@ from agent.run import diagnose as explained_module
 from agent.run.diagnose import Elsewhere, explain_end, find_cause
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
+from support.known_lines import LINES, NOISY
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.bridge.link import RayLink
     from agent.decisions.attempts import FailureCause
 
-_FILE = Path(__file__).parents[2] / "data" / "known_lines.txt"
-ROWS = [row.partition(" :: ") for row in _FILE.read_text().splitlines() if not row.startswith("#")]
-LINES = [(key, line) for key, _, line in ROWS if key != "noise"]
-NOISY = [line for key, _, line in ROWS if key == "noise"]
 BEFORE = "INFO: step 3/40 mean reward 0.61\n"
 
 

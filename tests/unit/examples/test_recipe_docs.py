@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.settings.jobs import BY_NAME
-from support.sources import ROOT
-from unit.frameworks.test_framework_defaults import (
+from support.framework_defaults import (
     NAMES,
     UNSET,
     command_of_seed,
@@ -19,6 +18,7 @@ from unit.frameworks.test_framework_defaults import (
     parsed,
     releases_of,
 )
+from support.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +12,21 @@ from agent.base.errors import AgentError
 from agent.bundled import trl_grpo
 from agent.cli.local import whole_numbers
 from agent.cli.recipes import node_sizes, recipe_command
-from agent.settings.jobs import RECIPES
+from support.framework_defaults import (
+    FOLDER,
+    NAMES,
+    UNSET,
+    command_of_seed,
+    default_of,
+    load,
+    parsed,
+    releases_of,
+)
 
 if TYPE_CHECKING:
-    from agent.frameworks.recipe import Command
+    from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "data" / "framework_defaults"
-NAMES = [job.name for job in RECIPES if job.framework]
+
 ENVIRON = {
     "AGENT_MODEL": "Qwen/Qwen2.5-7B-Instruct",
     "AGENT_TRAIN_DATA": "/data/train.parquet",
@@ -30,16 +35,6 @@ ENVIRON = {
 }
 COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = {"script", "documentation", "defaults"}
-UNSET = "unset"
-"""The script leaves the setting to the framework's default."""
-
-
-@cache
-def load(name: str) -> dict[str, Any]:
-    """Read one of the files."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    loaded: dict[str, Any] = toml.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    return loaded
 
 
 @cache
@@ -58,22 +53,6 @@ def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
     return parsed(command)
 
 
-def parsed(command: Command) -> dict[str, str]:
-    """Return the flags, keys and environment variables of a command; a switch is `on`."""
-    found = {f"env:{name}": value for name, value in command.env.items()}
-    flag = ""
-    for word in command.argv:
-        if word.startswith("--"):
-            flag = word[2:]
-            found[flag] = ""
-        elif flag:
-            found[flag] = f"{found[flag]} {word}".strip()
-        elif "=" in word:
-            key, value = word.split("=", 1)
-            found[key.lstrip("+")] = value
-    return {name: value or "on" for name, value in found.items()}
-
-
 def plain(value: object) -> str:
     """Return a value in a form in which equal values are equal: 1e-06 is 1e-6."""
     text = str(value).strip().strip("'\"")
@@ -81,19 +60,6 @@ def plain(value: object) -> str:
         return repr(float(text))
     except ValueError:
         return text.lower().replace(" ", "")
-
-
-def releases_of(recipe: dict[str, Any], setting: dict[str, Any]) -> list[str]:
-    """Return the releases that a row is about."""
-    return setting.get("releases") or recipe["releases"] or [""]
-
-
-def default_of(setting: dict[str, Any], release: str) -> str | None:
-    """Return what the framework takes if nobody sets the setting."""
-    default = setting.get("default")
-    if isinstance(default, list):
-        return next((one["value"] for one in default if release in one["releases"]), None)
-    return default
 
 
 def ours_of(setting: dict[str, Any], shape: str) -> str | None:
@@ -277,16 +243,6 @@ def test_what_the_seeds_give(tmp_path: Path, seed: dict[str, Any], probe: dict[s
         assert words in found[1]
     for words in probe.get("lacks", []):
         assert words not in found[1]
-
-
-def command_of_seed(seed: dict[str, Any]) -> Command:
-    """Return the command that the environment beside a document's job gives."""
-    full = [one for one in seed["check"] if one["exit"] == 0 and not one.get("only")]
-    ours = seed["ours"]
-    environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
-    release = full[0].get("release", ours.get("release"))
-    nodes = node_sizes(int(seed["nodes"]), whole_numbers(str(seed["gpus"])), None)
-    return recipe_command({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])

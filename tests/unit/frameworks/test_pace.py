@@ -13,7 +13,7 @@ from agent.cli.local import model_size
 from agent.cli.recipes import node_sizes, recipe_command
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput
-from unit.frameworks.test_framework_defaults import parsed
+from support.framework_defaults import parsed
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import Command

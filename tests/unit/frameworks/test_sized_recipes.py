@@ -14,7 +14,7 @@ from agent.cli.recipes import node_sizes, recipe_command
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis, RecipeInput
 from agent.settings.jobs import RECIPES
-from unit.frameworks.test_framework_defaults import parsed
+from support.framework_defaults import parsed
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import Command

@@ -13,7 +13,7 @@ from agent.frameworks import sizing
 from agent.frameworks.recipe import MisfitError, ModelShape, NodeSize
 from agent.frameworks.sizing import Layout, Workload, sizing_of
 from agent.node.facts import Facts, NodeVersions
-from unit.frameworks.test_framework_defaults import load
+from support.framework_defaults import load
 
 MODELS: list[dict[str, Any]] = load("shapes")["model"]
 SHAPES: list[dict[str, Any]] = load("shapes")["shape"]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.node.facts import Framework, RayPython
 from agent.settings.jobs import BY_NAME
 from support.captured import machine, plan_of, read, text_of
-from unit.frameworks.test_framework_defaults import load
+from support.framework_defaults import load
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts

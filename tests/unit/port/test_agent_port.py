@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import socket
-import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import anyio
 import pytest
 from aiohttp import web
 
@@ -20,115 +17,20 @@ from agent.decisions.head.head_state import WorkerReported
 from agent.port import access as control_access
 from agent.port import server as control_server
 from agent.port.access import COOKIE, MOST_GUESSES, PortAccess, host_names, refusal_of
-from agent.port.protocol import Hello, Reply, Report
-from agent.port.reports import Expected, Reports, agent_limit
-from agent.port.server import AgentServer
-from agent.port.sockets import bind
+from support.agent_ports import BEARER, JSON, REPORT, SECONDS, STATUS, Port, served_port
 from support.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.port.reports import ReportEvent
 
-SECONDS = 20.0
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
-HELLO = Hello("pod1", 1)
-REPORT = Report("agent1", "127.0.0.1", "joining Ray", hello=HELLO).to_dict()
-JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-BEARER = {"Authorization": f"Bearer {SECRET}"}
-NAMES = ("Head-0.lws.Default", "pod7.runpod.internal.", None, "", "10.0.0.9")
-STATUS: dict[str, Any] = {
-    "role": "worker",
-    "phase": "joining \ud800 Ray",
-    "waits": [],
-    "seconds": 1.0,
-}
-
-
-class Answer(NamedTuple):
-    """Status, headers and body of a response."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def error(self) -> str:
-        """The error text of a refusal."""
-        return str(json.loads(self.body)["error"])
-
-
-class Port:
-    """A served site, and the reports that it received."""
-
-    def __init__(self, token: str | None) -> None:
-        self.heard: list[ReportEvent] = []
-        self.token = token
-        self.socket = bind("127.0.0.1", 0)
-        self.number = int(self.socket.getsockname()[1])
-
-    @property
-    def here(self) -> str:
-        """Its address in the form of a Host header."""
-        return f"127.0.0.1:{self.number}"
-
-    async def serve(self, up: threading.Event, done: threading.Event) -> None:
-        """Serve until the end of the test."""
-        expected = Expected(None, "", "", "")
-        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, most=agent_limit(1000))
-        site = AgentServer(
-            token=self.token,
-            ready=lambda: True,
-            status=lambda: STATUS,
-            reports=reports,
-            names=NAMES,
-        )
-        runner = await site.open([self.socket])
-        up.set()
-        await anyio.to_thread.run_sync(done.wait)
-        await runner.cleanup()
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        headers: dict[str, str] | None = None,
-        body: object = None,
-    ) -> Answer:
-        """Send a request; a body that is not text is sent as JSON."""
-        sent = body if body is None or isinstance(body, str) else json.dumps(body)
-        with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", self.number, timeout=SECONDS)
-        ) as connection:
-            connection.request(method, path, sent, headers or {})
-            reply = connection.getresponse()
-            return Answer(reply.status, reply.headers, reply.read())
-
-    def report(self, headers: dict[str, str], body: object = REPORT) -> Answer:
-        """Post a report."""
-        return self.ask("POST", "/report", headers, body)
-
-
-@contextlib.contextmanager
-def served(token: str | None) -> Iterator[Port]:
-    """Serve a site in a thread."""
-    port, up, done = Port(token), threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: anyio.run(port.serve, up, done))
-    thread.start()
-    try:
-        assert up.wait(SECONDS)
-        yield port
-    finally:
-        done.set()
-        thread.join(SECONDS)
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Port]:
     """A port without a token, to which one address may send any number of reports."""
-    with pytest.MonkeyPatch.context() as patch, served(None) as port:
+    with pytest.MonkeyPatch.context() as patch, served_port(None) as port:
         patch.setattr(times, "REPORT_PACE", 0.0)
         yield port
 
@@ -136,7 +38,7 @@ def bare() -> Iterator[Port]:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Port]:
     """A port with a token."""
-    with served(SECRET) as port:
+    with served_port(SECRET) as port:
         yield port
 
 
@@ -329,7 +231,7 @@ def test_the_form_takes_few_guesses(now: list[float]) -> None:
 
 def test_after_too_many_guesses_the_form_has_a_note() -> None:
     """Also with the right token; programs that send it in a header are served."""
-    with served(SECRET) as port:
+    with served_port(SECRET) as port:
         asked = [port.ask("POST", "/login", FORM, "token=wrong") for _ in range(MOST_GUESSES)]
         assert {one.status for one in asked} == {401}
         refused = port.ask("POST", "/login", FORM, f"token={SECRET}")
@@ -341,7 +243,7 @@ def test_after_too_many_guesses_the_form_has_a_note() -> None:
 def test_guesses_that_are_sent_at_once_count_too() -> None:
     """The limit holds for those whose form was still on its way when the first was refused."""
     form, many = b"token=wrong", 5 * MOST_GUESSES
-    with served(SECRET) as port, contextlib.ExitStack() as stack:
+    with served_port(SECRET) as port, contextlib.ExitStack() as stack:
         head = f"POST /login HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: {len(form)}\r\n"
         head += f"Content-Type: {FORM['Content-Type']}\r\n\r\n"
         opened = [
@@ -362,7 +264,7 @@ def test_few_bearer_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
     """The address is logged once and waits; agents, which prove the token, are served."""
     said: list[str] = []
     monkeypatch.setattr(control_access, "say", lambda line, _level: said.append(line))
-    with served(SECRET) as port:
+    with served_port(SECRET) as port:
         for _ in range(MOST_GUESSES):
             assert port.ask("GET", "/status", {"Authorization": "Bearer wrong"}).status == 401
         for headers in (BEARER, {"Authorization": "Bearer wrong"}):
@@ -510,7 +412,7 @@ def test_what_is_no_http_is_answered_and_not_logged(
 
 def test_control_characters_of_a_worker_are_removed() -> None:
     """Control characters are removed in the status and in the log."""
-    with served(None) as bare:
+    with served_port(None) as bare:
         _check_control_characters(bare)
 
 

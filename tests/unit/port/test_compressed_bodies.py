@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.agent_ports import SECONDS, served_port
 from support.reward_process import reward_server
 from support.worlds import SECRET
-from unit.port.test_agent_port import SECONDS, served
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +47,7 @@ def test_the_agents_port_inflates_nothing(token: str | None) -> None:
     began = time.process_time()
     zlib.decompress(body, wbits=31)
     inflating = time.process_time() - began
-    with served(token) as port:
+    with served_port(token) as port:
         began = time.process_time()
         answers = {post(port.number, "/report", body) for _ in range(REQUESTS)}
         assert time.process_time() - began < REQUESTS * inflating / 2
@@ -60,7 +60,7 @@ def test_the_agents_port_inflates_nothing(token: str | None) -> None:
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip"])
 def test_every_coding_is_refused(coding: str) -> None:
     """The refusal depends on no library that is installed; identity is no compression."""
-    with served(None) as port:
+    with served_port(None) as port:
         assert post(port.number, "/report", b"{}", coding)[0] == 415
         assert post(port.number, "/report", b"{", "identity")[0] == 400  # it is no JSON
 

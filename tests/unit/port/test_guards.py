@@ -11,9 +11,9 @@ import pytest
 from agent.port import access as control_access
 from agent.port.access import UNGUARDED_PATHS
 from agent.port.server import ASSETS
+from support.event_stream import BY_KEY, BY_TOKEN, StreamedHead, streamed_head
 from support.served import SECONDS
 from support.worlds import SECRET
-from unit.port.test_stream import BY_KEY, BY_TOKEN, Head, a_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,20 +38,20 @@ def _many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Head]:
+def bare() -> Iterator[StreamedHead]:
     """A head's port without a token."""
-    with a_head() as head:
+    with streamed_head() as head:
         yield head
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Head]:
+def guarded() -> Iterator[StreamedHead]:
     """A head's port with one."""
-    with a_head(SECRET) as head:
+    with streamed_head(SECRET) as head:
         yield head
 
 
-def asked(head: Head, method: str, path: str, headers: dict[str, str]) -> int:
+def asked(head: StreamedHead, method: str, path: str, headers: dict[str, str]) -> int:
     """Request a path; return the status."""
     with contextlib.closing(
         http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
@@ -60,7 +60,7 @@ def asked(head: Head, method: str, path: str, headers: dict[str, str]) -> int:
         return connection.getresponse().status
 
 
-def test_no_path_is_forgotten(bare: Head) -> None:
+def test_no_path_is_forgotten(bare: StreamedHead) -> None:
     """A new path is included here automatically."""
     known = {(method, path.replace("/head/job", "/{node}/{name}")) for method, path in ROUTES}
     routes = {(route.method, route.path) for route in bare.site.routes()}
@@ -69,7 +69,9 @@ def test_no_path_is_forgotten(bare: Head) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_no_page_of_another_site(bare: Head, guarded: Head, method: str, path: str) -> None:
+def test_no_page_of_another_site(
+    bare: StreamedHead, guarded: StreamedHead, method: str, path: str
+) -> None:
     """A foreign page is refused for every path; so is a foreign name for this node."""
     proof = {**BY_KEY, **JSON}
     assert asked(bare, method, path, {**proof, **FOREIGN}) == 403
@@ -81,7 +83,9 @@ def test_no_page_of_another_site(bare: Head, guarded: Head, method: str, path: s
 
 @pytest.mark.parametrize("path", ["/report", "/stop"])
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_posts_are_json(bare: Head, guarded: Head, path: str, kind: str | None) -> None:
+def test_posts_are_json(
+    bare: StreamedHead, guarded: StreamedHead, path: str, kind: str | None
+) -> None:
     """Content types that a page can post without a preflight change nothing; a form may sign in."""
     typed = {} if kind is None else {"Content-Type": kind}
     assert asked(bare, "POST", path, {**BY_KEY, **typed}) == 415
@@ -89,14 +93,14 @@ def test_posts_are_json(bare: Head, guarded: Head, path: str, kind: str | None) 
 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in OPEN])
-def test_the_token_opens_it(guarded: Head, method: str, path: str) -> None:
+def test_the_token_opens_it(guarded: StreamedHead, method: str, path: str) -> None:
     """With a token, nothing is served without it, and the key is not accepted."""
     for proof in ({}, BY_KEY, {"Authorization": "Bearer wrong"}):
         assert asked(guarded, method, path, {**proof, **JSON}) == 401
 
 
 @pytest.mark.parametrize("path", ["/events", "/findings", "/logs/head/job"])
-def test_without_a_token_the_key_opens_it(bare: Head, path: str) -> None:
+def test_without_a_token_the_key_opens_it(bare: StreamedHead, path: str) -> None:
     """Private parts of the status need the key of the head's own node."""
     assert asked(bare, "GET", path, {}) == 401
     assert asked(bare, "GET", path, BY_KEY) in {200, 404}

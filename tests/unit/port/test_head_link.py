@@ -18,7 +18,7 @@ from agent.port.sockets import bind
 from agent.processes.resolving import NoDnsAnswer
 from agent.processes.waiting import NotYet, until
 from support.free_ports import free_port
-from unit.run.test_orders import FIRST, HELLO
+from support.linked_worker import FIRST, HELLO
 
 if TYPE_CHECKING:
     from aiohttp import web

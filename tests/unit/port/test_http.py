@@ -4,70 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
-import threading
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.cli.remote import ask
+from support.http_peer import Peer, answering, reply
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import socket
+    from collections.abc import Callable
     from pathlib import Path
-
-
-class Peer:
-    """A server with fixed behavior, and the requests it received."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.asked: list[bytes] = []
-        self.over = threading.Event()
-
-    @property
-    def url(self) -> str:
-        """Return its URL."""
-        return f"http://127.0.0.1:{self.port}/status"
-
-
-@contextmanager
-def answering(answer: Callable[[socket.socket, Peer], None]) -> Iterator[Peer]:
-    """Answer every connection in this way, until the block ends."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        peer = Peer(listener.getsockname()[1])
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection, suppress(OSError):
-                    peer.asked.append(connection.recv(65_536))
-                    if peer.asked[-1]:
-                        answer(connection, peer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield peer
-        finally:
-            peer.over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
-
-
-def reply(body: bytes, head: str = "200 OK") -> Callable[[socket.socket, Peer], None]:
-    """Make a response with this body."""
-    first = f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-
-    def answer(connection: socket.socket, _peer: Peer) -> None:
-        connection.sendall(first + body)
-
-    return answer
 
 
 S1 = "5" * 32

@@ -29,9 +29,9 @@ from agent.run.node_run import NodeRun
 from agent.settings.redact import MASK, redactor_for
 from support import served
 from support.free_ports import free_port
+from support.run_folders import leave_run
 from support.served import KEY, SECONDS, a_head, environ_of, leave_key
 from support.worlds import SECRET, plan_of
-from unit.cli.test_past_run import leave_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ServiceGone, ServiceReady, ServiceWaits
 from agent.port import server
-from agent.record.summary import Timeline
 from support.fake_runs import status_of
-from support.heads import REWARD, TERM, History, Trace, goal, job, nodes, reported
+from support.head_status import EVIL, SERVED, status_after
+from support.heads import REWARD, TERM, History, Trace, goal, job
 from support.worlds import SECRET, plan_of
 from tools.page.runs import status as run_of
 
-EVIL = '<script>alert("x")</script>'
-SERVED: History = [
-    (1.0, ServiceWaits(REWARD, EVIL)),
-    (2.0, reported(2, rank=1, heard=2.0)),
-    (3.0, nodes(2, 3)),
-    (4.0, reported(4, EVIL, joined=False, heard=4.0)),
-]
 DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
 """The attributes of the script's elements that belong to the page, not to the cluster."""
 
 
-def status(history: History) -> dict[str, Any]:
-    """Return a head's status after a history."""
-    plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
-    trace, timeline = Trace(goal(2, services=(REWARD,)), ()), Timeline()
-    for at, event in history:
-        trace.take(event, at)
-        timeline.add(event, trace.state, at)
-    return status_of(trace.state, plan, timeline).status()
-
-
 def test_the_status_has_all_of_it() -> None:
     """Phase, waits, services and nodes, those without an agent included."""
-    found = status(SERVED)
+    found = status_after(SERVED)
     assert (found["run_id"], found["role"], found["phase"]) == ("run-1", "head", "booting")
     assert [(n["name"], n["joined"]) for n in found["nodes"]] == [
         ("pod4", False),
@@ -86,9 +68,9 @@ def test_the_status_follows_the_job() -> None:
         (6.0, h.Submitted("run-1")),
         (7.0, job("RUNNING")),
     ]
-    assert status(running)["job"]["status"] == "running"
-    assert status(running)["verdict"] is None
-    assert status([*running, (8.0, TERM)])["verdict"]["exit_code"] == 143
+    assert status_after(running)["job"]["status"] == "running"
+    assert status_after(running)["verdict"] is None
+    assert status_after([*running, (8.0, TERM)])["verdict"]["exit_code"] == 143
 
 
 def test_the_status_counts_outages() -> None:
@@ -100,7 +82,7 @@ def test_the_status_counts_outages() -> None:
         (6.5, ServiceReady(REWARD, generation=2)),
         (8.0, ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
     ]
-    (reward,) = status(history)["services"]
+    (reward,) = status_after(history)["services"]
     assert (reward["restarts"], reward["outages"]) == (1, 2)
     assert (reward["outage_seconds"], reward["outage_since"]) == (2.5, 8.0)
 
@@ -137,7 +119,7 @@ def test_the_script_makes_no_markup() -> None:
 def test_what_the_script_reads_is_there() -> None:
     """Every key of the status that it reads exists, from a head or in RunStatus."""
     script = server.asset("page.js").decode()
-    found = status(SERVED)
+    found = status_after(SERVED)
     more = {"attempts", "curve", "warnings", "job_tail", "progress"}
     shown = run_of(3)  # what scripts/page looks at
     assert shown.keys() == found.keys() | more

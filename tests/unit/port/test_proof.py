@@ -30,8 +30,8 @@ from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
+from support.linked_worker import FIRST, HELLO
 from support.worlds import SECRET
-from unit.run.test_orders import FIRST, HELLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,71 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.decisions.head.head_state import LaterHead, WorkerIntroduced, WorkerReplaced
 from agent.decisions.shared import OrderKind
-from agent.port.protocol import Bye, Hello, Reply, Report
+from agent.port.protocol import Bye, Reply, Report
 from agent.port.reports import Expected, Reports
+from support.report_histories import BYE, FIRST, HELLO, LATE, POD1, CountingHead
 from support.worlds import MACHINE
 
-if TYPE_CHECKING:
-    from agent.decisions.head.fleet import Worker
-    from agent.node.facts import Facts
-    from agent.port.reports import ReportEvent
-
-FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
-HELLO = Hello("pod1", 1, ray="2.60.0", python="3.11.7", services="abc")
-POD1 = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO)
 POD2 = Report("agent2", "10.0.0.3", "joining Ray", hello=replace(HELLO, name="pod2", rank=2))
 BEAT = replace(POD1, hello=None)
-BYE = Bye("asked to stop by SIGTERM", "the last line")
 DONE = Outcome(Kind.DONE, 0, "the job succeeded")
 SOON = 0.05
-LATE = 20.0
-
-
-class Counter:
-    """A head's reports, and their events."""
-
-    def __init__(self, *, has_token: bool = False) -> None:
-        self.heard: list[Worker] = []
-        self.replaced: list[str] = []
-        self.later: list[int] = []
-        self.introduced: list[tuple[str, Facts]] = []
-        self.byes: list[tuple[str, Bye]] = []
-        self.now = 12.5
-        expected = Expected("2.60.0", "3.11.7", "", "abc")
-        self.reports = Reports(
-            *(FIRST, expected, self._tell, lambda: self.now, self._on_bye), has_token=has_token
-        )
-
-    def _tell(self, event: ReportEvent) -> None:
-        if isinstance(event, LaterHead):
-            self.later.append(event.epoch)
-        elif isinstance(event, WorkerReplaced):
-            self.replaced.append(event.key)
-        elif isinstance(event, WorkerIntroduced):
-            self.introduced.append((event.name, event.facts))
-        else:
-            self.heard.append(event.worker)
-
-    def _on_bye(self, name: str, bye: Bye) -> None:
-        self.byes.append((name, bye))
-
-    def take(self, report: Report) -> Reply:
-        """Accept a report that is answered at once."""
-        return anyio.run(self.reports.handle, report)
 
 
 def test_a_report_becomes_an_event_and_is_answered() -> None:
     """A first report is answered at once, and the head's decisions get the worker's data."""
-    counter = Counter()
+    counter = CountingHead()
     assert anyio.run(counter.reports.handle, replace(POD1, hold=LATE)) == FIRST
     (worker,) = counter.heard
     assert (worker.name, worker.ip, worker.rank, worker.last_report_at) == (
@@ -83,7 +39,7 @@ def test_a_report_becomes_an_event_and_is_answered() -> None:
 @pytest.mark.parametrize("has_token", [True, False])
 def test_a_worker_of_a_later_head_is_ignored(*, has_token: bool) -> None:
     """With a token, its hello proves the later head, whether the worker is known or not."""
-    counter = Counter(has_token=has_token)
+    counter = CountingHead(has_token=has_token)
     counter.take(replace(POD1, epoch=1))
     assert (counter.later, len(counter.heard)) == ([], 1)
     counter.take(replace(BEAT, epoch=2))
@@ -103,7 +59,7 @@ IN_RUN = ',"run_id":"run-1"'
 @pytest.mark.parametrize("more", ["", IN_RUN, ',"run_id":"another"'])
 def test_no_report_alone_ends_the_run(more: str, *, has_token: bool) -> None:
     """Without a token anyone may send one; with a token, no epoch is so far ahead."""
-    counter = Counter(has_token=has_token)
+    counter = CountingHead(has_token=has_token)
     counter.take(POD1)
     evil = Report.from_dict(json.loads(EVIL % more))
     for report in (evil, replace(evil, hello=None), evil):
@@ -114,7 +70,7 @@ def test_no_report_alone_ends_the_run(more: str, *, has_token: bool) -> None:
 @pytest.mark.parametrize(("hours", "later"), [(23.0, True), (25.0, False)])
 def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None:  # noqa: FBT001 - a table's column
     """Epochs are times in milliseconds; clocks differ, but not by a day."""
-    counter = Counter(has_token=True)
+    counter = CountingHead(has_token=True)
     epoch = int((time.time() + hours * 3600) * 1000)
     counter.take(replace(POD1, epoch=epoch, hello=replace(HELLO, run_id="run-1")))
     assert counter.later == ([epoch] if later else [])
@@ -123,7 +79,7 @@ def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None
 
 def test_a_report_is_held_until_there_is_an_order() -> None:
     """A worker that is up to date is answered at the moment of a change."""
-    counter, replies = Counter(), list[Reply]()
+    counter, replies = CountingHead(), list[Reply]()
 
     async def ask() -> None:
         replies.append(await counter.reports.handle(replace(POD1, news=0, hold=LATE)))
@@ -146,7 +102,7 @@ def test_a_report_is_held_until_there_is_an_order() -> None:
 @pytest.mark.parametrize("news", [-1, 0])
 def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) -> None:
     """It is answered at once: its content was outdated when it arrived."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(replace(POD1, sequence=1))
     counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
     counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
@@ -163,7 +119,7 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
 
 def test_reports_without_numbers_are_taken_as_they_come() -> None:
     """An agent of the former version sends none."""
-    counter = Counter()
+    counter = CountingHead()
     for joined in (False, True, False):
         counter.take(replace(POD1, joined=joined))
     assert [worker.joined for worker in counter.heard] == [False, True, False]
@@ -177,14 +133,14 @@ async def within_soon(reports: Reports, report: Report) -> Reply:
 
 def test_patience_ends() -> None:
     """Without news a held report is answered at its limit, with the current state."""
-    counter = Counter()
+    counter = CountingHead()
     counter.reports.publish(phase="booting", ray_ready=False, verdict=None)  # without news
     assert anyio.run(counter.reports.handle, replace(POD1, news=0, hold=SOON)) == FIRST
 
 
 def test_another_version_is_refused() -> None:
     """A worker with another Ray is refused by name, and its goodbye is not awaited."""
-    counter = Counter()
+    counter = CountingHead()
     reply = anyio.run(counter.reports.handle, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
     assert counter.heard[0].refused == reply.refusal
@@ -193,7 +149,7 @@ def test_another_version_is_refused() -> None:
 
 def test_farewell_waits_for_each() -> None:
     """The head stays until every worker has said goodbye."""
-    counter = Counter()
+    counter = CountingHead()
 
     async def leave() -> None:
         for report in (POD1, POD2):
@@ -213,7 +169,7 @@ def test_farewell_waits_for_each() -> None:
 
 def test_farewell_names_those_who_stay_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers without a goodbye in time are named."""
-    counter, said = Counter(), list[str]()
+    counter, said = CountingHead(), list[str]()
     monkeypatch.setattr("agent.port.reports.say", said.append)
     anyio.run(counter.reports.handle, POD1)
     anyio.run(counter.reports.wait_for_goodbyes, SOON, 0)
@@ -222,7 +178,7 @@ def test_farewell_names_those_who_stay_silent(monkeypatch: pytest.MonkeyPatch) -
 
 def test_farewell_waits_for_those_who_are_about_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that never reported is awaited, and gets the verdict if it reports in time."""
-    counter, ended, said = Counter(), list[bool](), list[str]()
+    counter, ended, said = CountingHead(), list[bool](), list[str]()
     monkeypatch.setattr("agent.port.reports.say", said.append)
 
     async def part() -> None:
@@ -248,7 +204,7 @@ def test_farewell_waits_for_those_who_are_about_to_call(monkeypatch: pytest.Monk
 
 def test_a_stranger_is_asked_who_it_is() -> None:
     """A heartbeat of an unknown agent does not count until it has sent a hello."""
-    counter = Counter()
+    counter = CountingHead()
     reply = counter.take(BEAT)
     assert (reply.wants_hello, reply.verdict, counter.heard) == (True, None, [])
     assert not counter.take(POD1).wants_hello
@@ -257,7 +213,7 @@ def test_a_stranger_is_asked_who_it_is() -> None:
 
 def test_a_worker_whose_address_changed_is_the_same() -> None:
     """An agent is identified by its ID: another address makes no second entry."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(POD1)
     counter.take(replace(BEAT, ip="10.0.0.77"))
     assert {worker.key for worker in counter.heard} == {"agent1"}
@@ -270,7 +226,7 @@ def test_a_later_agent_of_a_node_replaces_the_former() -> None:
     Without a token anyone may have its name: its former agent must have been silent for long.
     """
     for has_token in (True, False):
-        counter = Counter(has_token=has_token)
+        counter = CountingHead(has_token=has_token)
         counter.take(POD1)
         counter.now += 0 if has_token else 100
         counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
@@ -279,7 +235,7 @@ def test_a_later_agent_of_a_node_replaces_the_former() -> None:
 
 def test_two_machines_of_one_name_are_two_workers() -> None:
     """Two that run at the same time are distinguished, though they share name and rank."""
-    counter = Counter(has_token=True)
+    counter = CountingHead(has_token=True)
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
@@ -326,13 +282,13 @@ def test_ranks_by_the_first_hello() -> None:
 
 def test_another_plan_of_services_is_refused() -> None:
     """Nodes that would run different services do not form one cluster."""
-    reply = Counter().take(replace(POD1, hello=replace(HELLO, services="other")))
+    reply = CountingHead().take(replace(POD1, hello=replace(HELLO, services="other")))
     assert "AGENT_SERVICES differ" in reply.refusal
 
 
 def test_an_order_is_repeated_until_it_was_taken_in() -> None:
     """It goes to one worker only, at once, and ends when that worker has it."""
-    counter, replies = Counter(), list[Reply]()
+    counter, replies = CountingHead(), list[Reply]()
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
@@ -360,7 +316,7 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
 
 def test_requested_logs_are_stored() -> None:
     """The end of a log comes with a report; unrequested ones are discarded."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(POD1)
     counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
     counter.take(replace(BEAT, logs={"ray": "no space left", "other": "much"}))
@@ -371,7 +327,7 @@ def test_requested_logs_are_stored() -> None:
 
 def test_a_worker_that_left_has_no_orders() -> None:
     """A node that leaves gets no order, before and after its goodbye."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(POD1)
     counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
     assert counter.take(replace(BEAT, bye=Bye("stopped"))).orders == ()
@@ -381,7 +337,7 @@ def test_a_worker_that_left_has_no_orders() -> None:
 
 def test_a_departure_is_reported_once_with_its_cause() -> None:
     """The reason and the last output of a worker reach the head."""
-    counter = Counter()
+    counter = CountingHead()
     for report in (POD1, replace(BEAT, bye=BYE), replace(BEAT, bye=BYE)):
         counter.take(report)
     assert counter.byes == [("pod1", BYE)]
@@ -389,7 +345,7 @@ def test_a_departure_is_reported_once_with_its_cause() -> None:
 
 def test_after_the_end_a_new_worker_gets_no_verdict() -> None:
     """A head that holds its verdict says only that to agents of another run."""
-    counter = Counter()
+    counter = CountingHead()
     counter.take(POD1)
     counter.reports.publish(phase="leaving", verdict=DONE)
     assert counter.take(POD2).verdict == DONE  # it came before the farewell ended
@@ -402,7 +358,7 @@ def test_after_the_end_a_new_worker_gets_no_verdict() -> None:
 
 def test_facts_travel_once_as_a_value() -> None:
     """A worker's machine data comes with its hello, through JSON, as the same value."""
-    counter = Counter()
+    counter = CountingHead()
     hello = replace(HELLO, facts=MACHINE)
     wire = json.loads(json.dumps(replace(POD1, hello=hello).to_dict()))
     counter.take(Report.from_dict(wire))
@@ -412,7 +368,7 @@ def test_facts_travel_once_as_a_value() -> None:
 
 def test_a_hello_has_the_clock() -> None:
     """A node's clock offset is measured when its hello arrives, and kept with its facts."""
-    counter = Counter()
+    counter = CountingHead()
     hello = replace(HELLO, facts=MACHINE, clock=time.time() + 60)
     counter.take(replace(POD1, hello=hello))
     ((_, facts),) = counter.introduced

@@ -28,6 +28,7 @@ from agent.port.reports import (
     TooManyAgentsError,
     _Pace,
 )
+from support.agent_ports import JSON, served_port
 from support.heads import (
     PREPARED,
     RETRIEVER,
@@ -41,7 +42,6 @@ from support.heads import (
     reported,
 )
 from support.shares import by_torchrun
-from unit.port.test_agent_port import JSON, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,7 +169,7 @@ def post(number: int, report: Report, source: str) -> Reply:
 @pytest.mark.parametrize("named", ["10.0.0.2", "127.0.0.1"])
 def test_an_address_comes_from_the_connection(named: str) -> None:
     """Without a token a report from another address than it names is refused, with the remedy."""
-    with served(None) as port:
+    with served_port(None) as port:
         reply = post(port.number, replace(POD1, ip=named, bye=Bye("over")), "127.6.6.6")
         assert f"address is {named}, and its report came from 127.6.6.6" in reply.refusal
         assert "set RAY_AUTH_TOKEN" in reply.refusal
@@ -198,7 +198,7 @@ def test_a_worker_sends_from_its_own_address(ip: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
 
-    with served(None) as port:
+    with served_port(None) as port:
         anyio.run(story, port.number)
     assert ("its report came from 127.0.0.1" in replies[0].refusal) == (ip != "127.5.5.5")
 

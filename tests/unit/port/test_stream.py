@@ -6,100 +6,32 @@ import contextlib
 import http.client
 import json
 import socket
-import threading
 import time
-from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 
 from agent.base import times
 from agent.port import server
 from agent.port.access import COOKIE
-from agent.port.server import AgentServer, Control
-from agent.port.sockets import bind
-from support.served import KEY, SECONDS, a_log, served
+from support.event_stream import BY_KEY, BY_TOKEN, next_status, reading, streamed_head
+from support.served import KEY, SECONDS
 from support.worlds import SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-BY_KEY = {"Authorization": f"Bearer {KEY}"}
-BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
-
-
-class Head:
-    """A head's port with a status that the test changes."""
-
-    def __init__(self, token: str | None, *, is_head: bool = True) -> None:
-        self.socket = bind("127.0.0.1", 0)
-        self.port = int(self.socket.getsockname()[1])
-        self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
-        self.looks = 0
-        self.up, self.over = threading.Event(), threading.Event()
-        more = {"warnings": ["a warning"]}
-        control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
-        self.site = AgentServer(
-            token=token,
-            ready=lambda: True,
-            status=self._look,
-            control=control if is_head else None,
-        )
-
-    def _look(self) -> dict[str, object]:
-        self.looks += 1
-        return {**self.status, "seconds": time.monotonic()}
-
-    def live(self) -> None:
-        """Serve until the test is over."""
-        anyio.run(self._live)
-
-    async def _live(self) -> None:
-        runner = await self.site.open([self.socket])
-        self.up.set()
-        await anyio.to_thread.run_sync(self.over.wait)
-        await runner.cleanup()
-
-
-def a_head(token: str | None = None, *, is_head: bool = True) -> AbstractContextManager[Head]:
-    """Have it served in a thread."""
-    return served(Head(token, is_head=is_head))
-
-
-@contextlib.contextmanager
-def reading(head: Head, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-    """Open the stream."""
-    with contextlib.closing(
-        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
-    ) as connection:
-        connection.request("GET", "/events", headers=headers)
-        yield connection.getresponse()
-
-
-def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
-    """Return the next status of a stream."""
-    line, blank = answer.readline(), answer.readline()
-    assert line.startswith(b"data: ")
-    assert blank == b"\n"
-    data: dict[str, Any] = json.loads(line[6:])
-    return data
 
 
 def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first status at once, then each that differs in more than its clocks, or a repeat."""
     monkeypatch.setattr(times, "STATUS_REPEATED", 3.0)
-    with a_head() as head, reading(head, BY_KEY) as answer:
+    with streamed_head() as head, reading(head, BY_KEY) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/event-stream"
         assert answer.headers["Cache-Control"] == "no-store"
-        first = told(answer)
+        first = next_status(answer)
         assert (first["phase"], first["warnings"]) == ("booting", ["a warning"])
         head.status["phase"] = "running"
-        second = told(answer)
+        second = next_status(answer)
         assert second["phase"] == "running"
         assert second["seconds"] - first["seconds"] < 2.5
-        third = told(answer)
+        third = next_status(answer)
         assert third["phase"] == "running"
         assert third["seconds"] - second["seconds"] > 2.5
 
@@ -122,13 +54,13 @@ def test_the_stream_needs_token_or_key(
     token: str | None, headers: dict[str, str], status: int
 ) -> None:
     """The token where one is set, else the key on the node itself."""
-    with a_head(token) as head, reading(head, headers) as answer:
+    with streamed_head(token) as head, reading(head, headers) as answer:
         assert answer.status == status
 
 
 def test_the_cookie_of_the_page_is_enough() -> None:
     """A browser with the cookie needs no token."""
-    with a_head(SECRET) as head:
+    with streamed_head(SECRET) as head:
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
         ) as connection:
@@ -136,12 +68,12 @@ def test_the_cookie_of_the_page_is_enough() -> None:
             connection.request("POST", "/login", f"token={SECRET}", form)
             cookie = str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]
         with reading(head, {"Cookie": cookie}) as answer:
-            assert told(answer)["phase"] == "booting"
+            assert next_status(answer)["phase"] == "booting"
 
 
 def test_a_worker_has_no_stream() -> None:
     """A worker's port names the head."""
-    with a_head(is_head=False) as head, reading(head, BY_KEY) as answer:
+    with streamed_head(is_head=False) as head, reading(head, BY_KEY) as answer:
         assert answer.status == 409
 
 
@@ -149,7 +81,7 @@ def test_log_text_needs_the_token() -> None:
     """Without a token anyone may read the status: it has no text of logs or findings."""
     for token, headers, expected in ((None, {}, False), (SECRET, BY_TOKEN, True)):
         with (
-            a_head(token) as head,
+            streamed_head(token) as head,
             contextlib.closing(
                 http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
             ) as connection,
@@ -165,7 +97,7 @@ def test_other_hosts_get_no_output_of_programs() -> None:
     seen = []
     for source in ("127.0.0.1", "127.0.0.9"):
         with (
-            a_head() as head,
+            streamed_head() as head,
             contextlib.closing(
                 http.client.HTTPConnection(
                     "127.0.0.1", head.port, timeout=SECONDS, source_address=(source, 0)
@@ -183,11 +115,11 @@ def test_other_hosts_get_no_output_of_programs() -> None:
 
 def test_readers_are_limited() -> None:
     """All share one read of the status; one more is refused until another leaves."""
-    with a_head() as head, contextlib.ExitStack() as readers:
+    with streamed_head() as head, contextlib.ExitStack() as readers:
         first = contextlib.ExitStack()
         assert first.enter_context(reading(head, BY_KEY)).status == 200
         for _ in range(server.MAX_READERS - 1):
-            assert told(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
+            assert next_status(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
         assert head.looks < server.MAX_READERS
         with reading(head, BY_KEY) as answer:
             assert answer.status == 503
@@ -204,7 +136,7 @@ def test_readers_are_limited() -> None:
 def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that accepts nothing is disconnected; others are served, and the port closes."""
     monkeypatch.setattr(times, "READER_STALLED", 1.0)
-    with a_head() as head:
+    with streamed_head() as head:
         head.status["padding"] = "x" * 8_000_000
         with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
             asked = ("GET /events HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unit.record.test_node_record import await_true
+from support.conditions import await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

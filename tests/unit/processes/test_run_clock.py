@@ -23,7 +23,7 @@ from agent.processes.run_clock import RunClock
 from agent.processes.waiting import Inbox
 from support import workers
 from support.heads import PAIR, TICK, Trace, goal
-from unit.run.test_prepare_steps import a_run
+from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,7 @@ anyio.run(stopped_wait, Path(sys.argv[1]))
 
 async def stopped_wait(folder: Path) -> None:
     """Wait for an input with a deadline of 4 s; print what came first."""
-    run = a_run(folder, ())
+    run = node_run_with(folder, ())
     inbox: Inbox[object] = Inbox(lambda event: event)
 
     async def read_input() -> None:

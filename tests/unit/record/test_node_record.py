@@ -32,9 +32,10 @@ from agent.record.node_record import (
     read_stat,
     running_processes,
 )
+from support.conditions import await_true
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 HERE = PidSpace("boot-1", "pid:[1]", "node-a")
@@ -56,14 +57,6 @@ def sleeper() -> Iterator[StartedProcess]:
             yield started
         finally:
             process.kill()
-
-
-def await_true(check: Callable[[], bool], limit: float = 10.0) -> None:
-    """Wait for a condition, with a deadline."""
-    until = time.monotonic() + limit
-    while not check():
-        assert time.monotonic() < until, "it never came"
-        threading.Event().wait(0.01)
 
 
 PROCESSES = st.builds(StartedProcess, st.text(), st.integers(), st.integers())

@@ -22,6 +22,7 @@ from agent.record.files import appending
 from agent.record.log_dir import log_dir
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
+from support.run_folders import run_folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +36,6 @@ folder = RunFolder(Path(sys.argv[1]), "run-1", "pod0")
 print(folder.path.name, flush=True)
 sys.stdin.read()
 """
-
-
-def in_run(root: Path, run: str = "run-1", node: str = "pod0") -> RunFolder:
-    """Make a node's folder of a run."""
-    return RunFolder(root, run, node)
 
 
 @contextmanager
@@ -64,7 +60,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def test_a_heads_folder(tmp_path: Path) -> None:
     """Logs are in <log dir>/<run id>/<node>/, and `latest` links to the run."""
-    folder = in_run(tmp_path / "logs")
+    folder = run_folder_of(tmp_path / "logs")
     assert folder.path == tmp_path / "logs" / "run-1" / "pod0"
     folder.file("agent.log").write_text("x")
     assert (tmp_path / "logs" / "latest" / "pod0" / "agent.log").read_text() == "x"
@@ -91,7 +87,7 @@ def test_who_may_read_a_run(
     """AGENT_LOG_MODE holds whatever the umask is, and leaves AGENT_LOG_DIR as it is."""
     log_dir.allow(mode)
     root = tmp_path / "logs"
-    folder = in_run(root)
+    folder = run_folder_of(root)
     os.close(appending(folder.path / "agent.log")())
     assert not write_outcome(
         folder.path, outcome_text(Outcome(Kind.DONE, 0, "running", "pod0", "it ended"))
@@ -112,7 +108,7 @@ def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     former = os.umask(0o022)
     try:
         (tmp_path / "run-1").mkdir()
-        in_run(tmp_path)
+        run_folder_of(tmp_path)
     finally:
         os.umask(former)
         log_dir.allow("private")
@@ -122,7 +118,7 @@ def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
 def test_latest_links_to_the_newest_run(tmp_path: Path) -> None:
     """A new run replaces the link, and leaves no other file."""
     for run in ("run-1", "run-2"):
-        in_run(tmp_path, run)
+        run_folder_of(tmp_path, run)
     assert (tmp_path / "latest").resolve() == tmp_path / "run-2"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "run-1", "run-2"]
 
@@ -132,11 +128,11 @@ def test_latest_links_to_the_newest_run(tmp_path: Path) -> None:
 
 def test_a_restarted_node_uses_its_folder_again(tmp_path: Path) -> None:
     """Files stay, the previous record is read, and its outcome is renamed."""
-    first = in_run(tmp_path)
+    first = run_folder_of(tmp_path)
     first.file("agent.log").write_text("first\n")
     write_outcome(first.path, outcome_text(Outcome(Kind.LOST, 75, "gone")))
     first.close()
-    second = in_run(tmp_path)
+    second = run_folder_of(tmp_path)
     assert second.path == first.path
     assert second.former == first.own
     files = files_of(second.path)
@@ -148,11 +144,11 @@ def test_a_restarted_node_uses_its_folder_again(tmp_path: Path) -> None:
 def test_a_running_agent_keeps_its_folder(tmp_path: Path) -> None:
     """Another agent of the same name takes a numbered folder."""
     for remove_record in (False, True):
-        first = in_run(tmp_path)
+        first = run_folder_of(tmp_path)
         assert first.path.name == "pod0"
         if remove_record:
             (first.path / "node.json").unlink()
-        second, third = in_run(tmp_path), in_run(tmp_path)
+        second, third = run_folder_of(tmp_path), run_folder_of(tmp_path)
         assert [second.path.name, third.path.name] == ["pod0-2", "pod0-3"]
         for folder in (first, second, third):
             folder.close()
@@ -162,11 +158,11 @@ def test_a_killed_agents_folder_is_free_at_once(tmp_path: Path) -> None:
     """While another process holds it, `-2` is used; later the folder itself."""
     with another_agent(tmp_path) as (name, process):
         assert name == "pod0"
-        beside = in_run(tmp_path)
+        beside = run_folder_of(tmp_path)
         assert beside.path.name == "pod0-2"
         process.kill()
         process.wait()
-        after = in_run(tmp_path)
+        after = run_folder_of(tmp_path)
     assert after.path.name == "pod0"
     assert after.former is not None
     assert after.former.agent.pid == process.pid
@@ -175,7 +171,9 @@ def test_a_killed_agents_folder_is_free_at_once(tmp_path: Path) -> None:
 def test_concurrent_nodes_never_share_a_folder(tmp_path: Path) -> None:
     """Nodes of one name that start at once have one folder each."""
     made: list[RunFolder] = []
-    threads = [threading.Thread(target=lambda: made.append(in_run(tmp_path))) for _ in range(12)]
+    threads = [
+        threading.Thread(target=lambda: made.append(run_folder_of(tmp_path))) for _ in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,43 +184,43 @@ def test_concurrent_nodes_never_share_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', "\0" * 100, "[" * 100_000])
 def test_a_broken_record_does_not_block_the_folder(tmp_path: Path, text: str) -> None:
     """The folder is used again if no agent holds its lock."""
-    in_run(tmp_path).close()
+    run_folder_of(tmp_path).close()
     (tmp_path / "run-1" / "pod0" / "node.json").write_text(text)
-    again = in_run(tmp_path)
+    again = run_folder_of(tmp_path)
     assert (again.path.name, again.former) == ("pod0", None)
     assert isinstance(NodeRecord.read(again.path / "node.json"), NodeRecord)
 
 
 def test_a_folder_of_another_machine(tmp_path: Path) -> None:
     """A record of another machine keeps its folder: its agent may run."""
-    first = in_run(tmp_path)
+    first = run_folder_of(tmp_path)
     path = first.path / "node.json"
     elsewhere = replace(first.own.place, boot_id="other", pid_namespace="other", hostname="other")
     replace(first.own, place=elsewhere).write(path)
     first.close()
-    second = in_run(tmp_path)
+    second = run_folder_of(tmp_path)
     assert second.path.name == "pod0-2"
 
 
 def test_a_folder_of_another_node(tmp_path: Path) -> None:
     """Two node names may give one folder name: the second gets a number."""
-    in_run(tmp_path, node="pod:0").close()
-    assert in_run(tmp_path, node="pod-0").path.name == "pod-0-2"
+    run_folder_of(tmp_path, node="pod:0").close()
+    assert run_folder_of(tmp_path, node="pod-0").path.name == "pod-0-2"
 
 
 def test_incomplete_files_are_removed(tmp_path: Path) -> None:
     """Files that a killed agent left incomplete do not accumulate."""
-    in_run(tmp_path).close()
+    run_folder_of(tmp_path).close()
     part = tmp_path / "run-1" / "pod0" / ".run.json.0123.part"
     part.write_text("{")
-    in_run(tmp_path)
+    run_folder_of(tmp_path)
     assert not part.exists()
 
 
 def test_the_last_former_outcome_is_kept(tmp_path: Path) -> None:
     """A pod that restarts many times keeps the outcome of the agent before."""
     for number in range(4):
-        folder = in_run(tmp_path)
+        folder = run_folder_of(tmp_path)
         write_outcome(folder.path, outcome_text(Outcome(Kind.LOST, 75, str(number))))
         folder.close()
     (kept,) = (tmp_path / "run-1" / "pod0").glob("outcome.former-*.json")

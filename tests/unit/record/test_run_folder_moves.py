@@ -11,7 +11,7 @@ from agent.record import run_folder
 from agent.record.events import Began, EventRecorder, PhaseEntered, read_events
 from agent.record.run_folder import RunFolder
 from support.disks import fill_with_files, full_disk, needs_mount, read_only
-from unit.record.test_run_folder import in_run
+from support.run_folders import run_folder_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_restarted_worker_waits_in_the_same_folder(tmp_path: Path) -> None:
 
 def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     """Head, workers and a worker of the same name have one folder each."""
-    head = in_run(tmp_path)
+    head = run_folder_of(tmp_path)
     workers = [RunFolder(tmp_path, "", name) for name in ("pod1", "pod1", "pod2")]
     for worker in workers:
         worker.move_to_run("run-1")

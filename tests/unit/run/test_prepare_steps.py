@@ -12,31 +12,20 @@ from typing import TYPE_CHECKING
 import anyio
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from agent.base import times
 from agent.decisions.shared import StepOver
 from agent.job.services import ON_EVERY, Placeholders, PrepareStep
 from agent.processes.waiting import NotYet, until
-from agent.record.run_folder import RunFolder
 from agent.run import local_services
 from agent.run.local_services import LocalWork
-from agent.run.node_run import NodeRun
-from agent.settings.redact import redactor_for
-from support.worlds import plan_of
+from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.run.local_services import LocalEvent
-
-
-def a_run(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
-    """Return the run of a node with these steps."""
-    environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
-    plan = replace(plan_of(environ, command=["true"]), steps=steps)
-    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+    from agent.run.node_run import NodeRun
 
 
 def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
@@ -45,7 +34,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
     names = ("one", "two")
     steps = tuple(PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in names)
-    run = a_run(tmp_path, steps)
+    run = node_run_with(tmp_path, steps)
     sent: list[LocalEvent] = []
     work = LocalWork(run, sent.append, Placeholders)
 
@@ -80,7 +69,9 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
 
 def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork, list[LocalEvent]]:
     """Return a run whose one step has this marker, and the events that it sends."""
-    run = a_run(root, (PrepareStep("data", "exit 0", ON_EVERY, 60.0, "within", once=str(marker)),))
+    run = node_run_with(
+        root, (PrepareStep("data", "exit 0", ON_EVERY, 60.0, "within", once=str(marker)),)
+    )
     sent: list[LocalEvent] = []
     return run, LocalWork(run, sent.append, Placeholders), sent
 

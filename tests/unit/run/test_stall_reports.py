@@ -27,8 +27,8 @@ from agent.run.stall import BUSY, IDLE, STACKS, Diagnostics, StallWatch, log_sta
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import goal, reported
+from support.linked_worker import LinkedWorker, head_at
 from support.worlds import SECRET, plan_of
-from unit.run.test_orders import OneWorker, head_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
     assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
 
 
-class Asks(OneWorker):
+class Asks(LinkedWorker):
     """A worker behind a real link that also sends requested data."""
 
     def __init__(self, port: int, asked: HeadRequests) -> None:
@@ -145,10 +145,10 @@ class Asks(OneWorker):
     async def obey(self) -> None:
         """Do what is ordered, as it comes."""
         while True:
-            while self.deeds:
-                deed = self.deeds.pop(0)
-                if isinstance(deed, w.SendLog):
-                    await self.asked.fetch_log(deed.name, self.link.report_now)
+            while self.actions:
+                action = self.actions.pop(0)
+                if isinstance(action, w.SendLog):
+                    await self.asked.fetch_log(action.name, self.link.report_now)
             await self.changed.wait()
 
 

@@ -20,9 +20,9 @@ from agent.port.protocol import Hello, Report
 from agent.run.make_ready import raise_open_files
 from agent.serving import connections
 from agent.serving.connections import MAX_UNTRUSTED_PER_ADDRESS
+from support.agent_ports import BEARER, SECONDS, served_port
+from support.event_stream import BY_TOKEN, next_status, reading, streamed_head
 from support.worlds import SECRET
-from unit.port.test_agent_port import BEARER, SECONDS, served
-from unit.port.test_stream import BY_TOKEN, a_head, reading, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,14 +101,14 @@ def status_on(one: socket.socket, request: bytes = b"") -> int:
 def test_a_header_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a complete first header is closed."""
     monkeypatch.setattr(times, "HEADER", 0.5)
-    with served(None) as port, connected(port.number, said=said) as (one,):
+    with served_port(None) as port, connected(port.number, said=said) as (one,):
         assert is_closed(one)
 
 
 def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline counts from the start of the connection, not from the last byte."""
     monkeypatch.setattr(times, "HEADER", 1.0)
-    with served(None) as port, connected(port.number, said=HALF) as (one,):
+    with served_port(None) as port, connected(port.number, said=HALF) as (one,):
         sent = 0
         while sent < 200 and not select.select([one], [], [], 0.1)[0]:
             one.sendall(b"x")
@@ -121,7 +121,7 @@ def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer the next complete header has its deadline; until then it may be reused."""
     monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
-    with served(None) as port, connected(port.number) as (one,):
+    with served_port(None) as port, connected(port.number) as (one,):
         for _ in range(3):
             assert status_on(one, LIVEZ) == 200
         one.sendall(said)
@@ -132,17 +132,17 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/events` stays open beyond these deadlines."""
     monkeypatch.setattr(times, "HEADER", 0.5)
     monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
-    with a_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
+    with streamed_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
         for number in range(5):  # the head looks at its status every half second
             head.status["phase"] = f"phase {number}"
-            while told(answer)["phase"] != f"phase {number}":
+            while next_status(answer)["phase"] != f"phase {number}":
                 pass
 
 
 @pytest.mark.parametrize("token", [None, SECRET])
 def test_a_flood_from_one_address(token: str | None) -> None:
     """The oldest connections of a flood are closed; others are served, even from its address."""
-    with served(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
+    with served_port(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
         assert closed(flood, FLOOD - MAX_UNTRUSTED_PER_ADDRESS) == FLOOD - MAX_UNTRUSTED_PER_ADDRESS
         assert port.ask("GET", "/livez").status == 200
         assert status_on(flood[-1], b"\r\n\r\n") == 200
@@ -207,7 +207,7 @@ def test_a_flood_leaves_descriptors() -> None:
 def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
     """They connect at the same time, and each keeps its connection, whatever else is connected."""
     with (
-        served(token) as port,
+        served_port(token) as port,
         connected(port.number, 1000, "127.0.0.2") as workers,
         contextlib.ExitStack() as stack,
     ):
@@ -223,7 +223,7 @@ def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
 def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """If all connections are in use, an address with many loses one to an address with few."""
     monkeypatch.setattr(connections, "MAX_OPEN", 40)
-    with served(None) as port, contextlib.ExitStack() as stack:
+    with served_port(None) as port, contextlib.ExitStack() as stack:
 
         def worker(number: int, source: str) -> socket.socket:
             (one,) = stack.enter_context(connected(port.number, source=source))

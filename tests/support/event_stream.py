@@ -1,0 +1,83 @@
+"""A port whose event stream is read, for tests of /events and its guards."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agent.port.server import AgentServer, Control
+from agent.port.sockets import bind
+from support.served import KEY, SECONDS, a_log, served
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+BY_KEY = {"Authorization": f"Bearer {KEY}"}
+BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
+
+
+class StreamedHead:
+    """A head's port with a status that the test changes."""
+
+    def __init__(self, token: str | None, *, is_head: bool = True) -> None:
+        self.socket = bind("127.0.0.1", 0)
+        self.port = int(self.socket.getsockname()[1])
+        self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
+        self.looks = 0
+        self.up, self.over = threading.Event(), threading.Event()
+        more = {"warnings": ["a warning"]}
+        control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
+        self.site = AgentServer(
+            token=token,
+            ready=lambda: True,
+            status=self._look,
+            control=control if is_head else None,
+        )
+
+    def _look(self) -> dict[str, object]:
+        self.looks += 1
+        return {**self.status, "seconds": time.monotonic()}
+
+    def live(self) -> None:
+        """Serve until the test is over."""
+        anyio.run(self._live)
+
+    async def _live(self) -> None:
+        runner = await self.site.open([self.socket])
+        self.up.set()
+        await anyio.to_thread.run_sync(self.over.wait)
+        await runner.cleanup()
+
+
+def streamed_head(
+    token: str | None = None, *, is_head: bool = True
+) -> AbstractContextManager[StreamedHead]:
+    """Have it served in a thread."""
+    return served(StreamedHead(token, is_head=is_head))
+
+
+@contextlib.contextmanager
+def reading(head: StreamedHead, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+    """Open the stream."""
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+    ) as connection:
+        connection.request("GET", "/events", headers=headers)
+        yield connection.getresponse()
+
+
+def next_status(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return the next status of a stream."""
+    line, blank = answer.readline(), answer.readline()
+    assert line.startswith(b"data: ")
+    assert blank == b"\n"
+    data: dict[str, Any] = json.loads(line[6:])
+    return data

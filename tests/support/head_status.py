@@ -1,0 +1,29 @@
+"""Statuses of a head after histories of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.decisions.shared import ServiceWaits
+from agent.record.summary import Timeline
+from support.fake_runs import status_of
+from support.heads import REWARD, History, Trace, goal, nodes, reported
+from support.worlds import SECRET, plan_of
+
+EVIL = '<script>alert("x")</script>'
+SERVED: History = [
+    (1.0, ServiceWaits(REWARD, EVIL)),
+    (2.0, reported(2, rank=1, heard=2.0)),
+    (3.0, nodes(2, 3)),
+    (4.0, reported(4, EVIL, joined=False, heard=4.0)),
+]
+
+
+def status_after(history: History) -> dict[str, Any]:
+    """Return a head's status after a history."""
+    plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
+    trace, timeline = Trace(goal(2, services=(REWARD,)), ()), Timeline()
+    for at, event in history:
+        trace.take(event, at)
+        timeline.add(event, trace.state, at)
+    return status_of(trace.state, plan, timeline).status()
