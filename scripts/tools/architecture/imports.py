@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ORDER_IN = "tests/unit/test_architecture.py"
+ORDER_IN = "tests/support/sources.py"
 """The test that defines the order of the folders, in `FOLDERS`."""
 PROGRAM = "__main__"
 """The name for the files outside of every folder: the entrypoint."""
