@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
+import anyio
 from msgspec.structs import replace
 
+from agent.processes.waiting import Inbox
 from agent.record.run_folder import RunFolder
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
@@ -23,3 +27,29 @@ def node_run_with(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
     plan = replace(plan_of(environ, command=["true"]), steps=steps)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+
+
+async def stopped_wait(folder: Path) -> None:
+    """Wait for an input with a deadline of 4 s; print what came first."""
+    run = node_run_with(folder, ())
+    inbox: Inbox[object] = Inbox(lambda event: event)
+
+    async def read_input() -> None:
+        await anyio.to_thread.run_sync(sys.stdin.readline)
+        # as the bridge's line, or a reply, that takes some turns of the loop
+        await anyio.sleep(0.05)
+        inbox.put("input")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run.keep_clock, lambda _: None)
+        await anyio.sleep(0.1)
+        deadline = run.now() + 4.0
+        tasks.start_soon(read_input)
+        print("waiting", flush=True)
+        while True:
+            event = await run.next_event(inbox, tuple, deadline)
+            if event == "input" or run.now() >= deadline:
+                print(event, flush=True)
+                break
+        tasks.cancel_scope.cancel()
+    os._exit(0)

@@ -9,7 +9,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +19,8 @@ from agent.decisions import worker
 from agent.decisions.shared import Woke
 from agent.decisions.worker import worker_state as w
 from agent.processes.run_clock import RunClock
-from agent.processes.waiting import Inbox
 from support import workers
 from support.heads import PAIR, TICK, Trace, goal
-from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,35 +87,9 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import anyio
-from unit.processes.test_run_clock import stopped_wait
+from support.node_runs import stopped_wait
 anyio.run(stopped_wait, Path(sys.argv[1]))
 """
-
-
-async def stopped_wait(folder: Path) -> None:
-    """Wait for an input with a deadline of 4 s; print what came first."""
-    run = node_run_with(folder, ())
-    inbox: Inbox[object] = Inbox(lambda event: event)
-
-    async def read_input() -> None:
-        await anyio.to_thread.run_sync(sys.stdin.readline)
-        # as the bridge's line, or a reply, that takes some turns of the loop
-        await anyio.sleep(0.05)
-        inbox.put("input")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run.keep_clock, lambda _: None)
-        await anyio.sleep(0.1)
-        deadline = run.now() + 4.0
-        tasks.start_soon(read_input)
-        print("waiting", flush=True)
-        while True:
-            event = await run.next_event(inbox, tuple, deadline)
-            if event == "input" or run.now() >= deadline:
-                print(event, flush=True)
-                break
-        tasks.cancel_scope.cancel()
-    os._exit(0)
 
 
 def test_a_stopped_agent_reads_first(tmp_path: Path) -> None:
