@@ -1,4 +1,4 @@
-"""Records that the log disk does not take, kept in memory for the next agent of this node.
+"""Records held in memory while the log disk takes no writes.
 
 The parent makes a file in memory and keeps it open: it outlives an agent that is killed. While the
 disk takes no write of `node.json` or `run.json`, the newest content is written here instead, and
