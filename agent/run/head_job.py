@@ -1,4 +1,11 @@
-"""The job on the head: make, submit and stop it, pass on its output, read its checkpoints."""
+"""The job on the head: make its submission, pass on its output, stop it, read its checkpoints.
+
+For each attempt the head makes a Submission, as a task that a stop can cancel (SubmissionTask):
+the recipe is sized by the nodes that joined, the checkpoints in its folder are its own or the job
+is refused, and secrets move from its command to a file. The job's output is passed on from Ray's
+driver log from then on. A stop asks Ray; on a notice the job is first sent the signal on which it
+saves. After each attempt the newest checkpoint is looked up.
+"""
 
 from __future__ import annotations
 
@@ -58,18 +65,22 @@ async def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: JobLines
 ) -> tuple[OutputCopies, Path | None]:
     """Start to pass on a job's output; return it, and the file that the bridge must write."""
+    # Where is it? The bridge writes that of a driver on another machine.
     session = run.plan.launch.session
     mirror = None
-    if session is None:  # the driver's output is on another machine
+    if session is None:
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
     else:
         latest = Path(session, "session_latest").resolve()  # noqa: ASYNC240 - a link on a local disk
         source = latest / "logs" / f"job-driver-{job_id}.log"
         run.node.update(session=str(latest))
+
+    # How much did a killed agent pass on?
     known = run.node.record
     update = run.node.update
     log = run.folder.file(JOB_LOG)
     run.output_begins = max(0, await size_at_start(log) - known.copied)
+
     output = OutputCopies(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
     output.to_file(log, known.copied, lambda count: update(copied=count))
@@ -94,11 +105,15 @@ async def stop_job(
     if await task.cancel():
         return
     await flush()
+
+    # Through Ray, unless its dashboard hangs.
     with anyio.move_on_after(times.STOP_ACCEPTED):
         await link.stop_job(job_id)
         return
+
+    # No driver is here if it runs on another machine, or has ended.
     pids = driver.terminate_driver(job_id)
-    if pids:  # else it runs on another machine, or has ended
+    if pids:
         send(DriverSignaled(job_id))
         timeout = f"Ray did not take the stop of the job within {times.STOP_ACCEPTED:g} s"
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
@@ -109,16 +124,17 @@ async def send_newest_checkpoint(
 ) -> None:
     """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
     job = run.plan.job
-    held = None
-    if job is not None and job.checkpoints:
-        read = partial(run_folder.read_checkpoints, job.checkpoints)
-        held = await in_thread(read, times.CHECKPOINT_LISTING)
-    if job is None or held is None:
+    if job is None or not job.checkpoints:
         send(CheckpointSeen(attempt))
         return
-    path = resumes_from(held, job.framework) if job.framework else ""
-    found = f"{job.checkpoints}/{path}" if path else ""
-    send(CheckpointSeen(attempt, step_of(held.newest), found))
+    read = partial(run_folder.read_checkpoints, job.checkpoints)
+    contents = await in_thread(read, times.CHECKPOINT_LISTING)
+    if contents is None:
+        send(CheckpointSeen(attempt))
+        return
+    name = resumes_from(contents, job.framework) if job.framework else ""
+    path = f"{job.checkpoints}/{name}" if name else ""
+    send(CheckpointSeen(attempt, step_of(contents.newest), path))
 
 
 async def save_job(
@@ -128,6 +144,7 @@ async def save_job(
 
     A job that does not handle the signal is not sent it: the signal would end the job.
     """
+    # Would it save?
     plan = run.plan
     find = driver.find_driver if plan.torchrun is None else driver.find_first_rank
     process = await anyio.to_thread.run_sync(find, job_id)
@@ -136,7 +153,7 @@ async def save_job(
         send(SaveOver(job_id, driver.not_passed_on(signum, why)))
         return
 
-    async def newest() -> CheckpointFiles | None:
+    async def read_newest() -> CheckpointFiles | None:
         """Return None if there is none, or its disk is slow."""
         if plan.job is None or not plan.job.checkpoints:
             return None
@@ -145,20 +162,24 @@ async def save_job(
         read = partial(run_folder.read_newest_files, folder, framework)
         return await in_thread(read, times.CHECKPOINT_LISTING)
 
-    before = last = await newest()
+    before = await read_newest()
+    newest = before
     changed_at = run.now()
     say(driver.forward_signal(process, signum))
 
     async def look() -> str | NotYet:
-        nonlocal last, changed_at
-        former = last
-        last = await newest()
-        changed_at = changed_at if last == former else run.now()
-        if last is None or last == before:
+        nonlocal newest, changed_at
+        former = newest
+        newest = await read_newest()
+        if newest != former:
+            changed_at = run.now()
+        if newest is None or newest == before:
             return NotYet()
-        is_whole = last.is_marked_whole or run.now() >= changed_at + times.CHECKPOINT_QUIET
-        return last.path if is_whole else NotYet()
+        # A framework may mark a whole checkpoint; else it is whole once its files stay the same.
+        is_quiet = run.now() >= changed_at + times.CHECKPOINT_QUIET
+        return newest.path if newest.is_marked_whole or is_quiet else NotYet()
 
+    # No event without a new checkpoint: the decision to stop has a deadline as well.
     with suppress(TimedOutError):
         saved = await until(look, plan.settings.stop_grace, longest=times.CHECKPOINT_POLL)
         send(SaveOver(job_id, f"the job has saved {saved}"))
@@ -187,15 +208,22 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     model = recipe.input.model
     revision = recipe.input.revision or None
     environ = plan.environ
+
+    # Which commit was fetched, and where is it?
     if not plan.facts.model_is_here:
         folder = await in_thread(lambda: cached_model(model, environ, revision))
         if folder is not None:
             pinned = str(folder) if revision else ""
             basis = replace(basis, commit=folder.name, folder=pinned)
+
+    # Is the shape only guessed from the model's name so far?
     if basis.model is None or basis.model.source != CONFIG:
         config = await in_thread(lambda: model_config(model, environ, revision))
         basis = replace(basis, model=shape_of(model, config) or basis.model)
-    return replace(basis, link=slowest_link(state)) if is_sized_by_links(plan.job) else basis
+
+    if is_sized_by_links(plan.job):
+        basis = replace(basis, link=slowest_link(state))
+    return basis
 
 
 class SubmissionMaker:
@@ -226,30 +254,38 @@ class SubmissionMaker:
         job = self._plan.job
         ray = self._plan.own_ray
         assert job is not None  # noqa: S101 - decided only where there is one
+
+        # The command, and the environment that only the job gets: a recipe is sized by the nodes.
         argv = job.argv
-        runtime_env = job.runtime_env
         messages = list[LogLine]()
-        own_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
+        job_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
         if job.recipe is not None:
             sized = await self._size_recipe(job, job.recipe)
             if isinstance(sized, Outcome):
                 return sized
             command, messages = sized
             argv = command.argv
-            set_already = {} if ray is None else env
-            own_env |= {name: text for name, text in command.env.items() if name not in set_already}
-        if own_env:
+            inherited = {} if ray is None else env
+            job_env |= {name: text for name, text in command.env.items() if name not in inherited}
+
+        # What the user set wins over what the agent would choose.
+        runtime_env = job.runtime_env
+        if job_env:
             given = runtime_env.get("env_vars")
             of_user = given if isinstance(given, dict) else {}
-            runtime_env = {**runtime_env, "env_vars": {**own_env, **of_user}}
+            runtime_env = {**runtime_env, "env_vars": {**job_env, **of_user}}
+
+        # The words of this attempt, as a shell command without secrets.
+        attempt = state.attempt.number
         place = replace(placeholders, head_ip=state.ray_head_ip or placeholders.head_ip)
         gpus = [node.gpus for node in state.nodes()]
-        attempt = state.attempt.number
         words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
         name = f"{safe_name(self._run_id)}-{attempt}.secrets"
         file = "" if ray is None else f"{ray.session}/{name}"
         line, secrets = entrypoint(words, attempt, file, clean)
-        if clean(line) != line:  # the driver may run on another machine than its file
+
+        # Is one left? The driver of a given Ray may run on another machine than its file.
+        if clean(line) != line:
             text = (
                 "the job's command holds a secret, which the dashboard of the platform's Ray "
                 "shows: set it in the environment of that Ray's nodes instead"
@@ -266,16 +302,21 @@ class SubmissionMaker:
         """Return a recipe's command for the nodes that joined, and log lines, or refuse."""
         nodes = self._state.nodes()
         framework = job.framework
-        given = recipe.input
+        model = recipe.input.model
+        revision = recipe.input.revision
         is_here = self._basis.folder or self._plan.facts.model_is_here
-        if framework and given.revision and not is_here:
-            return ends.REVISION_NOT_FETCHED.outcome(model=given.model, revision=given.revision)
-        held: checkpoints.FolderContents | None = None
+        if framework and revision and not is_here:
+            return ends.REVISION_NOT_FETCHED.outcome(model=model, revision=revision)
+
+        # Which settings do the checkpoints keep?
+        contents: checkpoints.FolderContents | None = None
         if framework and self._writes_first:
             read = partial(run_folder.read_checkpoints, job.checkpoints)
-            held = await in_thread(read, times.IDLE_DISK)
-            kept = {} if held is None else checkpoints.kept_settings(held, framework)
+            contents = await in_thread(read, times.IDLE_DISK)
+            kept = {} if contents is None else checkpoints.kept_settings(contents, framework)
             self._basis = replace(self._basis, kept=kept)
+
+        # Does it fit these nodes?
         try:
             command = recipe.command(nodes, self._run_id, self._basis)
         except MisfitError as error:
@@ -286,47 +327,54 @@ class SubmissionMaker:
         messages = [LogLine(text, "warning") for text in command.warnings]
         messages += [LogLine(note) for note in command.notes]
         if self._basis.commit:
-            messages.append(LogLine(f"{given.model} is commit {self._basis.commit}"))
+            messages.append(LogLine(f"{model} is commit {self._basis.commit}"))
+
+        # Can it write and resume its checkpoints?
         if framework and self._writes_first:
             ours = checkpoint_owner(recipe, nodes, command.format)
-            found = await self._take_checkpoints(job.checkpoints, held, ours)
-            if isinstance(found, Outcome):
-                return found
-            messages += [*found, *self._on_several_disks(job.checkpoints)]
+            lines = await self._take_checkpoints(job.checkpoints, contents, ours)
+            if isinstance(lines, Outcome):
+                return lines
+            messages += [*lines, *self._on_several_disks(job.checkpoints)]
         return command, messages
 
     async def _take_checkpoints(
         self,
         folder: str,
-        held: checkpoints.FolderContents | None,
+        contents: checkpoints.FolderContents | None,
         ours: checkpoints.CheckpointOwner,
     ) -> Outcome | list[LogLine]:
         """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
-        fault: str | None = None
-        if held is not None:
-            why = checkpoints.why_unusable(held, ours)
-            if why:
-                return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
-            why = checkpoints.why_not_resumable(held, ours)
-            if why:
-                return self._misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why))
-            fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
-        if held is None or fault != "":
-            error = fault or "it does not answer"
-            return ends.CHECKPOINTS_REFUSED.outcome(
-                folder=folder, why=f"no place for them: {error}"
-            )
-        overlooked = checkpoints.why_untracked(held, ours.framework)
+        refused = partial(ends.CHECKPOINTS_REFUSED.outcome, folder=folder)
+        no_place = "no place for them: {}"
+        if contents is None:
+            return refused(why=no_place.format("it does not answer"))
+
+        # Are they this job's, and can these nodes resume from them?
+        why = checkpoints.why_unusable(contents, ours)
+        if why:
+            return refused(why=why)
+        why = checkpoints.why_not_resumable(contents, ours)
+        if why:
+            return self._misfit(refused(why=why))
+
+        # Mark the folder as this job's.
+        fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
+        if fault != "":
+            return refused(why=no_place.format(fault or "it does not answer"))
+
+        # Say from where the job resumes.
+        overlooked = checkpoints.why_untracked(contents, ours.framework)
         if overlooked:
             return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
-        step = resumes_from(held, ours.framework)
+        step = resumes_from(contents, ours.framework)
         if not step:
             return [LogLine(f"checkpoints go to {folder}")]
-        found = [LogLine(f"resumes from {folder}/{step}")]
+        lines = [LogLine(f"resumes from {folder}/{step}")]
         if self._basis.kept:
             listed = ", ".join(f"{name} {value}" for name, value in self._basis.kept.items())
-            found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
-        return found
+            lines.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
+        return lines
 
     def _on_several_disks(self, folder: str) -> list[LogLine]:
         """Warn if the folder is on different disks: each rank writes its shard on its own node."""
@@ -334,9 +382,11 @@ class SubmissionMaker:
         others = self._state.fleet.facts.values()
         if own is None or not others:
             return []
-        mounts = {(one.source, one.kind) for other in others if (one := other.checkpoints)}
+        known = [facts.checkpoints for facts in others if facts.checkpoints is not None]
+        mounts = {(mount.source, mount.kind) for mount in known}
         if own.is_shared and mounts <= {(own.source, own.kind)}:
             return []
+
         apart_only = "each node keeps its own part, and only the same nodes can go on from them"
         what = f"checkpoints: {folder} is no disk that all nodes share ({own.kind} here)"
         remedy = "Set AGENT_CHECKPOINTS to a shared one"
@@ -366,7 +416,8 @@ class SubmissionTask:
         self, tasks: anyio.abc.TaskGroup, submit: Callable[..., Awaitable[None]], *arguments: object
     ) -> None:
         """Start a task that makes a submission, by `make`, and hands it over."""
-        self._current = _, done = anyio.CancelScope(), anyio.Event()
+        done = anyio.Event()
+        self._current = (anyio.CancelScope(), done)
 
         async def run() -> None:
             try:
