@@ -1,4 +1,4 @@
-"""The job on the head: make its submission, pass on its output, stop it, read its checkpoints.
+"""Make the job's submission, pass on its output, stop it, read its checkpoints: on the head.
 
 For each attempt the head makes a Submission, as a task that a stop can cancel (SubmissionTask):
 the recipe is sized by the nodes that joined, the checkpoints in its folder are its own or the job

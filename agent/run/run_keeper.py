@@ -1,4 +1,11 @@
-"""Write run.json as the run proceeds: epoch, attempts, outcome."""
+"""Keep the record of a run, run.json: epoch, attempts, outages, outcome.
+
+RunKeeper starts from the record that an earlier head or a killed agent has left, or from a new
+one: it ends an attempt that was lost with that head, and finds the verdict that already stands. As
+the run proceeds, each change is saved at once and written in the background; `flush` waits for the
+disk before others act on a change. A later head of the same run, on another node with the same
+disk, has a higher epoch: its record is never overwritten.
+"""
 
 from __future__ import annotations
 
@@ -50,31 +57,45 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     settings = plan.settings
     given = plan.topology.given_ray
     expected = plan.topology.expected_workers
-    partial_run = settings.partial == "proceed" and settings.min_workers is not None
     limits = {wait.key: wait.seconds for wait in plan.waits}
+    is_sized_to_nodes = plan.torchrun is not None or (plan.job is not None and is_sized(plan.job))
+
+    # May the run proceed with fewer workers?
+    min_workers = expected
+    if settings.partial == "proceed" and settings.min_workers is not None:
+        min_workers = settings.min_workers
+
+    # On a given Ray, an earlier head may have submitted the job, and no notice is passed on.
+    asks_for_jobs = False
+    notice = 0
+    if plan.job is not None and given is None:
+        notice = notice_signal(settings)
+    elif plan.job is not None and given is not None:
+        has_given_id = given.submission_id == keeper.record.run_id
+        asks_for_jobs = has_given_id and not keeper.record.attempts
+
+    # How long may a boot take that repeats its steps without an end?
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
     preparing = longest + limits.get(planned.BEFORE, 0.0)
     own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
     waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
     before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
     probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
+    boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
+
     return h.HeadGoal(
         limits=limits,
         job_stop_grace=plan.budget.job,
         expected_workers=expected,
-        min_workers=(settings.min_workers or 0) if partial_run else expected,
+        min_workers=min_workers,
         has_job=plan.job is not None,
-        is_sized_to_nodes=plan.torchrun is not None
-        or (plan.job is not None and is_sized(plan.job)),
+        is_sized_to_nodes=is_sized_to_nodes,
         is_sized_by_links=keeper.record.basis is None and is_sized_by_links(plan.job),
         run_id=keeper.record.run_id,
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
-        asks_for_jobs=given is not None
-        and plan.job is not None
-        and given.submission_id == keeper.record.run_id
-        and not keeper.record.attempts,
+        asks_for_jobs=asks_for_jobs,
         has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
         former_outages=keeper.former_outages(now),
         resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
@@ -93,15 +114,11 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,
         preflight=settings.preflight is not None,
-        boot_limit=waits
-        + preparing
-        + before
-        + probes
-        + times.GCS_REPORTS_LOSS,  # for what repeats them without an end
+        boot_limit=boot_limit,
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
         price=settings.price_per_hour,
-        notice_signal=0 if given is not None or plan.job is None else notice_signal(settings),
+        notice_signal=notice,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )
 
@@ -134,24 +151,13 @@ class RunKeeper:
         self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
         self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
-        before = chosen.before
-        self._verdict = before.ending if before is not None and replaces_agent else None
         self._replaces_agent = replaces_agent
-        if before is not None and not replaces_agent:
-            before = replace(before, ending=None)
-        if before is not None and 0 < own_epoch < before.epoch:
-            run = before.run_id
-            evidence = "run.json has its epoch"
-            self._verdict = ends.SUPERSEDED.outcome(run=run, evidence=evidence)
-            before = replace(before, epoch=own_epoch)  # the later head's record stands
-        if before is not None and not job_survives and before.open_attempt is not None:
-            killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
-            saved = before.open_attempt.snapshot  # with the end decided while the job was stopped
-            end = (saved.known.end if saved else None) or killed
-            if replaces_agent and end is not None and not is_loss(end):
-                self._verdict = self._verdict or end
-            lost = end or ends.HEAD_LOST.outcome()
-            before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
+        self._verdict: Outcome | None = None
+        before = chosen.before
+        if before is not None:
+            before = self._adopt_ending(before, own_epoch)
+        if before is not None and not job_survives:
+            before = self._end_lost_attempt(before, memory)
         self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
         self.has_former_ray = replaces_agent and job_survives and not self.has_outdated_ray
         """Whether this agent keeps the Ray that a killed one has started."""
@@ -163,6 +169,37 @@ class RunKeeper:
         """
         self.used_hours = self.record.used / 3600  # those of the run's earlier agents
         self._writer.start()
+
+    def _adopt_ending(self, before: RunRecord, own_epoch: int) -> RunRecord:
+        """Set the verdict that already stands; return the record that this agent goes on with."""
+        # A killed agent's verdict stands. A user who starts a run again wants it to continue.
+        if self._replaces_agent:
+            self._verdict = before.ending
+        else:
+            before = replace(before, ending=None)
+
+        # Did a later head write the record? Then that stands.
+        if 0 < own_epoch < before.epoch:
+            evidence = "run.json has its epoch"
+            self._verdict = ends.SUPERSEDED.outcome(run=before.run_id, evidence=evidence)
+            before = replace(before, epoch=own_epoch)
+        return before
+
+    def _end_lost_attempt(self, before: RunRecord, memory: str) -> RunRecord:
+        """End the attempt that was lost with the earlier head, if it left one open."""
+        if before.open_attempt is None:
+            return before
+
+        # Was its end decided while the job was stopped, or did it run out of memory?
+        snapshot = before.open_attempt.snapshot
+        end = snapshot.known.end if snapshot else None
+        if end is None and memory:
+            end = ends.OUT_OF_MEMORY.outcome(evidence=memory)
+        if self._replaces_agent and end is not None and not is_loss(end):
+            self._verdict = self._verdict or end
+
+        lost = end or ends.HEAD_LOST.outcome()
+        return before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
 
     def save(self, record: RunRecord) -> None:
         """Change the record, and write it soon."""
@@ -186,8 +223,9 @@ class RunKeeper:
             return self._verdict
         if max_hours is not None and self.used_hours >= max_hours:
             return ends.MAX_HOURS.outcome(hours=max_hours)
-        is_open = self.record.open_attempt is not None
-        return None if is_open else retries_exhausted(self.record.tried, retries)
+        if self.record.open_attempt is not None:
+            return None
+        return retries_exhausted(self.record.tried, retries)
 
     @property
     def is_superseded(self) -> bool:
@@ -237,10 +275,13 @@ class RunKeeper:
         run_id = hello.run_id
         attempt = hello.attempt
         record = self.record
+
+        # Does this disk have a record of it?
         has_record = bool(record.attempts)
         if run_id != record.run_id:
-            found = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
-            has_record = isinstance(found, RunRecord)
+            former = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
+            has_record = isinstance(former, RunRecord)
+
         proof = proof_of(record.fingerprint, run_id, attempt, epoch)
         if has_record or hello.fingerprint != proof:
             return False
@@ -250,8 +291,10 @@ class RunKeeper:
     def later_epoch(self, own: RunRecord | None = None) -> int:
         """Return the epoch of a later head that wrote this run's record; 0 for none."""
         own = own or self.record
-        found = RunRecord.read(self._root / own.run_id / RUN_FILE)
-        return found.epoch if isinstance(found, RunRecord) and found.epoch > own.epoch else 0
+        on_disk = RunRecord.read(self._root / own.run_id / RUN_FILE)
+        if not isinstance(on_disk, RunRecord) or on_disk.epoch <= own.epoch:
+            return 0
+        return on_disk.epoch
 
     def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
         """Resume a run that workers remember, with so many lost attempts and its head's epoch."""
@@ -267,6 +310,8 @@ class RunKeeper:
             log_dir.make_folder(folder)
         own = max(self.record.epoch, epoch + 1)
         self.save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
+
+        # Another run than this head had begun: remove the record of that, and lock the other.
         if former == self.record.run_id:
             return
         with suppress(OSError):  # same
@@ -313,10 +358,10 @@ class RunKeeper:
         """Return the attempt that an earlier agent left open."""
         if self.record.open_attempt is None:
             return None
-        found = self.record.open_attempt.resumed(now)
-        if self._replaces_agent or found.end is None or is_loss(found.end):
-            return found
-        return replace(found, end=None)  # a user who starts a run again wants it to continue
+        snapshot = self.record.open_attempt.resumed(now)
+        if self._replaces_agent or snapshot.end is None or is_loss(snapshot.end):
+            return snapshot
+        return replace(snapshot, end=None)  # a user who starts a run again wants it to continue
 
     def record_outages(self, outages: tuple[Outage, ...], now: float) -> None:
         """Record the outages of services, whose times are on the clock of this run."""
@@ -339,10 +384,11 @@ class RunKeeper:
     def record_nodes(self, nodes: Iterable[str]) -> None:
         """Record the nodes of a running attempt: Ray may use any that joins."""
         last = self.record.open_attempt
-        now = (*nodes,)
-        if last is not None and not {*now} <= {*last.nodes}:
-            names = (*dict.fromkeys((*now, *last.nodes)),)[:MAX_NODES_BY_NAME]
-            self.save(self.record.with_changes(nodes=names))
+        present = (*nodes,)
+        if last is None or {*present} <= {*last.nodes}:
+            return
+        names = (*dict.fromkeys((*present, *last.nodes)),)
+        self.save(self.record.with_changes(nodes=names[:MAX_NODES_BY_NAME]))
 
     def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
         """Record how the last attempt ended; `announced` if nodes were taken away."""

@@ -80,22 +80,28 @@ class LocalShare:
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         await self.stop(plan.budget.ray)
         self._recent = recent
-        attempt_id = submission_id_of(run.run_id, attempt)
+
+        # The job's command for these nodes: a recipe is sized as on the head, which has checked
+        # that it fits.
         recipe = plan.job.recipe
         argv = plan.job.argv
         recipe_env = {}
-        if recipe is not None:  # the head checked that it fits
+        if recipe is not None:
             sized = recipe.command(share.nodes, run.run_id, share.basis)
             argv = sized.argv
             recipe_env = {**sized.env}
         reward = reward_url(plan.all_services, replace(place, node_ip=share.reward_ip))
         words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints)
+
+        # torchrun's command around it, and the environment of both.
+        attempt_id = submission_id_of(run.run_id, attempt)
         rank = str(share.rank)
         size = str(len(share.nodes))
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
         env = plan.torchrun.environment(full, attempt)
+
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
         output = OutputCopies(recent, PreambleFilter())
@@ -127,26 +133,39 @@ class LocalShare:
     ) -> None:
         code = await child.wait()
         self._run.node.remove_process(child.pid)
-        if code != 0:  # a killed torchrun leaves its ranks, each in its own session
-            for name in await anyio.to_thread.run_sync(
-                process.kill_marked, RANK_VARIABLE, attempt_id.__eq__
-            ):
+
+        # A killed torchrun leaves its ranks, each in its own session.
+        if code != 0:
+            is_of_attempt = attempt_id.__eq__
+            killed = await anyio.to_thread.run_sync(
+                process.kill_marked, RANK_VARIABLE, is_of_attempt
+            )
+            for name in killed:
                 say(f"torchrun had left {name} running: killed", "warning")
+
+        # What its output shows is sent with the end, or before.
         text = self._read_output()
-        # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
-        now = time.time()
-        local = time.localtime(now)
-        time_of_day = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
-        end = None if code == 0 else first_failure(text, time_of_day)
-        if end is None and self._is_stopped:
-            end = ShareEnd(code, by_order=True)
-        elif end is None:
-            end = ShareEnd(code, words="" if code == 0 else child.tail())
-        self._send(ShareOver(attempt, end))
+        self._send(ShareOver(attempt, self._end_of(child, code, text)))
+
+    def _end_of(self, child: Child, code: int, text: str) -> ShareEnd:
+        """Return how a share ended: by its first failed rank, by order, or by torchrun's code."""
+        failure = None if code == 0 else first_failure(text, _time_of_day())
+        if failure is not None:
+            return failure
+        if self._is_stopped:
+            return ShareEnd(code, by_order=True)
+        return ShareEnd(code, words="" if code == 0 else child.tail())
 
     def _read_output(self) -> str:
         return self._recent.end(_LONGEST_END).decode(errors="replace")
+
+
+def _time_of_day() -> float:
+    """Return the seconds since midnight, local time, as torchrun's failure report has them."""
+    now = time.time()
+    local = time.localtime(now)
+    return local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
 
 
 class TorchrunLink:
@@ -178,6 +197,8 @@ class TorchrunLink:
         """Start every node's share of the attempt; return this node's output."""
         number = state.attempt.number
         nodes = state.shares.sizes
+
+        # Order the workers' shares, and keep for each how it is stopped.
         self._stops = [partial(self._tasks.start_soon, self.share.stop, self._run.plan.budget.job)]
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
@@ -185,6 +206,8 @@ class TorchrunLink:
                 share = ShareOrder(rank, nodes, reward_ip, basis)
                 order(OrderKind.RUN_SHARE, "job", number, share=share)
                 self._stops.append(partial(order, OrderKind.STOP_SHARE, "job", number))
+
+        # Pass on this node's output, then start its share, which has rank 0.
         log = self._run.folder.file(JOB_LOG)
         self._run.output_begins = await size_at_start(log)
         recent = self.share.new_output()
