@@ -41,6 +41,9 @@ def rows_for(table: str, version: Version) -> tuple[list[str], ...]:
     )
 
 
+# --- argparse -------------------------------------------------------------------------------------
+
+
 class Arguments:
     """The arguments of one program: the recipe's, replaced by the user's.
 
@@ -188,9 +191,11 @@ class Arguments:
                     what = f"--{_NO_PREFIX}{name} leaves out a flag that the recipe does not set"
                     raise MisfitError(f"AGENT_JOB_ARGS: {what}")
                 continue
-            # after `=` argparse does not take a word for another flag
-            needs_equals = len(words) == 1 and not _words_of(words)
-            argv += [f"--{name}={words[0]}"] if needs_equals else [f"--{name}", *words]
+            # After `=` argparse does not take a word for another flag.
+            if len(words) == 1 and not _words_of(words):
+                argv.append(f"--{name}={words[0]}")
+            else:
+                argv += [f"--{name}", *words]
         return tuple(argv)
 
     def why(self) -> dict[str, str]:
@@ -216,6 +221,8 @@ def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
     wanted = {arguments.text(flag): word for flag in flags if (word := arguments.word(flag))}
     check_columns(asked, wanted)
 
+
+# --- hydra ----------------------------------------------------------------------------------------
 
 Row = tuple[str, object, str]
 """A setting of a recipe: key (`+key` if the configuration lacks it), value and reason."""
@@ -243,8 +250,9 @@ class Override(Value):
 
     def argument(self) -> str:
         """Return the argument for the command line."""
-        bare = self.prefix == "~" and not self.value
-        return f"{self.prefix}{self.key}" + ("" if bare else f"={self.value}")
+        if self.prefix == "~" and not self.value:
+            return f"~{self.key}"
+        return f"{self.prefix}{self.key}={self.value}"
 
 
 def quoted(text: str) -> str:

@@ -172,8 +172,9 @@ class Workload(Value):
     @property
     def prefers_nodes(self) -> bool:
         """Return whether weights should be gathered within nodes."""
-        slow = self.link is not None and self.link < SLOW_LINK and len(self.nodes) > 1
-        return slow if self.within is None else self.within
+        if self.within is not None:
+            return self.within
+        return self.link is not None and self.link < SLOW_LINK and len(self.nodes) > 1
 
     def text(self) -> str:
         """Return the nodes: 2×8×80 GB."""
@@ -323,8 +324,10 @@ class _Fit(Value):
         return self._fitting(self.model.token_forward)
 
     def _fitting(self, token: int) -> int:
-        found = int((self.room - self.training) / token)
-        return found if found < 1024 else found // 1024 * 1024
+        fitting = int((self.room - self.training) / token)
+        if fitting < 1024:
+            return fitting
+        return fitting // 1024 * 1024
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -381,7 +384,9 @@ class _Fit(Value):
         cache = WEIGHT * self.model.cached * cached / min(self.engine, self.model.kv_heads)
         need = self.model.weights / self.engine + cache + _ENGINE_OVERHEAD
         least = ceil(need / self.load.label * 20) / 20
-        return max(min(self.load.share, left), least) if least <= min(left, _MOST_SHARE) else 0.0
+        if least > min(left, _MOST_SHARE):
+            return 0.0
+        return max(min(self.load.share, left), least)
 
     def holds(self, tokens: int, sequences: int, share: float) -> bool:
         """Return whether it holds such sequences, and leaves engines at least this share."""
@@ -435,7 +440,9 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     share = fit.share(cached) or fit.share(1)
 
     # The arithmetic of each setting.
-    states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
+    states = _states_text(fit)
+    if share:
+        states += f" + engine {share:g} × {load.memory} GB"
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
     rate = (load.link or 0) / 1e6
     token = model.token(load.logit)
@@ -481,7 +488,10 @@ def _states_text(fit: _Fit) -> str:
 
     each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
     whole = (load.trained + load.frozen) * layout.everywhere
-    return bytes_of(each, fit.shards) + (f" + {bytes_of(whole, 1)}" if whole else "")
+    text = bytes_of(each, fit.shards)
+    if whole:
+        text += f" + {bytes_of(whole, 1)}"
+    return text
 
 
 def _refusal(load: Workload, model: ModelShape) -> str:
@@ -497,10 +507,10 @@ def _refusal(load: Workload, model: ModelShape) -> str:
 def _least_fit(load: Workload, model: ModelShape) -> _Fit:
     """Return the layout that takes the least of a GPU, with the largest engines."""
     size = max(_engine_sizes(load, model))
-    fits = [
-        _Fit(load, model, one.for_adapters() if load.adapters else one, size, 1.0)
-        for one in load.layouts
-    ]
+    layouts = load.layouts
+    if load.adapters:
+        layouts = tuple(layout.for_adapters() for layout in layouts)
+    fits = [_Fit(load, model, layout, size, filled=1.0) for layout in layouts]
     return min(reversed(fits), key=lambda fit: fit.training)
 
 

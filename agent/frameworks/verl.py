@@ -354,7 +354,7 @@ def _sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Siz
 def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
     is_fsdp2 = kept.get(_STRATEGY) == "fsdp2"
-    layouts = tuple(one for one in VERL if not kept or (one == VERL_CPU) == is_fsdp2)
+    layouts = tuple(layout for layout in VERL if not kept or (layout == VERL_CPU) == is_fsdp2)
     adapters = _trains_adapters(given)
     load = Workload(
         layouts=layouts,
