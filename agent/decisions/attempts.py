@@ -89,10 +89,14 @@ class JobReport(Value):
 def verdict_of(report: JobReport, loss: str = "") -> Outcome:
     """Return the outcome of the run for the end of its job; `loss` names a node lost before."""
     after = f"; before that, {loss}" if loss else ""
+
+    # Ray's word alone: it succeeded, or it was stopped.
     if report.succeeded:
         return ends.JOB_SUCCEEDED.outcome(before=after)
     if report.status == "STOPPED":
         return ends.JOB_STOPPED.outcome(before=after)
+
+    # The driver's exit code, which becomes the run's.
     code = shell_code(report.driver_exit_code) if report.driver_exit_code else 0
     if code and report.ran_out_of_memory:
         details = f": {report.memory}" if report.memory else ""
@@ -102,6 +106,8 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         details = f" ({report.place})" if report.place else ""
         details += f": {report.first_message_line}" if report.place and report.message else ""
         return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
+
+    # Without a code, the reason that Ray gives.
     if report.blames_runtime_env:
         return ends.JOB_REFUSED_BY_RAY.outcome(evidence=report.first_message_line)
     if report.ran_out_of_memory:
@@ -235,11 +241,14 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
         steps = [*(one.checkpoint for one in since), newest]
         return any(b is not None and (a is None or b > a) for a, b in pairwise(steps))
 
-    recent = tried[-_MOST_IN_VAIN:]
+    # Did the last two fail by the same cause?
     causes = [one.cause for one in tried[-2:] if one.cause]
     is_same = len(causes) == 2 and causes[0].key == causes[1].key
     if is_same and not has_saved(tried[-2:]):
         return ends.SAME_CAUSE.outcome(cause=causes[1].text)
+
+    # Were the last three short?
+    recent = tried[-_MOST_IN_VAIN:]
     are_short = all(one.seconds <= times.ATTEMPT_SHORT for one in recent)
     if len(recent) < _MOST_IN_VAIN or not are_short or has_saved(recent):
         return None
@@ -295,8 +304,9 @@ def informative_stack_lines(stacks: str) -> list[str]:
         lines = [line for line in part.splitlines() if line.strip()]
         files = [line.rpartition("(")[2] for line in lines if line.startswith(_FRAME)]
         is_idle = all(one.startswith(_ORDINARY) for one in files) and _MAIN not in part
-        is_thread = part.startswith("Thread ")
-        kept += [one for one in lines[1:] if one[:4] != _FRAME] if is_thread and is_idle else lines
+        if is_idle and part.startswith("Thread "):
+            lines = [line for line in lines[1:] if not line.startswith(_FRAME)]
+        kept += lines
     return kept
 
 

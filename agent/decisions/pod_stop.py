@@ -51,23 +51,32 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
     code = answer.code
     pod = answer.pod
     about = f": {answer.detail}" if answer.detail else ""
+
+    # Was this the action? RunPod accepts it, or the pod's status changed since it was read.
     if stop.acts and code in {200, 204}:
         return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
-    if stop.acts and code == 409:  # the status changed since it was read: read it again
+    if stop.acts and code == 409:
         return _held(stop, f"its status forbids it{about}")
+
+    # Does the answer have the pod's state?
     if code == 404 and stop.accepted:
         return _accepted(stop, "RunPod no longer lists this pod")
     if pod is None:
         why = _REFUSALS.get(code, f"no success ({code or 'no answer'})")
         return _held(stop, f"{why}{about}", is_refused=code in _REFUSALS)
+
+    # Has it stopped already, or may it not be stopped?
     if pod.status in RUNPOD_OVER:
         return _accepted(stop, f"RunPod lists this pod as {pod.status}")
     if pod.cluster is not None or pod.locked:
-        cluster = pod.cluster and f"it belongs to cluster {pod.cluster.id} and stops only with it"
-        return _held(stop, cluster or "it is locked", is_refused=True)
+        why = "it is locked"
+        if pod.cluster is not None:
+            why = f"it belongs to cluster {pod.cluster.id} and stops only with it"
+        return _held(stop, why, is_refused=True)
     if stop.action not in pod.actions:
         can = ", ".join(pod.actions) or "nothing"
         return _held(stop, f"its status {pod.status} allows {can}")
+
     # A failure before stays counted: where the action itself fails, the pauses grow.
     return replace(stop, acts=True, pause=0.0), None
 
@@ -87,9 +96,12 @@ def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
 
 def _held(stop: PodStop, why: str, *, is_refused: bool = False) -> tuple[PodStop, LogLine | None]:
     """Hold the pod, and try again: soon, or after a refusal, which is logged each time, later."""
-    pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
-    failures = 0 if is_refused else min(stop.failures + 1, 30)
-    pause = times.HOLD_REMINDER if is_refused else pause
     text = f"holding the pod, which RunPod does not {stop.action}: {why}; trying again"
-    log = LogLine(text, "error") if is_refused or why != stop.obstacle else None
-    return PodStop(stop.action, pause=pause, failures=failures, obstacle=why), log
+    log = LogLine(text, "error")
+    if is_refused:
+        return PodStop(stop.action, pause=times.HOLD_REMINDER, obstacle=why), log
+
+    pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
+    failures = min(stop.failures + 1, 30)
+    soon = PodStop(stop.action, pause=pause, failures=failures, obstacle=why)
+    return soon, None if why == stop.obstacle else log

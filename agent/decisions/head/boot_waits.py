@@ -89,23 +89,30 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
 
 def _required_waits(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
+
+    # Ray, and the jobs that a given Ray lists.
     if state.ray.step is Step.PENDING:
         yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence)
     elif goal.asks_for_jobs and not state.jobs_known:
         what = f"the list of jobs of {goal.ray}"
         yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), state.ray.evidence)
     yield from hang_waits(state)
+
+    # Services, prepare steps, and the end of the last attempt.
     yield from _service_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
     yield from losses.clearing_waits(state)
+
+    # The workers; longer while a worker that prepares still reports.
     if len(state.fleet.alive) < state.required:
-        # later while a worker that prepares still reports
         longest = state.attempt.began + state.goal.max_prepare_seconds
         prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
         until = max(state.deadline_of(planned.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
         yield Wait(planned.WORKERS, "workers", until, missing)
+
+    # Nodes in Ray whose agents may still report, and those that Ray is to drop.
     unreported = state.unreported_nodes
     if state.reports_due is not None and unreported:
         what = f"a report from {first_names(unreported, _MAX_NAMED)}"
@@ -126,9 +133,10 @@ def recount_uncounted(state: HeadState, now: float) -> HeadState:
     late = {key for key, since in known.items() if now >= since + times.GCS_REPORTS_LOSS}
     if not late and state.checked_fleet is not None and fleet.has_nodes_of(state.checked_fleet):
         return state
-    found = {one.node_id: known.get(one.node_id, now) for one in fleet.uncounted()}
-    found |= dict.fromkeys(late & found.keys(), -math.inf)
-    return replace(state, uncounted_since=found, checked_fleet=fleet)
+
+    uncounted = {node.node_id: known.get(node.node_id, now) for node in fleet.uncounted()}
+    uncounted |= dict.fromkeys(late & uncounted.keys(), -math.inf)
+    return replace(state, uncounted_since=uncounted, checked_fleet=fleet)
 
 
 def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
@@ -136,8 +144,9 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
     awaited = {key: at for key, at in state.uncounted_since.items() if math.isfinite(at)}
     if not awaited or not state.goal.has_job:
         return
-    dead = (one for one in state.fleet.uncounted() if one.node_id in awaited)
-    names = dict.fromkeys(state.fleet.label_at(one.ip) for one in dead)
+
+    dead = (node for node in state.fleet.uncounted() if node.node_id in awaited)
+    names = dict.fromkeys(state.fleet.label_at(node.ip) for node in dead)
     until = min(awaited.values()) + times.GCS_REPORTS_LOSS
     what = f"Ray to drop {first_names(names, _MAX_NAMED)}"
     yield Wait(planned.DEAD_NODES, what, until, "Ray lists it, and it has not joined or was lost")
@@ -148,7 +157,7 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
     for name, pending in state.pending_services.items():
         nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
         if len(nodes) == 1:
-            (key,) = ((node, name) for node in nodes)
+            key = (next(iter(nodes)), name)
             title = service_title(state, key)
             item = state.services[key]
             last = f"not started, {item.evidence}" if key in state.blocked else item.evidence
@@ -181,8 +190,9 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
 
 def _last_detail(state: HeadState, rank: int | None) -> str:
     """Return the last detail from the node of a rank, if it ever reported."""
-    own = (one.detail for one in state.fleet.workers.values() if one.effective_rank == rank)
-    return next(filter(None, own), "no report yet")
+    workers = state.fleet.workers.values()
+    details = (worker.detail for worker in workers if worker.effective_rank == rank)
+    return next(filter(None, details), "no report yet")
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
@@ -203,7 +213,13 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
         until = state.attempt.last_status_at + state.goal.limits[planned.JOB]
-        yield Wait(planned.JOB, "the job's status from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
+        yield Wait(
+            key=planned.JOB,
+            what="the job's status from Ray",
+            deadline=until,
+            source=f"last: {status}",
+            is_following=True,
+        )
     yield from hang_waits(state)
     yield from _service_waits(state)
 
@@ -230,27 +246,30 @@ def submit_wait(state: HeadState) -> Wait:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    what = "a report from every node"
-    within = times.NODES_ASKED
     doubt = state.attempt.unreachable_nodes
     if doubt:
         what = "GCS to report a lost node"
-        within = times.GCS_REPORTS_LOSS
-    yield Wait(planned.FAILURE_REPORTS, what, state.phase_since + within, doubt)
+        until = state.phase_since + times.GCS_REPORTS_LOSS
+    else:
+        what = "a report from every node"
+        until = state.phase_since + times.NODES_ASKED
+    yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
 
 
 def stop_deadline(state: HeadState) -> float:
     """Return the time by which a job must have stopped; later if another attempt follows."""
     saving = state.saving
-    begins = state.phase_since if saving is None or saving.is_of_grace else saving.until
-    return begins + _stop_limit(state)
+    if saving is None or saving.is_of_grace:
+        return state.phase_since + _stop_limit(state)
+    return saving.until + _stop_limit(state)
 
 
 def _stop_limit(state: HeadState) -> float:
-    goal = state.goal
+    grace = state.goal.job_stop_grace
     verdict = state.verdict
-    follows = verdict is not None and is_loss(verdict) and state.another_follows
-    return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
+    if verdict is not None and is_loss(verdict) and state.another_follows:
+        return grace + times.JOB_KILLED
+    return grace
 
 
 def _stopping_waits(state: HeadState) -> tuple[Wait]:

@@ -133,13 +133,19 @@ class Fleet(Value):
         new = replace(self, workers={**self.workers, worker.key: worker})
         if worker.refused:
             return new
+
+        # Where no Ray runs, its silence counts from now on.
         if self.by_report and self.silence_check_at is None:
             new = replace(new, silence_check_at=worker.last_report_at + times.SILENT_WITHOUT_RAY)
         if before is not None and _membership(before) == _membership(worker):
             return new
+
+        # Is it back after it was cut off, and its Ray with it?
         is_back = worker.joined if before is None else before.lost
-        if is_back:  # it was cut off, and its Ray with it
+        if is_back:
             new = replace(new, dead_node_ids=new.dead_node_ids - new.ids_at(worker.ip))
+
+        # Its address: which agent counts there, and does the node?
         if before is not None and before.ip != worker.ip:
             new = new.release_address(before)
         if worker.ip:
@@ -182,10 +188,14 @@ class Fleet(Value):
                 by_ip[node.ip] = (*by_ip.get(node.ip, ()), node)
         ids = {node.node_id for node in nodes if node.alive}
         new = replace(self, ray_nodes=by_ip, dead_node_ids=self.dead_node_ids & ids)
-        named = ((ip, new.name_at(ip)) for ip in by_ip)
-        there = {ip: name for ip, name in named if name is not None}
-        left = frozenset(filter(new.is_in_ray, self.left_ips))
-        return replace(new, alive=self.alive if there == self.alive else there, left_ips=left)
+
+        # Which nodes count now? The mapping stays the same object while none changes.
+        names = ((ip, new.name_at(ip)) for ip in by_ip)
+        alive: Mapping[str, str] = {ip: name for ip, name in names if name is not None}
+        if alive == self.alive:
+            alive = self.alive
+        left_ips = frozenset(filter(new.is_in_ray, self.left_ips))
+        return replace(new, alive=alive, left_ips=left_ips)
 
     def ids_at(self, ip: str) -> frozenset[str]:
         """Return the ids of the nodes that GCS lists at an address."""
@@ -234,9 +244,11 @@ class Fleet(Value):
         """Remove an agent from its address."""
         if self.agent_at.get(worker.ip) != worker.key:
             return self
-        by_ip = {ip: key for ip, key in self.agent_at.items() if ip != worker.ip}
-        ghosts = self.left_ips | ({worker.ip} if self.is_in_ray(worker.ip) else set())
-        return replace(self, agent_at=by_ip, left_ips=ghosts).recount(worker.ip)
+        agent_at = {ip: key for ip, key in self.agent_at.items() if ip != worker.ip}
+        left_ips = self.left_ips
+        if self.is_in_ray(worker.ip):
+            left_ips |= {worker.ip}
+        return replace(self, agent_at=agent_at, left_ips=left_ips).recount(worker.ip)
 
     def recount(self, ip: str) -> Fleet:
         """Recompute whether the node at an address counts."""
@@ -251,9 +263,12 @@ class Fleet(Value):
         """Return the name under which the node at an address counts; None if it does not."""
         if not self.by_report and not self.is_in_ray(ip):
             return None
+
+        # Without an agent: joined by hand, or its agent left.
         worker = self.workers.get(self.agent_at.get(ip, ""))
-        if worker is None:  # joined by hand, or its agent left
+        if worker is None:
             return None if self.by_report or ip in self.left_ips else ip
+
         counts = worker.joined and not worker.has_left and not worker.lost
         if self.by_report and (worker.rank or 0) > self.last_rank:
             return None
@@ -265,8 +280,8 @@ class Fleet(Value):
 
     def present(self) -> list[Worker]:
         """Return the agents that count, by rank; those without follow by their first report."""
-        found = [worker for worker in self.workers.values() if self.counts(worker)]
-        return sorted(found, key=lambda one: (one.effective_rank is None, one.effective_rank or 0))
+        present = [worker for worker in self.workers.values() if self.counts(worker)]
+        return sorted(present, key=lambda w: (w.effective_rank is None, w.effective_rank or 0))
 
     def never_reported_count(self, required: int) -> int:
         """Return how many required workers neither reported nor joined by hand."""
@@ -274,24 +289,31 @@ class Fleet(Value):
 
     def describe_missing(self, required: int) -> str:
         """Describe how many workers joined, which did not, and the last report of each."""
-        absent = self._absent()
-        known = self.workers.values()
-        ranks = {w.rank for w in known if w.rank is not None}
-        last = required + sum(w.service_only for w in known)
+        parts = [f"{len(self.alive)} of {required} joined"]
+
+        # Those that never reported: by rank, where the platform sets ranks.
+        workers = self.workers.values()
+        ranks = {worker.rank for worker in workers if worker.rank is not None}
+        last = required + sum(worker.service_only for worker in workers)
         never = [str(rank) for rank in range(1, last + 1) if rank not in ranks]
         never_reported = self.never_reported_count(required)
-        parts = [f"{len(self.alive)} of {required} joined"]
         if ranks and never:
             parts.append(f"no report from rank {first_names(never, _MOST_NAMED)}")
         elif never_reported:
             parts.append(f"{never_reported} never reported")
+
+        # Those that reported and have not joined.
+        absent = self._absent()
         parts += map(_last_report, absent[:_MOST_NAMED])
         more = len(absent) - _MOST_NAMED
-        return "; ".join([*parts, *([f"{more} more"] if more > 0 else [])])
+        if more > 0:
+            parts.append(f"{more} more")
+        return "; ".join(parts)
 
     def _absent(self) -> list[Worker]:
-        found = [w for w in self.workers.values() if w.ip not in self.alive and not w.service_only]
-        return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
+        workers = self.workers.values()
+        absent = [w for w in workers if w.ip not in self.alive and not w.service_only]
+        return sorted(absent, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 
 
 _membership = attrgetter("ip", "name", "joined", "has_left", "lost")

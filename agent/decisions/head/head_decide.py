@@ -317,13 +317,15 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     worker = state.fleet.workers.get(key)
-    left = {name: since for name, since in state.leftovers.items() if name != key}
+    leftovers = {name: since for name, since in state.leftovers.items() if name != key}
     fleet = state.fleet.without_agent(key)
     is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
-    given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
-    ordered = {one: names for one, names in state.steps_ordered.items() if one != key}
-    state = replace(state, fleet=fleet, probes=probes, leftovers=left, abandoned_services=given_up)
+    given_up = frozenset(item for item in state.abandoned_services if item[0] != key)
+    ordered = {node: names for node, names in state.steps_ordered.items() if node != key}
+    state = replace(
+        state, fleet=fleet, probes=probes, leftovers=leftovers, abandoned_services=given_up
+    )
     return replace(state, steps_ordered=ordered).without_services_on(key)
 
 

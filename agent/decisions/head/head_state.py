@@ -269,6 +269,9 @@ class HeadState(Value):
     attempt: Attempt
     phase: HeadPhase = HeadPhase.BOOTING
     phase_since: float = 0.0  # when this phase started
+    actions: Actions = ()  # what is to be done after the last event
+
+    # Ray
     ray: Item = field(default_factory=Item)
     oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
     hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
@@ -276,6 +279,10 @@ class HeadState(Value):
     gcs_answers: bool = False  # true once GCS accepts connections: workers can join
     ray_head_ip: str | None = None  # the address of the head node in GCS's list
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
+    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
+    jobs_known: bool = False  # true once it has answered
+
+    # Services and prepare steps
     services: dict[Key, Item] = field(default_factory=dict)  # in the order of their starts
     pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By service: the nodes on which it is not ready yet, with their deadlines."""
@@ -287,36 +294,41 @@ class HeadState(Value):
     steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By agent id: the prepare steps that are ordered there."""
     step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
+
+    # The nodes, and what is compared and probed before the job
     fleet: Fleet = field(default_factory=Fleet)
     uncounted_since: Mapping[str, float] = field(default_factory=dict)
     """By id in Ray: since when a node in GCS's list does not count; -inf once the head waits no
     longer for Ray to drop it."""
     checked_fleet: Fleet | None = None  # for which that was computed
-    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
-    jobs_known: bool = False  # true once it has answered
     reports_due: float | None = None
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     required: int = 0  # how many workers the running job needs
-    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
+    differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
+    compared_workers: Mapping[str, str] | None = None  # in that one, address to name
+    probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
+    preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
+
+    # Losses, and the attempts before this one
     below_required_since: float | None = None  # since when fewer workers than required count
     last_loss: str = ""  # the last loss of a node while the job ran, as text
     last_loss_at: float | None = None  # when that was
+    earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
     newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
     resumes_from: str = ""  # the checkpoint that the recipe resumes from
-    earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
     leftovers: Mapping[str, float] = field(default_factory=dict)
     """What may still run the previous attempt: agent id, or name without one, and last contact."""
     own_leftovers: str | None = None  # what is left of the previous attempt here
+
+    # The shares of a job by torchrun
     shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
-    probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
-    preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
-    differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
-    compared_workers: Mapping[str, str] | None = None  # in that one, address to name
+
+    # The end, and nodes that their platform takes away
+    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
     verdict: Outcome | None = None  # the end; early if the agent stops the job
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
     leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
     released: frozenset[str] = frozenset()  # those of them that were released
-    actions: Actions = ()  # what is to be done after the last event
 
     def do(self, *actions: HeadAction) -> HeadState:
         """Add actions."""

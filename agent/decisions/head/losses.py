@@ -250,13 +250,13 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     # Is a retry left? Announced losses do not use one, up to a number.
     ended = replace(state.attempt, ended=now, end=end)
     earlier = (*state.earlier_attempts, ended)
-    tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
+    tried = (*state.goal.lost_attempts, *(attempt.as_lost for attempt in earlier))
     losses = attempts.count_losses(tried)
     if losses > state.goal.retries:
         return leave(state, replace(end, attempts_are_used_up=True), now)
 
     # After an announced loss the next attempt begins at once, else after a pause.
-    announced = sum(one.announced for one in tried)
+    announced = sum(attempt.announced for attempt in tried)
     if ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED:
         pause = 0.0
         count = f"{announced} of {attempts.MOST_ANNOUNCED}"
@@ -289,7 +289,7 @@ def without_loss(state: HeadState) -> HeadState:
 
 def attempt_sentence(state: HeadState) -> str:
     """Describe the attempt that begins: its number, the loss before, its nodes."""
-    before = [one.reason for one in state.lost_attempts[-1:]]
+    before = [attempt.reason for attempt in state.lost_attempts[-1:]]
     nodes = f"{len(state.fleet.alive) + 1} of {state.goal.expected_workers + 1} node(s)"
     resumes = [f"resumes from {state.resumes_from}"] if state.resumes_from else []
     what = "; ".join([*before, nodes, *resumes])

@@ -24,6 +24,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.head_state import HeadState, Turn
 
@@ -84,32 +85,43 @@ def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
     """Yield the probes of a kind that are not answered, without those of absent nodes."""
     workers = state.fleet.workers
     for link, answer in state.probes.answers.get(kind, {}).items():
-        if answer is None:
-            worker = workers.get(link[0])
-            if link[0] == v.HERE or (worker and not worker.has_left and not worker.silent):
-                yield link
+        if answer is not None:
+            continue
+        worker = workers.get(link[0])
+        is_there = worker is not None and not worker.has_left and not worker.silent
+        if is_there or link[0] == v.HERE:
+            yield link
 
 
 def _end_kind(state: HeadState, kind: str) -> HeadState:
     """Report what the answers of a kind show, and which are late; these do not count any more."""
     probes = state.probes
-    goal = state.goal
-    found = []
-    check, within, lack, remedy = _LATE[kind]
+    facts = state.goal.facts
+    findings = []
+
+    # Are links slow?
     if kind == v.SAMPLE:
         links = [(*_ends(state, link), rate) for link, rate in _rates(state)]
-        weights = 0 if goal.facts is None else goal.facts.model_bytes
-        slow = slow_links(links, weights)
-        found += [slow] if slow else []
+        slow = slow_links(links, 0 if facts is None else facts.model_bytes)
+        if slow:
+            findings.append(slow)
+
+    # Are answers missing?
+    check, within, lack, remedy = _LATE[kind]
     late = [" to ".join(_ends(state, link)) for link in _pending(state, kind)]
     if late:
         what = f"{lack} within {within:g} s: {first_names(late)}"
-        found.append(Finding(check, Level.WARN, what, remedy))
-    known = probes.answers[kind].items()
-    ended = {link: one or v.Answer(kind, link[1], "no answer in time") for link, one in known}
+        findings.append(Finding(check, Level.WARN, what, remedy))
+
+    # Nothing of this kind is pending any more.
+    ended = {
+        link: answer or v.Answer(kind, link[1], "no answer in time")
+        for link, answer in probes.answers[kind].items()
+    }
     answers = {**probes.answers, kind: ended}
-    due = {one: until for one, until in probes.due.items() if one != kind}
-    return _report_findings(replace(state, probes=replace(probes, answers=answers, due=due)), found)
+    due = {other: until for other, until in probes.due.items() if other != kind}
+    state = replace(state, probes=replace(probes, answers=answers, due=due))
+    return _report_findings(state, findings)
 
 
 def _ends(state: HeadState, link: v.Link) -> tuple[str, str]:
@@ -152,18 +164,21 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
     item = state.services.get((home, REWARD))
     if item is None or item.step is not v.Step.READY:
         return state
+
+    # All nodes once, when the server is ready; its readiness was the probe of its own node.
     probes = state.probes
     workers = state.fleet.workers
     at = workers[home].ip if home in workers else ""
     known = probes.answers.get(v.SCORE, {})
     asked = [] if reported is None else [reported]
-    if (home, at) not in known:  # its readiness was this node's probe
+    if (home, at) not in known:
         own = {**known, (home, at): v.Answer(v.SCORE, at)}
         answers = {**probes.answers, v.SCORE: own}
         state = replace(state, probes=replace(probes, answers=answers))
         asked = [*workers.values()]
+
     able = [one for one in asked if not (one.has_left or one.refused or one.service_only)]
-    pairs = [(v.HERE, at), *((one.key, at) for one in able)]
+    pairs = [(v.HERE, at), *((worker.key, at) for worker in able)]
     return _order(state, v.SCORE, pairs, now + times.NODE_PROBE)
 
 
@@ -197,12 +212,15 @@ def begin_preflight(state: HeadState, now: float) -> HeadState:
     fleet = state.fleet
     if not goal.preflight or state.preflight is not None:
         return state
+
+    # The members by rank, each with its GPUs: as Ray counts them where a job runs on Ray.
     by_ray = {} if goal.by_torchrun else state.node_sizes
     own = by_ray.get(state.ray_head_ip or "", goal.size)
     members = [(v.HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
         gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
         members.append((worker.key, worker.name, gpus))
+
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
     state = replace(state, preflight=v.Preflight(tuple(members)))
     state = state.log(f"{PREFLIGHT}: an all-reduce over {len(members)} node(s) before the job")
@@ -225,20 +243,26 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
     until = probes.due.get(v.ALL_REDUCE)
     if known is None or until is None:
         return state
+
+    # Was a member lost? It cannot succeed without it: the others have the grace to end.
     names = {key: name for key, name, _ in known.shares}
     answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
     own = answers[v.HERE]
     present = {v.HERE, *(worker.key for worker in fleet.present())}
     gone = tuple(names[key] for key in names if key not in present)
-    if own is None and gone and not known.lost:  # it cannot succeed without them
+    if own is None and gone and not known.lost:
         known = replace(known, lost=gone)
         until = min(until, now + state.goal.limits[planned.NODE])
+
+    # Is it over: by the head's result, or for lack of it?
     is_over = own is not None or now >= until
     due = {kind: at for kind, at in probes.due.items() if kind != v.ALL_REDUCE}
-    due = due if is_over else {**due, v.ALL_REDUCE: until}
+    if not is_over:
+        due[v.ALL_REDUCE] = until
     state = replace(state, preflight=known, probes=replace(probes, due=due))
     if not is_over:
         return state
+
     words = "" if own is None else own.words
     speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
     if not failure:
@@ -246,10 +270,12 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
     if known.lost:
         end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(known.lost))
         return leave(state, end, now)
+
+    # The head's own result is the most detailed; without it, those of the others.
     failures = [
         f"{names[key]}: {one.evidence}" for key, one in answers.items() if one and one.evidence
     ]
-    if failures and not words:  # else the head's own result is more detailed
+    if failures and not words:
         failure = listed(failures)
     return leave(state, ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure), now)
 
@@ -258,19 +284,22 @@ def _apply_answers(
     state: HeadState, node: str, answers: tuple[v.Answer, ...], now: float
 ) -> HeadState:
     probes = state.probes
-    for one in answers:
-        link = (node, one.at)
-        known = probes.answers.get(one.probe, {})
-        if known.get(link, one) is None:
-            results = {**probes.answers, one.probe: {**known, link: one}}
-            probes = replace(probes, answers=results)
-            if one.probe == v.ALL_REDUCE and one.evidence and one.probe in probes.due:
-                until = min(probes.due[one.probe], now + times.HEAD_RESULT)
-                probes = replace(probes, due={**probes.due, one.probe: until})
-    found = [_finding(state, node, answer) for answer in answers]
-    return _report_findings(
-        replace(state, probes=probes), [one for one in found if one is not None]
-    )
+    for answer in answers:
+        kind = answer.probe
+        link = (node, answer.at)
+        known = probes.answers.get(kind, {})
+        if known.get(link, answer) is not None:  # not ordered, or answered before
+            continue
+        results = {**probes.answers, kind: {**known, link: answer}}
+        probes = replace(probes, answers=results)
+        # a node has failed: the head's result follows soon, or never
+        if kind == v.ALL_REDUCE and answer.evidence and kind in probes.due:
+            until = min(probes.due[kind], now + times.HEAD_RESULT)
+            probes = replace(probes, due={**probes.due, kind: until})
+
+    findings = [_finding(state, node, answer) for answer in answers]
+    state = replace(state, probes=probes)
+    return _report_findings(state, [finding for finding in findings if finding is not None])
 
 
 def _finding(state: HeadState, node: str, answer: v.Answer) -> Finding | None:
@@ -322,24 +351,31 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
         workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
         nodes = [(goal.node, goal.facts), *workers]
         differing = agreement(nodes, brings_libraries=goal.brings_libraries)
-        found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
-        for one in found:
-            if one.level is Level.WARN and one not in state.differences:
-                state = state.log(one.sentence(), "warning")
-        failed = [one for one in found if one.level is Level.FAIL]
-        state = replace(state, differences=found)
-        if failed:
-            text = "; ".join(f"{one.check}: {one.what}" for one in failed)
-            remedy = ". ".join(dict.fromkeys(one.remedy for one in failed))
-            reason = text
-            culprit = failed[0].check
-            if {*failed} & {*differing}:
-                reason = f"the nodes do not agree: {text}"
-                culprit = "agreement"
-            end = ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedy)
-            return leave(state, end, now)
+        differences = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
+
+        # Warn of each difference that is new.
+        for finding in differences:
+            if finding.level is Level.WARN and finding not in state.differences:
+                state = state.log(finding.sentence(), "warning")
+        state = replace(state, differences=differences)
+
+        # Does one forbid the job?
+        conflicts = [finding for finding in differences if finding.level is Level.FAIL]
+        if conflicts:
+            return leave(state, _end_by_conflicts(conflicts, differing), now)
+
     state = replace(state, compared_workers=fleet.alive)
     return _order_samples(_order_reach(state), now)
+
+
+def _end_by_conflicts(conflicts: list[Finding], differing: Iterable[Finding]) -> Outcome:
+    text = "; ".join(f"{finding.check}: {finding.what}" for finding in conflicts)
+    remedy = ". ".join(dict.fromkeys(finding.remedy for finding in conflicts))
+    if {*conflicts}.isdisjoint(differing):
+        check = conflicts[0].check
+        return ends.NODES_DIFFER.outcome(reason=text, check=check, remedy=remedy)
+    reason = f"the nodes do not agree: {text}"
+    return ends.NODES_DIFFER.outcome(reason=reason, check="agreement", remedy=remedy)
 
 
 def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:

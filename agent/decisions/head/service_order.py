@@ -10,7 +10,7 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import service_title
-from agent.decisions.head.head_state import HeadAction, HeadPhase, HeadState
+from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
 from agent.job.services import ServiceSpec, ordered_steps
 from agent.plan import waits as planned
@@ -27,41 +27,61 @@ if TYPE_CHECKING:
 def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
     for key in keys:
-        item = _item(state, key)
-        was_blocked = key in state.blocked
-        name = key[1]
-        specs = state.goal.steps if key in state.steps else state.goal.services
-        spec = next(one for one in specs if one.name == name)
-        missing = unmet_dependencies(state, key[0], spec.after)
-        if missing:
-            evidence = f"waits for {listed(missing)}"
-            blocked = state.blocked | {key}
-            until = item.deadline if was_blocked else now + state.goal.max_prepare_seconds
-            if was_blocked and item.evidence == evidence:
-                continue
-        else:
-            evidence = "" if was_blocked else item.evidence
-            blocked = state.blocked - {key}
-            until = now + spec.within
-            if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
-                until = now + spec.restarted_within
-        item = replace(item, evidence=evidence, deadline=until)
-        state = replace(state.with_item(key, item), blocked=blocked)
-        if not (missing and was_blocked):
-            state = state.do(_start(state, key))
+        missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+        state = _block(state, key, missing, now) if missing else _start(state, key, now)
     return state
+
+
+def _start(state: HeadState, key: Key, now: float) -> HeadState:
+    """Start a service or step; its time to become ready begins."""
+    item = _item(state, key)
+    spec = _spec(state, key)
+    within = spec.within
+    if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
+        within = spec.restarted_within
+    evidence = "" if key in state.blocked else item.evidence
+    item = replace(item, evidence=evidence, deadline=now + within)
+    state = replace(state.with_item(key, item), blocked=state.blocked - {key})
+
+    node, name = key
+    if key in state.steps:
+        return state.do(h.OrderStep(name, node))
+    return state.do(h.StartService(name, node, item.generation))
+
+
+def _block(state: HeadState, key: Key, missing: tuple[str, ...], now: float) -> HeadState:
+    """Block a service or step until these are ready; only the first time is logged."""
+    item = _item(state, key)
+    evidence = f"waits for {listed(missing)}"
+    if key in state.blocked:
+        if item.evidence == evidence:
+            return state
+        return state.with_item(key, replace(item, evidence=evidence))
+
+    until = now + state.goal.max_prepare_seconds
+    state = state.with_item(key, replace(item, evidence=evidence, deadline=until))
+    state = replace(state, blocked=state.blocked | {key})
+    return state.do(LogLine(f"{service_title(state, key)} {evidence}"))
+
+
+def _spec(state: HeadState, key: Key) -> ServiceSpec | PrepareStep:
+    specs = state.goal.steps if key in state.steps else state.goal.services
+    return next(spec for spec in specs if spec.name == key[1])
 
 
 def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
         return state
+
+    # A report mostly affects its own node: checking all is too slow for thousands of workers.
     keys = state.blocked
     event = turn.event
     if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
-        own = event.worker.key  # checking all is too slow for thousands of workers
+        own = event.worker.key
         keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
-    # without those whose node left, or that already run
+
+    # Without those whose node left, or that already run.
     items = {key: state.steps.get(key) or state.services.get(key) for key in keys}
     pending = {key for key, item in items.items() if item and item.step is Step.PENDING}
     state = replace(state, blocked=state.blocked - (keys - pending))
@@ -74,7 +94,9 @@ def _unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
         return True
     was = before.services
     now = state.services
-    changed = () if was is now else (k for k in was.keys() | now if was.get(k) is not now.get(k))
+    if was is now:
+        return False
+    changed = (key for key in was.keys() | now if was.get(key) is not now.get(key))
     return any(state.goal.service(name).where.kind != "every" for _, name in changed)
 
 
@@ -84,15 +106,12 @@ def unmet_dependencies(state: HeadState, node: str, after: tuple[str, ...]) -> t
 
 
 def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
-    spec = next((one for one in state.goal.services if one.name == name), None)
+    spec = next((spec for spec in state.goal.services if spec.name == name), None)
+    if spec is None:
+        return _is_step_done(state, node, name)
+
+    # Which services of this name does the node wait for: its own, all workers', or the only one?
     worker = state.fleet.workers.get(node)
-    if spec is None:  # a step: a node that does not have it does not wait for it
-        own = state.steps.get((HERE, name))
-        on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
-        if node == HERE or on_head:
-            return own is None or own.step is Step.READY
-        items = () if worker is None else worker.items
-        return all(item.step is Step.READY for item in items if item.name == name)
     rank = state.goal.rank if worker is None else worker.effective_rank
     known = state.services
     abandoned = state.abandoned_services
@@ -102,21 +121,22 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
         keys = {key for key in (*known, *abandoned) if key[1] == name and state.relies_on(key[0])}
         if len(keys) < state.required:
             return False
-    elif any(one == name for _, one in abandoned):
+    elif any(other == name for _, other in abandoned):
         return True
     else:
         keys = {(state.service_home(name) or "", name)}
     return all(key in abandoned or known.get(key, Item()).step is Step.READY for key in keys)
 
 
-def _start(state: HeadState, key: Key) -> HeadAction:
-    """Return the start of a service or step; a log line if it is blocked."""
-    node, name = key
-    if key in state.blocked:
-        return LogLine(f"{service_title(state, key)} {_item(state, key).evidence}")
-    if key in state.steps:
-        return h.OrderStep(name, node)
-    return h.StartService(name, node, state.services[key].generation)
+def _is_step_done(state: HeadState, node: str, name: str) -> bool:
+    """Return whether a step is done; a node that does not have it does not wait for it."""
+    own = state.steps.get((HERE, name))
+    on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
+    if node == HERE or on_head:
+        return own is None or own.step is Step.READY
+    worker = state.fleet.workers.get(node)
+    items = () if worker is None else worker.items
+    return all(item.step is Step.READY for item in items if item.name == name)
 
 
 def _item(state: HeadState, key: Key) -> Item:
@@ -131,11 +151,16 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     specs = state.goal.services
     if worker.has_left or worker.refused:
         return state
-    rank = worker.effective_rank
-    known = (state.services, state.abandoned_services)
-    own = [(worker.key, one.name) for one in specs if one.where.includes(rank, is_head=False)]
-    new = [key for key in own if not any(key in keys for keys in known)]
-    new = [key for key in new if not _has_other_home(state, worker, key[1])]
+
+    # Its services that the head does not know yet, and that no other node runs.
+    new = []
+    for spec in specs:
+        key = (worker.key, spec.name)
+        is_own = spec.where.includes(worker.effective_rank, is_head=False)
+        is_known = key in state.services or key in state.abandoned_services
+        if is_own and not is_known and not _has_other_home(state, worker, spec.name):
+            new.append(key)
+
     for key in new:
         state = state.with_item(key, Item(was_ready=state.goal.resumed_attempt is not None))
     return start_items(state, new, turn.now)
@@ -161,6 +186,8 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
         for node in nodes
         if now >= nodes[node]
     ]
+
+    # Those that ended, and those that are late: restarted, given up, or the end of the run.
     for key in (*sorted(state.lost_services), *late):
         item = state.services[key]
         spec = state.goal.service(key[1])
@@ -173,8 +200,9 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
             state = state.log(f"{broken.reason}; the run goes on without it", "warning")
         elif item.step is Step.LOST:
             state = _restart(state, key, item, now)
+
+    # Workers with only an essential service; the same sum as in `service_node_deadline`.
     for spec, worker in _service_only_workers(state):
-        # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
             loss = f"lost a needed node ({worker.label}, which runs {spec.name})"
             return state, ends.NODE_LOST.outcome(loss=loss)
@@ -186,19 +214,31 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
     spec = state.goal.service(key[1])
     title = service_title(state, key)
     before = item.recent_restarts(now)
-    generation = item.generation + 1
-    again = replace(item, step=Step.PENDING, restarts=before + 1, generation=generation)
-    again = replace(again, restarted_at=now, restart_at=None)
-    pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
-    again_at = now + pause if item.restart_at is None else item.restart_at
-    if spec.argv is None:  # nothing to restart: it is only asked again
+    again = replace(
+        item,
+        step=Step.PENDING,
+        restarts=before + 1,
+        generation=item.generation + 1,
+        restarted_at=now,
+        restart_at=None,
+    )
+
+    # Is there no process to restart? Then it is only asked again, at once.
+    if spec.argv is None:
         more = f"it is asked for {round(spec.within)} s more"
         state = state.log(f"{title} no longer answers ({item.evidence}): {more}", "warning")
-    elif now < again_at:
+        return start_items(state.with_item(key, again), (key,), now)
+
+    # Is its pause over, which grows with each restart?
+    again_at = item.restart_at
+    if again_at is None:
+        pause = min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1)) if before else 0.0
+        again_at = now + pause
+    if now < again_at:
         return state.with_item(key, replace(item, restart_at=again_at))
-    else:
-        count = f"restart {again.restarts} of {spec.restarts}"
-        state = state.log(f"{title} exited ({item.evidence}): {count}", "warning")
+
+    count = f"restart {again.restarts} of {spec.restarts}"
+    state = state.log(f"{title} exited ({item.evidence}): {count}", "warning")
     return start_items(state.with_item(key, again), (key,), now)
 
 
@@ -228,9 +268,11 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     title = service_title(state, key)
     ended = item.step is Step.LOST
     no_restart_left = ended and spec.argv and item.recent_restarts(now) >= spec.restarts
-    # the boot's waits cover first starts
+
+    # Is it overdue? The boot's waits cover first starts.
     first = item.restarted_at is None and spec.essential and state.phase is HeadPhase.BOOTING
     overdue = item.step is Step.PENDING and not first and now >= item.deadline
+
     if ended and not item.was_ready:
         loss = f"{title} ended before it was ready"
     elif no_restart_left or overdue:
@@ -255,7 +297,7 @@ def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
     known = {} if goal.facts is None else goal.facts.disks
     steps = ordered_steps(goal.steps)
     disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
-    former = {one: f"{_BY_NAME}{name}" for one, name in goal.step_holders.items()}
+    former = {disk: f"{_BY_NAME}{name}" for disk, name in goal.step_holders.items()}
     return {**former, **dict.fromkeys(disks.items(), HERE)}
 
 
@@ -264,17 +306,18 @@ def _with_reported_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
     known = state.step_holders
     if not any(node.startswith(_BY_NAME) for node in known.values()):
         return known
-    there = (one for one in state.fleet.workers.values() if not (one.has_left or one.refused))
+    workers = state.fleet.workers.values()
+    there = (worker for worker in workers if not (worker.has_left or worker.refused))
     keys = {f"{_BY_NAME}{worker.name}": worker.key for worker in there}
-    return {one: keys.get(node, node) for one, node in known.items()}
+    return {disk: keys.get(node, node) for disk, node in known.items()}
 
 
 def _names_of_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
     """Return the workers that hold a disk, by name."""
     workers = state.fleet.workers
     names = {key: worker.name for key, worker in workers.items()}
-    others = {one: node for one, node in state.step_holders.items() if node != HERE}
-    return {one: names.get(node, node.removeprefix(_BY_NAME)) for one, node in others.items()}
+    others = {disk: node for disk, node in state.step_holders.items() if node != HERE}
+    return {disk: names.get(node, node.removeprefix(_BY_NAME)) for disk, node in others.items()}
 
 
 def order_steps(state: HeadState, turn: Turn) -> HeadState:
@@ -283,12 +326,20 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     steps = ordered_steps(state.goal.steps)
     if not steps:
         return state
+
+    # Which disks are free again?
     saved = _names_of_holders(state)
     ordered_before = state.actions
     known = _with_reported_holders(state)
-    holders = {one: node for one, node in known.items() if _runs(state, one[0], node, turn.now)}
+    holders = {
+        (name, disk): node
+        for (name, disk), node in known.items()
+        if _runs(state, name, node, turn.now)
+    }
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
     state = replace(state, step_holders=holders)
+
+    # Whose turn may it be: any worker's, or only that of the one which reported?
     if may_unblock or isinstance(event, Tick | h.RayNodes):
         workers: Iterable[Worker] = state.fleet.workers.values()
     else:
@@ -296,11 +347,13 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     for worker in workers:
         if _runs_steps(worker, turn.now):
             state = _order_steps_of(state, worker, steps)
+
+    # What is saved comes before the orders: an agent that replaces this one must find who may run
+    # what.
     names = _names_of_holders(state)
     orders = state.actions[len(ordered_before) :]
     if not orders or names == saved:
         return state
-    # before the orders: an agent that replaces this one must find who may run what
     return replace(state, actions=(*ordered_before, h.SaveStepHolders(names), *orders))
 
 
@@ -323,15 +376,17 @@ def _runs_steps(worker: Worker, now: float) -> bool:
 
 def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> HeadState:
     key = worker.key
-    facts = state.fleet.facts.get(worker.key)
+    facts = state.fleet.facts.get(key)
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders = {**state.step_holders}
     ordered = state.steps_ordered.get(key, frozenset())
+    is_short = len(state.fleet.alive) < state.required
+
+    # The steps that are its turn: those on a shared disk only if no other node runs them.
     chosen = []
     for step in steps:
         if step.name in done or unmet_dependencies(state, key, step.after):
             continue
-        is_short = len(state.fleet.alive) < state.required
         if step.once is not None and is_short and not state.expects(worker):
             continue  # it would keep those that share its disk from the step: they come first
         if step.once is not None:
@@ -339,6 +394,7 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
             if holders.setdefault((step.name, disk), key) != key:
                 continue
         chosen.append(step.name)
+
     new = [name for name in chosen if name not in ordered]
     if new:
         state = replace(state, steps_ordered={**state.steps_ordered, key: ordered.union(new)})

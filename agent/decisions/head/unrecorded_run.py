@@ -48,8 +48,8 @@ def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered |
 def _newest_job(first: str, ids: Collection[str]) -> int:
     """Return the number of a run's newest attempt in Ray, by the id of its first; 0 for none."""
     numbers = [1] if first in ids else []
-    for one in ids:
-        name, _, number = one.rpartition("-")
+    for submission_id in ids:
+        name, _, number = submission_id.rpartition("-")
         if name == first and number.isdecimal():
             numbers.append(int(number))
     return max(numbers, default=0)
