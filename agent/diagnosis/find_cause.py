@@ -247,7 +247,7 @@ def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
             line = lines[at].partition(_PRINTED_SETTINGS)[0]
             if at in row_of or sign not in line:
                 continue
-            if _is_frame(lines[at - 1] if at else ""):
+            if at and _is_frame(lines[at - 1]):
                 continue
             if not words.mild and compiled(_HANDLED).search(line) is not None:
                 continue
@@ -285,6 +285,8 @@ def find_known_lines(
     known_lines = []
     seen = {*reported}
     row_of = matches(texts, table().values())
+
+    # Each row counts once, and only in the new lines.
     for at in sorted(row_of):
         row = row_of[at]
         if at < len(before) or row.key in seen or not row.is_live:

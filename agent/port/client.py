@@ -1,4 +1,10 @@
-"""Requests between agents: a worker's reports to the head, and measurements of links."""
+"""Requests between agents: a worker's reports to the head, and measurements of links.
+
+`HeadLink.run` repeats: resolve the head's name, send a report, handle the reply. The head holds the
+reply for REPLY_HELD at most, until there is news; `report_now` cuts this short. Without a reply,
+the port of GCS shows whether plain Ray runs there. Otherwise the head is silent: the next report
+follows a growing pause, and goes to another of the head's addresses, or to a new one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Handle workers' reports on the head: one reply for all, orders for each."""
+"""Handle workers' reports on the head: one reply for all, orders for each.
+
+The first report of an agent carries a hello. The agent is registered once the head has decided on
+its run, and no agent that still reports has its address or rank. Each report is recorded and passed
+on to the head's decisions as an event. It is answered when the reply changes, when there is an
+order for its agent, or when its hold is over. An agent leaves with a goodbye; at a limit, those
+that have departed are forgotten first.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ def in_background(read: Callable[[], T]) -> asyncio.Future[T] | None:
                 loop.call_soon_threadsafe(future.set_exception, error)
                 raise
 
-    return None if start_thread(work) is None else future
+    if start_thread(work) is None:
+        return None
+    return future
 
 
 async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
@@ -83,7 +85,9 @@ async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T 
     if future is None:
         return None
     await asyncio.wait([future], timeout=limit)
-    return future.result() if future.done() and not future.exception() else None
+    if not future.done() or future.exception():
+        return None
+    return future.result()
 
 
 class Sink:

@@ -414,7 +414,8 @@ def _latest(root: Path) -> str | None:
     """Return the run that `latest` points to, if it is in this folder and of this user."""
     with suppress(OSError):
         name = str((root / "latest").readlink())
-        return name if name == safe_name(name) and log_dir.is_folder(root / name) else None
+        if name == safe_name(name) and log_dir.is_folder(root / name):
+            return name
     return None
 
 

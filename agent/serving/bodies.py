@@ -57,11 +57,14 @@ class Bodies:
             size = self.longest if request.body_exists else 0
         if size > self.longest:
             raise self._too_long(size)
+
         ip = request.remote or ""
         await self._wait_for_room(ip, size)
+
+        # A larger body gets more time; it counts until the caller is done with it.
         body = Body(self, ip, size)
+        limit = times.BODY * (1 + size / _BYTES_PER_DEADLINE)
         try:
-            limit = times.BODY * (1 + size / _BYTES_PER_DEADLINE)
             try:
                 with anyio.fail_after(limit):
                     body.data = await self._read(request)
