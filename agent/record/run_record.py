@@ -1,4 +1,4 @@
-"""`run.json`: the head's record of a run and its attempts; and how earlier agents ended."""
+"""`run.json`: the head's record of a run and its attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
@@ -24,11 +23,9 @@ from agent.record import files
 from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
 from agent.record.log_dir import log_dir
 from agent.record.node_record import NODE_FILE, Moment, NodeRecord, is_agent_running, read_pid_space
-from agent.settings.model import KNOWN_NAMES
-from agent.settings.redact import MASK, looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 RUN_FILE = "run.json"
@@ -198,7 +195,7 @@ def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
 
     Replies carry it instead of the fingerprint, so that a reader cannot forge other values.
     """
-    return _hash([fingerprint, run_id, attempt, epoch], 32)
+    return short_hash([fingerprint, run_id, attempt, epoch], 32)
 
 
 # --- fingerprint ---------------------------------------------------------------------------------
@@ -216,10 +213,11 @@ def fingerprint(
     """
     argv = None if job_argv is None else [*map(clean, job_argv)]
     settings = {name: clean(text) for name, text in recipe_settings.items()}
-    return _hash([argv, launcher, settings])
+    return short_hash([argv, launcher, settings])
 
 
-def _hash(data: object, digits: int = 16) -> str:
+def short_hash(data: object, digits: int = 16) -> str:
+    """Return the first hexadecimal digits of a hash of plain data."""
     text = json.dumps(data, sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
 
@@ -417,69 +415,3 @@ def _latest(root: Path) -> str | None:
         if name == safe_name(name) and log_dir.is_folder(root / name):
             return name
     return None
-
-
-# --- restarts of a container ----------------------------------------------------------------------
-
-QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
-_ENDS_FOLDER = ".ends"
-_NOT_OF_THE_JOB = {
-    *("AGENT_RERUN", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API"),
-    *("RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "AGENT_LOG", "AGENT_LOG_MODE"),
-}
-"""Settings whose change is no reason to run a finished job again."""
-
-
-class PastEnd(files.Record):
-    """How the last agent in this container ended; times are UTC, ISO 8601."""
-
-    digest: str  # of its settings and command
-    run_id: str
-    began: str
-    ended: str
-    outcome: Outcome
-    quick_restarts: int = 0  # the restarts in a row that led to this end again
-
-    @property
-    def cause(self) -> tuple[object, ...]:
-        """Return what two ends have in common; a reason may hold times and addresses."""
-        return self.digest, self.outcome.kind, self.outcome.exit_code, self.outcome.culprit
-
-    def after(self, before: PastEnd | None, longest: float) -> PastEnd:
-        """Return it with the number of quick restarts, given the end before.
-
-        A restart is quick if it follows the end by the platform's own pause. An agent that ran for
-        more than `longest` seconds got further than its boot: it ends the series.
-        """
-        if before is None or before.cause != self.cause:
-            return self
-        ran = max(files.seconds_between(end.began, end.ended) for end in (before, self))
-        pause = files.seconds_between(before.ended, self.began)
-        if pause > times.RESTART_PAUSE or ran > longest:
-            return replace(self, quick_restarts=0)
-        return replace(self, quick_restarts=before.quick_restarts + 1)
-
-    def save(self, root: Path, node: str) -> OSError | None:
-        """Write it; return the error on failure."""
-        path = past_end_file(root, node)
-        try:
-            log_dir.guard(root)
-            log_dir.make_folder(path.parent)
-        except OSError as error:
-            return error
-        return self.write(path)
-
-
-def past_end_file(root: Path, node: str) -> Path:
-    """Return the file of the last end of a node's container."""
-    return root / _ENDS_FOLDER / f"{safe_name(node)}.json"
-
-
-def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -> str:
-    """Return a hash of all settings of the job, without secrets."""
-    given = {
-        name: MASK if looks_secret(name) else environ[name]
-        for name in KNOWN_NAMES
-        if name in environ and name not in _NOT_OF_THE_JOB
-    }
-    return _hash([None if command is None else [*command], given])

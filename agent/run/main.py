@@ -10,11 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
-from agent.base.text import error_text
 from agent.checks import NAMES
 from agent.checks.finding import Level
 from agent.decisions.shared import StopAsked
@@ -27,7 +25,6 @@ from agent.processes.waiting import Inbox
 from agent.record import run_record
 from agent.record.background import run_within
 from agent.record.events import Ended
-from agent.record.files import iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.log_dir import log_dir
 from agent.record.memory import record_memory
@@ -37,12 +34,13 @@ from agent.record.run_folder import (
     RunFolder,
     former_outages,
     outcome_text,
-    read_outcome,
     write_outcome,
 )
 from agent.run import make_ready, plan_input
-from agent.run.node_run import NodeRun, find_surviving_processes
+from agent.run.node_run import NodeRun
+from agent.run.restarts import Restarts, finished_before, settings_digest
 from agent.run.run_keeper import RunKeeper
+from agent.run.takeover import find_killed_agent, find_surviving_processes
 from agent.settings.jobs import launcher
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
@@ -90,17 +88,18 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     own = run_record.fingerprint(argv, launcher(plan.settings), recipe, redactor.clean)
     restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
     restarts = Restarts(
-        *(root, node, run_record.settings_digest(environ, command)),
+        *(root, node, settings_digest(environ, command)),
         is_on=plan.facts.is_first_process and restarts_all,
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    killed = folder_of(root, node, parent.former_agents)  # of the agent that this one replaces
-    decided, resumed = (None, "") if killed is None else (read_outcome(killed), killed.parent.name)
+    killed = find_killed_agent(root, node)
+    decided = killed.outcome
+    resumed = killed.run_id
     if decided is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
     elif not plan.settings.rerun and not parent.former_agents:
-        decided = _finished_before(plan, own, restarts)
+        decided = finished_before(plan, own, restarts)
     if decided is not None:
         if plan.on_done != "exit" and decided.holds_pod:
             _hold(plan.settings, environ, plan.on_done, decided)
@@ -166,79 +165,6 @@ def _record_given_up(
     return outcome
 
 
-def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None:
-    """Return the outcome of a job that a restarted container does not run again.
-
-    `own` is the job's fingerprint. A platform that restarts failures only, and gives the run its
-    id, tries a failed job again.
-    """
-    last, run_id = restarts.before, plan.topology.platform.run_id
-    may_repeat = plan.facts.is_first_process and run_id is not None
-    has_other_settings = last is not None and last.digest != restarts.digest
-    if not (restarts.is_on or may_repeat) or has_other_settings:
-        return None
-    ended, outcome = ("", None) if last is None else (last.run_id, last.outcome)
-    if plan.topology.is_head:
-        root, node = log_root(plan.settings), plan.topology.node_name
-        found = run_record.finished_run(root, run_id, own, node)
-        ended, outcome = ("", None) if found is None else (found.run_id, found.ending)
-    is_verdict = outcome is not None and outcome.is_jobs_verdict
-    if outcome is None or not is_verdict or (outcome.exit_code and not restarts.is_on):
-        return None
-    say(f"run {ended} has ended: a restarted container does not repeat it, AGENT_RERUN=1 does")
-    return outcome
-
-
-class Restarts:
-    """The ends of this container's agents, recorded where its platform restarts what exits.
-
-    `holds` if a verdict holds or stops the pod. An agent that ran for more than `longest` seconds
-    got further than its boot.
-    """
-
-    def __init__(  # noqa: PLR0913 - the container, and how its platform and its agent end it
-        self, root: Path, node: str, digest: str, *, is_on: bool, holds: bool, longest: float
-    ) -> None:
-        self.is_on, self.digest = is_on, digest
-        self._root, self._node, self._holds, self._longest = root, node, holds, longest
-        self._began = iso_time(time.time())
-        found = run_record.PastEnd.read(run_record.past_end_file(root, node)) if is_on else None
-        self.before = found if isinstance(found, run_record.PastEnd) else None
-        self._last: run_record.PastEnd | None = None
-
-    def record(self, run_id: str, outcome: Outcome) -> None:
-        """Record the end of this agent for the next container."""
-        if not self.is_on:
-            return
-        self._last = self._end(outcome, run_id)
-        error = self._last.save(self._root, self._node)
-        if error is not None:
-            say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
-
-    def _end(self, outcome: Outcome, run_id: str = "") -> run_record.PastEnd:
-        end = run_record.PastEnd(self.digest, run_id, self._began, iso_time(time.time()), outcome)
-        return end.after(self.before, self._longest)
-
-    def final(self, outcome: Outcome) -> Outcome:
-        """Return a head's end, as a verdict if another restart would only repeat it.
-
-        The workers receive it so, and hold or stop their pods with the head's.
-        """
-        if not self.is_on or outcome.holds_pod or outcome.is_superseded:
-            return outcome
-        used_up = self.would_repeat(self._end(outcome))
-        return replace(outcome, attempts_are_used_up=True) if used_up else outcome
-
-    def would_repeat(self, end: run_record.PastEnd | None = None) -> bool:
-        """Return whether another restart would only repeat the last end; log it."""
-        last = end or self._last
-        count = 0 if last is None else last.quick_restarts
-        if not self._holds or count < run_record.QUICK_RESTARTS:
-            return False
-        say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
-        return True
-
-
 def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcome: Outcome) -> None:
     """Hold or stop a pod that its platform would start again with the same refusal.
 
@@ -254,7 +180,7 @@ def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcom
     configure(settings.log, environ, redactor, name)
     outcome = redactor.clean_fields(outcome)
     restarts = Restarts(
-        *(log_root(settings), name, run_record.settings_digest(environ, command)),
+        *(log_root(settings), name, settings_digest(environ, command)),
         is_on=True,
         holds=on_done != "exit",
         longest=times.ATTEMPT_SHORT,

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from agent.node.facts import Folder
     from agent.plan.plan import Address, Plan
     from agent.processes.waiting import BestEffort
-    from agent.run.node_run import NodeRun, SurvivingProcesses
+    from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
+    from agent.run.takeover import SurvivingProcesses
 
 
 _RAY_MARKS = (

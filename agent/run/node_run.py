@@ -14,7 +14,6 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
-import psutil
 from msgspec.structs import replace
 
 from agent import __version__
@@ -23,13 +22,11 @@ from agent.base.text import listed
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ServiceWaits, Tick, Woke
 from agent.job.services import Latency
-from agent.job.torchrun_command import RANK_VARIABLE
-from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
-from agent.processes import driver, parent, process
-from agent.processes.driver import MemoryWatch, RayParts, oom_sentence
-from agent.processes.process import Child, adopt
+from agent.processes import driver, process
+from agent.processes.driver import MemoryWatch, RayParts
+from agent.processes.process import Child
 from agent.processes.run_clock import RunClock
 from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.record import events
@@ -46,13 +43,11 @@ from agent.record.events import (
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
-from agent.record.node_record import NODE_FILE, NodeRecord, NodeRecorder, running_processes
+from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
-from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
@@ -63,6 +58,7 @@ if TYPE_CHECKING:
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
+    from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
 
 
@@ -110,77 +106,6 @@ class NodeStats:
         return stats if stats.latencies or stats.steps or stats.known else None
 
 
-class SurvivingProcesses:
-    """A killed agent's node record, and those of its child processes that still run."""
-
-    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
-        """Keep the processes with these names, and kill the others.
-
-        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
-        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
-        keeps its services.
-        """
-        self.record = record
-        self.memory = memory
-        self.running = {one.name: one for one in running_processes(record) if one != record.agent}
-        """The processes that run and were not adopted yet."""
-        started = {one.name for one in record.started}
-        useful = set() if RAY in started and not self.has_ray else {*names}
-        for name in {*self.running} - useful:
-            process.kill_tree(self.running.pop(name).pid)
-        if TORCHRUN in started:  # ranks have their own sessions
-            process.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
-
-    @property
-    def has_ray(self) -> bool:
-        """Return whether this node's Ray still runs and was not adopted yet."""
-        return RAY in self.running
-
-    def end_ray(self) -> None:
-        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
-        one = self.running.pop(RAY, None)
-        if one is not None:
-            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
-            process.kill_tree(one.pid)
-        driver.kill_leftovers()
-
-    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
-        """Adopt a process, once."""
-        one = self.running.pop(name, None)
-        return None if one is None else adopt(name, one.pid, one.start, log)
-
-
-def _end_unrecorded() -> None:
-    """End what killed agents left of a run that this agent does not continue.
-
-    No record of it can be read: its job must not run beside the next one.
-    """
-    left = process.list_descendants() if parent.former_agents else []
-    if left:
-        what = "the agent was killed, and its run cannot be continued here: ending"
-        say(f"{what} {listed(process.kill(left))}", "warning")
-        psutil.wait_procs(left, timeout=times.DESCENDANTS_EXIT)
-
-
-def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
-    """Return what the killed agents that this one replaces left running, if there are any.
-
-    The last of them may have no record, where the disk was full: then the record of an earlier one
-    counts.
-    """
-    record = folder.former
-    killed = parent.former_agents
-    if record is None or record.ended or record.agent.pid not in killed:
-        _end_unrecorded()
-        return None
-    kills = oom_kills()
-    more = kills.number - record.oom_kills
-    evidence = oom_sentence(kills, more) if more > 0 else ""
-    why = f" ({evidence})" if evidence else ""
-    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
-    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
-
-
 class NodeRun:
     """One run on one node."""
 
@@ -191,14 +116,14 @@ class NodeRun:
         folder: RunFolder,
         started: float,
         run_id: str = "",
-        left: SurvivingProcesses | None = None,
+        surviving: SurvivingProcesses | None = None,
     ) -> None:
         # The run, its clock and its folder.
         self.plan = plan
         self.redactor = redactor
         self.folder = folder
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
-        self.surviving = left  # the processes of a killed agent that this one replaces
+        self.surviving = surviving  # the processes of a killed agent that this one replaces
         self._clock = RunClock(started)
 
         # What the end of the run needs: a head sets these.
@@ -222,7 +147,7 @@ class NodeRun:
         self.stats = NodeStats(redactor.clean)
 
         # The records on disk: node.json continues a killed agent's.
-        own = folder.own if left is None else folder.own.continuing(left.record)
+        own = folder.own if surviving is None else folder.own.continuing(surviving.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
         self.memory = MemoryWatch()

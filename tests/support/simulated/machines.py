@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.job.services import PrepareStep
-    from agent.run.main import Restarts
+    from agent.run.restarts import Restarts
     from support.simulated.agents import Agent
     from support.simulated.rays import Cluster, Raylet
     from support.simulated.world import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from agent.record.run_record import QUICK_RESTARTS, RUN_FILE, RunRecord
-from agent.run.main import Restarts
+from agent.record.run_record import RUN_FILE, RunRecord
+from agent.run.restarts import QUICK_RESTARTS, Restarts
 from support.simulated.virtual import RUNS
 
 if TYPE_CHECKING:

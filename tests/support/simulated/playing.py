@@ -57,14 +57,14 @@ SEAMS: dict[str, object] = {
     "agent.record.files.read_small": _read,
     "agent.record.files.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,
-    "agent.record.run_record.PastEnd.save": lambda end, root, node: end.write(
+    "agent.run.restarts.PastEnd.save": lambda end, root, node: end.write(
         root / ".ends" / f"{node}.json"
     ),
     **{
         f"agent.{name}.time": LocalTime()
         for name in (
             *("run.run_keeper", "record.node_record", "port.reports", "run.worker"),
-            *("port.client", "run.main"),
+            *("port.client", "run.restarts"),
         )
     },
 }

@@ -17,8 +17,9 @@ from agent.decisions.worker.worker_state import StartRay, StopRay
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
-from agent.run.node_run import NodeRun, SurvivingProcesses
+from agent.run.node_run import NodeRun
 from agent.run.run_keeper import RunKeeper
+from agent.run.takeover import SurvivingProcesses
 from agent.run.worker import first_state, record_reachability
 from agent.settings.redact import Redactor
 from support import heads

@@ -24,7 +24,7 @@ from agent.record.node_record import NodeRecord, folder_of, own_record, process_
 from agent.record.run_folder import RunFolder
 from agent.run import make_ready
 from agent.run.make_ready import prepare_machine
-from agent.run.node_run import SurvivingProcesses, find_surviving_processes
+from agent.run.takeover import SurvivingProcesses, find_surviving_processes
 from support.free_ports import free_port
 from support.worlds import plan_of
 

@@ -21,7 +21,7 @@ import sys, time
 from pathlib import Path
 import anyio
 from agent.run.head_job import start_job_output
-from agent.run.node_run import SurvivingProcesses
+from agent.run.takeover import SurvivingProcesses
 from agent.run.node_run import NodeRun
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder

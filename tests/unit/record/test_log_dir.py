@@ -15,6 +15,7 @@ from agent.record.files import FileLock, appending, read_small, write_atomically
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import folder_of
 from agent.record.run_folder import RunFolder, make_key, newest_key, read_checkpoints
+from agent.run.restarts import PastEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +202,7 @@ def test_checkpoints_that_another_user_made(root: Path) -> None:
 def test_the_end_of_an_agent_is_not_written_elsewhere(root: Path, victim: Path) -> None:
     """A refused pod records its end before it has a run folder: the same rules hold."""
     (root / ".ends").symlink_to(victim.parent)
-    end = run_record.PastEnd("", "", "", "", ends.JOB_SUCCEEDED.outcome(before=""))
+    end = PastEnd("", "", "", "", ends.JOB_SUCCEEDED.outcome(before=""))
     assert isinstance(end.save(root, ".bashrc"), RefusedPathError)
     assert [path.name for path in victim.parent.iterdir()] == [".bashrc"]
 

@@ -18,8 +18,8 @@ from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.decisions.attempts import Attempt
 from agent.processes import parent
-from agent.record.run_record import PastEnd, settings_digest
 from agent.run import main, plan_input
+from agent.run.restarts import PastEnd, Restarts, settings_digest
 from agent.settings.load import settings_for_end
 from support.worlds import MACHINE, POD, plan_of
 
@@ -196,11 +196,11 @@ def test_the_workers_receive_the_fourth_equal_end_as_a_verdict(
     monkeypatch.setattr(time, "time", count(time.time()).__next__)
     for holds, is_verdict in ((True, True), (False, False)):
         root = tmp_path / str(holds)
-        restarts = main.Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
+        restarts = Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
         for _ in range(3):
             assert restarts.final(NO_WORKERS) == NO_WORKERS
             restarts.record("run", NO_WORKERS)
-            restarts = main.Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
+            restarts = Restarts(root, "pod", "d", is_on=True, holds=holds, longest=600.0)
         assert restarts.final(NO_WORKERS).holds_pod == is_verdict
         assert not restarts.final(LOST).holds_pod
 

@@ -1,0 +1,130 @@
+"""Take over what a killed agent left in this container, and continue its run.
+
+The parent process starts this agent in place of a killed one.
+
+1. The killed agent's record (node.json) is found in its run folder, by the pids of killed agents.
+2. If its run was over, its outcome stands: nothing is started.
+3. Otherwise this agent continues the run. Of the processes in that record it keeps Ray and the
+   services, if Ray still runs, and adopts each where it would have started it; others are killed.
+4. Without a readable record, everything that killed agents left is killed: the run cannot be
+   continued here, and its job must not run beside the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+from agent.base import times
+from agent.base.text import listed
+from agent.job.torchrun_command import RANK_VARIABLE
+from agent.node.limits import oom_kills
+from agent.plan.plan import RAY
+from agent.processes import driver, parent, process
+from agent.processes.driver import oom_sentence
+from agent.processes.process import Child, adopt
+from agent.record.log import say
+from agent.record.node_record import NodeRecord, folder_of, running_processes
+from agent.record.run_folder import read_outcome
+from agent.settings.jobs import TORCHRUN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from agent.base.ends import Outcome
+    from agent.record.run_folder import RunFolder
+
+
+class KilledAgent(NamedTuple):
+    """The run of the agent that this one replaces."""
+
+    run_id: str = ""  # '' if there is none, or no record of it
+    outcome: Outcome | None = None  # if its run was over
+
+
+def find_killed_agent(root: Path, node: str) -> KilledAgent:
+    """Return the run, among those in `root`, that a killed agent of this node was in."""
+    folder = folder_of(root, node, parent.former_agents)
+    if folder is None:
+        return KilledAgent()
+    return KilledAgent(folder.parent.name, read_outcome(folder))
+
+
+def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
+    """Return what the killed agents that this one replaces left running, if there are any.
+
+    The last of them may have no record, where the disk was full: then the record of an earlier one
+    counts.
+    """
+    # Does this node's record belong to one of the killed agents?
+    record = folder.former
+    killed = parent.former_agents
+    if record is None or record.ended or record.agent.pid not in killed:
+        _end_unrecorded()
+        return None
+
+    # Was memory short when it was killed?
+    kills = oom_kills()
+    kills_since = kills.number - record.oom_kills
+    evidence = oom_sentence(kills, kills_since) if kills_since > 0 else ""
+    why = f" ({evidence})" if evidence else ""
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
+    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
+
+
+class SurvivingProcesses:
+    """A killed agent's node record, and those of its child processes that still run."""
+
+    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
+        """Keep the processes with these names, and kill the others.
+
+        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
+        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
+        keeps its services.
+        """
+        self.record = record
+        self.memory = memory
+        self.running = {
+            known.name: known for known in running_processes(record) if known != record.agent
+        }
+        """The processes that run and were not adopted yet."""
+
+        # Which of them can still be used?
+        started = {known.name for known in record.started}
+        has_lost_ray = RAY in started and not self.has_ray
+        useful = set[str]() if has_lost_ray else {*names}
+        for name in {*self.running} - useful:
+            process.kill_tree(self.running.pop(name).pid)
+
+        # torchrun's ranks have sessions of their own.
+        if TORCHRUN in started:
+            process.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether this node's Ray still runs and was not adopted yet."""
+        return RAY in self.running
+
+    def end_ray(self) -> None:
+        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
+        ray = self.running.pop(RAY, None)
+        if ray is not None:
+            say(f"ending {RAY} (pid {ray.pid}), which an earlier attempt ran on", "warning")
+            process.kill_tree(ray.pid)
+        driver.kill_leftovers()
+
+    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
+        """Adopt a process, once."""
+        known = self.running.pop(name, None)
+        return None if known is None else adopt(name, known.pid, known.start, log)
+
+
+def _end_unrecorded() -> None:
+    """End what killed agents left of a run that this agent does not continue."""
+    leftovers = process.list_descendants() if parent.former_agents else []
+    if leftovers:
+        what = "the agent was killed, and its run cannot be continued here: ending"
+        say(f"{what} {listed(process.kill(leftovers))}", "warning")
+        psutil.wait_procs(leftovers, timeout=times.DESCENDANTS_EXIT)
