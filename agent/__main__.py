@@ -1,5 +1,9 @@
 """The entrypoint: starts a parent process for runs, then the program of the verb.
 
+1. A run (`python -m agent`), and any program that is PID 1, forks: the parent forwards signals,
+   reaps, and starts a killed agent again (processes/parent.py); the child goes on here.
+2. The child calls the program of the verb: one of PROGRAMS, or the command line (cli/).
+
 Each program imports only what it needs, since the CPU is busy while Ray starts.
 """
 
@@ -48,15 +52,21 @@ def main() -> int:
         _import_own_package()
     load = importlib.import_module("agent").load
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if verb in RUNS:
+    is_run = verb in RUNS
+
+    # Does this process become the parent of the agent?
+    if is_run:
         load("processes.parent:install_handlers")()
         load("processes.parent:hide_secrets")()
-    if verb in RUNS or os.getpid() == 1:
-        code = load("processes.parent:become_parent")(restarts_agent=verb in RUNS)
+    if is_run or os.getpid() == 1:
+        code = load("processes.parent:become_parent")(restarts_agent=is_run)
         if code is not None:
             return int(code)
+
     # Imports create no garbage, but collecting after every 700 objects takes a tenth of the start.
     gc.set_threshold(50_000)
+
+    # Which program is it?
     if verb in PROGRAMS:
         return int(load(PROGRAMS[verb])(sys.argv[2:]))
     return int(load("cli.command_line:main")())

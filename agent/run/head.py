@@ -52,14 +52,8 @@ from agent.record.events import AttemptOver
 from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
 from agent.run import head_job, head_server
-from agent.run.diagnose import (
-    Elsewhere,
-    explain_end,
-    find_cause,
-    make_bundle,
-    parts_of_workers,
-    request_logs,
-)
+from agent.run.diagnose import Elsewhere, explain_end, find_cause
+from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.head_job import Submission, SubmissionTask
 from agent.run.holding import hold_after_verdict
 from agent.run.local_services import LocalWork

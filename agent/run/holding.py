@@ -1,4 +1,11 @@
-"""Hold a pod after the run's end, or stop it by RunPod's API."""
+"""Hold a pod after the run's end, or stop it by RunPod's API.
+
+A pod whose agent exits is started again by some platforms, and bills on. So after a verdict the
+agent stays, and does what AGENT_ON_DONE says, until it is asked to stop or the pod is stopped:
+- hold: it logs at intervals what the pod costs, and the command that ends it;
+- stop-pod, terminate-pod: it waits until the workers' pods have stopped, then asks RunPod to stop
+  this one, again and again (decisions/pod_stop.py says when).
+"""
 
 from __future__ import annotations
 
@@ -37,17 +44,20 @@ _LONGEST_DETAIL = 300
 
 
 class Held:
-    """A pod whose run is over, until it is stopped; RunPod's API v2 for it, always the own one."""
+    """A pod whose run is over, until it is stopped; on RunPod by API v2, which gets its own id."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
-        pod = own_pod(environ)
-        key = settings.runpod_api_key
         self._action = POD_ACTIONS.get(on_done, "")
         self._url = ""
         self._headers = dict[str, str]()
+
+        # Can RunPod be asked about this pod?
+        pod = own_pod(environ)
+        key = settings.runpod_api_key
         if pod and key:
             self._url = f"{settings.runpod_api}/v2/pods/{pod}"
             self._headers["Authorization"] = f"Bearer {key.reveal()}"
+
         self._command = how_to_end(settings.runpod_api, environ)
         self._price = settings.price_per_hour
 
@@ -94,11 +104,16 @@ class Held:
         stop = PodStop(self._action)
         while True:
             await anyio.sleep(stop.pause)
-            if stop.acts:  # it ends this container
+
+            # The request ends this container: the log must be complete.
+            if stop.acts:
                 with suppress(TimedOutError):
                     await until(is_log_written, times.FLUSH)
+
+            # What does the answer mean for the next request?
             had_obstacle = bool(stop.obstacle)
-            stop, line = after_answer(stop, await self._ask(acts=stop.acts))
+            answer = await self._ask(acts=stop.acts)
+            stop, line = after_answer(stop, answer)
             if line is not None:
                 say(line.sentence, line.level)
             if stop.obstacle and not had_obstacle:
@@ -106,10 +121,12 @@ class Held:
 
     async def _ask(self, *, acts: bool) -> PodAnswer:
         """Send a request, note the price in its answer; a failure is an answer without a code."""
-        scheme, _, host = self._url.partition("://")
-        # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
-        proxy = None if proxy_bypass(host.partition("/")[0]) else getproxies().get(scheme)
-        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        # Is there a proxy? Not by `trust_env`: a `default` entry of ~/.netrc would replace the key.
+        scheme, _, path = self._url.partition("://")
+        host = path.partition("/")[0]
+        proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+
+        # The request: an action, or only the pod's state.
         method = "GET"
         url = self._url
         body = None
@@ -117,6 +134,8 @@ class Held:
             method = "POST"
             url = f"{self._url}/action"
             body = {"action": self._action}
+
+        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
@@ -129,6 +148,8 @@ class Held:
             return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return PodAnswer(0, str(error) or type(error).__name__)
+
+        # Is it part of a cluster, and what does it cost?
         pod = answer.pod
         if pod is not None and pod.cluster is not None:
             self._command = DELETE_CLUSTER
@@ -177,6 +198,7 @@ async def hold_after_verdict(
     plan = run.plan
     if plan.on_done == "exit" or not outcome.holds_pod:
         return
+    # The pod may be ended at any time from now on, and its agent with it.
     run_within(times.STALLED_DISK, partial(run.write_outcome, outcome))
     await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
 

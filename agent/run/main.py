@@ -1,48 +1,55 @@
-"""The verb `run`: make the plan, run the role, write the outcome."""
+"""The verb `run`: from the environment to the outcome of this node's run.
+
+1. Plan: settings, platform, machine and job become a plan (plan_input.py). Whatever is refused here
+   has changed nothing.
+2. Already decided? A killed agent may have left the outcome of its run, and a restarted container
+   finds the verdict of the one before (takeover.py, restarts.py).
+3. Choose the run: a head resumes a run on its disk or begins one; a worker returns to its run, or
+   gets the run's id in the head's first reply.
+4. Take over the processes that a killed agent left in it (takeover.py).
+5. Run the role, head.py or worker.py, until its end. An exception in it becomes an outcome.
+6. Record and announce the end, and hold the pod if it must not be started again (end.py).
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-import traceback
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.base import ends, times
-from agent.base.errors import AgentError, PreflightError, innermost
+from agent.base.errors import AgentError, PreflightError
 from agent.checks import NAMES
 from agent.checks.finding import Level
 from agent.decisions.shared import StopAsked
 from agent.job.job import job_identity
-from agent.node.limits import process_limit_error
 from agent.plan.plan import RAY, log_root
-from agent.platforms.rank_variables import group_member, own_pod
-from agent.processes import parent, process, signals
+from agent.processes import parent, signals
 from agent.processes.waiting import Inbox
 from agent.record import run_record
 from agent.record.background import run_within
-from agent.record.events import Ended
-from agent.record.log import configure, disk_alarm, say
+from agent.record.log import configure, say
 from agent.record.log_dir import log_dir
 from agent.record.memory import record_memory
-from agent.record.node_record import folder_of
-from agent.record.run_folder import (
-    OUTCOME_FILE,
-    RunFolder,
-    former_outages,
-    outcome_text,
-    write_outcome,
-)
+from agent.record.run_folder import RunFolder
 from agent.run import make_ready, plan_input
+from agent.run.end import (
+    bug,
+    container_of,
+    end_given_up,
+    end_refused,
+    end_role,
+    end_run,
+    outcome_of_failure,
+)
 from agent.run.node_run import NodeRun
-from agent.run.restarts import Restarts, finished_before, settings_digest
+from agent.run.restarts import finished_before
 from agent.run.run_keeper import RunKeeper
 from agent.run.takeover import find_killed_agent, find_surviving_processes
 from agent.settings.jobs import launcher
-from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
@@ -53,23 +60,23 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent
     from agent.plan.plan import Plan
+    from agent.run.end import Container
     from agent.run.head import HeadAgent
-    from agent.settings.model import Settings
+    from agent.run.takeover import KilledAgent, SurvivingProcesses
+    from agent.settings.redact import Redactor
 
 
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     record_memory.attach(parent.unsaved_records)
     try:
-        if parent.gave_up_after is not None:
-            return _record_given_up(environ, command, *parent.gave_up_after)
         return run(environ, command)
     except AgentError as error:
-        _after_refusal(environ, command, error.outcome())
+        end_refused(environ, command, error.outcome())
         raise
     except Exception as failure:  # noqa: BLE001 - a bug before the run folder exists
         outcome = bug(failure)
-        _after_refusal(environ, command, outcome)
+        end_refused(environ, command, outcome)
         return outcome
 
 
@@ -77,132 +84,52 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; raise SettingsError before anything is changed."""
     started = time.monotonic()
     plan = plan_input.plan_from_environment(environ, command)
-    topology, node, platform = plan.topology, plan.topology.node_name, plan.topology.platform
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    log_dir.allow(plan.settings.log_mode)
-    configure(plan.settings.log, environ, redactor, node)
-    _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
-    root = log_root(plan.settings)
-    _check_log_dir(root)
-    argv, recipe = job_identity(plan.job)
-    own = run_record.fingerprint(argv, launcher(plan.settings), recipe, redactor.clean)
-    restarts_all = platform.restarts_containers or platform.restarts_groups  # whatever the code
-    restarts = Restarts(
-        *(root, node, settings_digest(environ, command)),
-        is_on=plan.facts.is_first_process and restarts_all,
-        holds=plan.on_done != "exit",
-        longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
-    )
-    killed = find_killed_agent(root, node)
-    decided = killed.outcome
-    resumed = killed.run_id
+    _open_log(plan, environ, redactor)
+    container = container_of(plan, environ, command)
+
+    # Is the run decided already?
+    if parent.gave_up_after is not None:
+        return end_given_up(plan, container, *parent.gave_up_after)
+    job = _fingerprint(plan, redactor)
+    killed = find_killed_agent(log_root(plan.settings), plan.topology.node_name)
+    decided = _decided_before(plan, job, killed, container)
     if decided is not None:
-        say("the agent was killed when its run was over: its verdict stands", "warning")
-    elif not plan.settings.rerun and not parent.former_agents:
-        decided = finished_before(plan, own, restarts)
-    if decided is not None:
-        if plan.on_done != "exit" and decided.holds_pod:
-            _hold(plan.settings, environ, plan.on_done, decided)
-        return decided
-    if topology.is_head:
-        chosen = _chosen_run(root, plan, own, resumed)
-        folder = RunFolder(root, chosen.run_id, node, link=False)  # linked once the port is open
-    else:
-        chosen, run_id = None, resumed
-        former = run_id or run_record.run_to_return_to(root, topology.platform.run_id, node)
-        folder = RunFolder(root, former, node)
-    names = (RAY, *(spec.name for spec in plan.possible_services))
-    left, keeper = find_surviving_processes(folder, names), None
-    if chosen is not None:
-        keeps_ray = left is not None and left.has_ray
-        keeper = RunKeeper(
-            *(root, own, chosen),
-            job_survives=keeps_ray or topology.given_ray is not None,
-            replaces_agent=left is not None,
-            own_epoch=0 if left is None else left.record.epoch,
-            memory="" if left is None or keeps_ray else left.memory,
-        )
-        run_id = keeper.record.run_id
-        if left is not None and keeper.has_outdated_ray:
-            left.end_ray()
-    node_run = NodeRun(plan, redactor, folder, started, run_id, left)
-    node_run.final = restarts.final
-    node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
+        return end_run(decided, container)
+
+    # Which run does this node work on?
+    chosen = _choose_run(plan, job, killed) if plan.topology.is_head else None
+    folder = _run_folder(plan, chosen, killed)
+
+    # Which processes of a killed agent go on in it?
+    names = (RAY, *(service.name for service in plan.possible_services))
+    surviving = find_surviving_processes(folder, names)
+    keeper = None if chosen is None else _keep_record(plan, job, chosen, surviving)
+
+    # Run the role.
+    run_id = killed.run_id if keeper is None else keeper.record.run_id
+    node_run = NodeRun(plan, redactor, folder, started, run_id, surviving)
+    node_run.final = container.restarts.final
+    node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
     outcome = _run_role(node_run, keeper)
-    if keeper is not None:
-        keeper.close()
-    if not run_within(times.STALLED_DISK, partial(node_run.write_outcome, outcome)):
-        disk_alarm.report(OUTCOME_FILE, "a write does not end")
-    node_run.close()
-    if not outcome.holds_pod and restarts.would_repeat():
-        _hold(plan.settings, environ, plan.on_done, outcome)
-    return outcome
+
+    # Record and announce the end.
+    return end_role(outcome, container, node_run, keeper)
 
 
-def _record_given_up(
-    environ: Mapping[str, str], command: list[str] | None, signal_name: str, kills: int
-) -> Outcome:
-    """Write outcome.json of a run whose agent was killed too often; start nothing."""
-    outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
-    plan = plan_input.plan_from_environment(environ, command)
-    node, root = plan.topology.node_name, log_root(plan.settings)
+# --- plan ----------------------------------------------------------------------------------------
+
+
+def _open_log(plan: Plan, environ: Mapping[str, str], redactor: Redactor) -> None:
+    """Log in this plan's form, and make the folder of all runs."""
     log_dir.allow(plan.settings.log_mode)
-    configure(plan.settings.log, environ, redactor_for(environ, plan.settings), node)
-    _check_log_dir(root)
-
-    def write() -> bool:
-        folder = folder_of(root, node, parent.former_agents)
-        if folder is None:
-            return True
-        record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)
-        text = outcome_text(outcome)
-        if isinstance(record, run_record.RunRecord) and record.head == node:
-            text = outcome_text(outcome, record.attempts, former_outages(record, node))
-        write_outcome(folder, text)
-        return True
-
-    run_within(times.STALLED_DISK, write)
-    return outcome
+    configure(plan.settings.log, environ, redactor, plan.topology.node_name)
+    # A misspelled setting may explain whatever comes next.
+    _warn(finding for finding in plan.findings if finding.check == NAMES)
+    _make_log_dir(log_root(plan.settings))
 
 
-def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcome: Outcome) -> None:
-    """Hold or stop a pod that its platform would start again with the same refusal.
-
-    The settings may be what is wrong, so those that say how to end are read one by one.
-    """
-    pod, member = own_pod(environ), group_member(environ)
-    name = pod or member
-    if name is None or not parent.is_init:
-        return
-    settings = settings_for_end(environ)
-    on_done = settings.on_done or ("exit" if pod is None else "hold")
-    redactor = redactor_for(environ, settings)
-    configure(settings.log, environ, redactor, name)
-    outcome = redactor.clean_fields(outcome)
-    restarts = Restarts(
-        *(log_root(settings), name, settings_digest(environ, command)),
-        is_on=True,
-        holds=on_done != "exit",
-        longest=times.ATTEMPT_SHORT,
-    )
-    run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
-    if restarts.would_repeat():
-        _hold(settings, environ, on_done, outcome)
-
-
-def _hold(settings: Settings, environ: Mapping[str, str], on_done: str, outcome: Outcome) -> None:
-    from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - see `_run_head`
-
-    anyio.run(hold_until_signal, Held(settings, environ, on_done), outcome)
-
-
-def _warn(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        if finding.level is Level.WARN:
-            say(finding.sentence(), "warning")
-
-
-def _check_log_dir(root: Path) -> None:
+def _make_log_dir(root: Path) -> None:
     """Make the folder of all runs, and write a file there; refuse a stalled disk."""
 
     def make() -> bool:
@@ -216,28 +143,101 @@ def _check_log_dir(root: Path) -> None:
         raise PreflightError(what, remedy=remedy, culprit="AGENT_LOG_DIR")
 
 
-def _chosen_run(root: Path, plan: Plan, own: str, resumed: str) -> run_record.ChosenRun:
-    """Return the run that this head resumes, or a new one.
+def _fingerprint(plan: Plan, redactor: Redactor) -> str:
+    """Return the hash by which a run's record identifies the job."""
+    argv, recipe = job_identity(plan.job)
+    return run_record.fingerprint(argv, launcher(plan.settings), recipe, redactor.clean)
 
-    `own` is the job's fingerprint, `resumed` the run of a killed agent that this one replaces.
-    """
-    node, claim = plan.topology.node_name, plan.topology.platform
-    # A restart by the platform is no request for a new run.
-    retries = None if claim.restarts_containers else plan.settings.job_retries
+
+def _warn(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        if finding.level is Level.WARN:
+            say(finding.sentence(), "warning")
+
+
+# --- already decided? ----------------------------------------------------------------------------
+
+
+def _decided_before(
+    plan: Plan, job: str, killed: KilledAgent, container: Container
+) -> Outcome | None:
+    """Return the outcome of a run that was over before this agent started."""
+    if killed.outcome is not None:
+        say("the agent was killed when its run was over: its verdict stands", "warning")
+        return killed.outcome
+    if plan.settings.rerun or parent.former_agents:
+        return None
+    return finished_before(plan, job, container.restarts)
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+def _choose_run(plan: Plan, job: str, killed: KilledAgent) -> run_record.ChosenRun:
+    """Return the run that this head resumes, or a new one; `job` is the job's fingerprint."""
 
     def new_id() -> str:
         return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
+    # A restart by the platform is no request for a new run.
+    platform = plan.topology.platform
+    retries = None if platform.restarts_containers else plan.settings.job_retries
+    root = log_root(plan.settings)
     chosen = run_record.choose_run(
-        root, claim.run_id, own, new_id, node=node, retries=retries, resumed=resumed
+        root,
+        platform.run_id,
+        job,
+        new_id,
+        node=plan.topology.node_name,
+        retries=retries,
+        resumed=killed.run_id,
     )
+
+    # Why this run?
     if chosen.skipped:
         say(chosen.skipped)
-    if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
+    if platform.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} continues, attempts so far: {len(chosen.before.attempts)}")
     return chosen
+
+
+def _run_folder(plan: Plan, chosen: run_record.ChosenRun | None, killed: KilledAgent) -> RunFolder:
+    """Return this node's folder in the run; a worker without a run to return to has its own."""
+    root = log_root(plan.settings)
+    node = plan.topology.node_name
+    if chosen is not None:
+        # `latest` points to it once the port is open.
+        return RunFolder(root, chosen.run_id, node, link=False)
+    platform_run = plan.topology.platform.run_id
+    former = killed.run_id or run_record.run_to_return_to(root, platform_run, node)
+    return RunFolder(root, former, node)
+
+
+def _keep_record(
+    plan: Plan,
+    job: str,
+    chosen: run_record.ChosenRun,
+    surviving: SurvivingProcesses | None,
+) -> RunKeeper:
+    """Return the keeper of the run's record; end a surviving Ray that the record has no use for."""
+    keeps_ray = surviving is not None and surviving.has_ray
+    keeper = RunKeeper(
+        log_root(plan.settings),
+        job,
+        chosen,
+        job_survives=keeps_ray or plan.topology.given_ray is not None,
+        replaces_agent=surviving is not None,
+        own_epoch=0 if surviving is None else surviving.record.epoch,
+        memory="" if surviving is None or keeps_ray else surviving.memory,
+    )
+    if surviving is not None and keeper.has_outdated_ray:
+        surviving.end_ray()
+    return keeper
+
+
+# --- the role ------------------------------------------------------------------------------------
 
 
 def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
@@ -249,25 +249,9 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         say(note)
     _warn(finding for finding in plan.findings if finding.check != NAMES)
     try:
-        outcome = anyio.run(_run_in_loop, node_run, keeper)
+        return anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
-        error = _agent_error_in(failure)
-        process.kill(process.list_descendants())
-        outcome = bug(failure) if error is None else error.outcome()
-        from agent.run.diagnose import write_bundle  # noqa: PLC0415 - see `_run_head`
-
-        outcome = write_bundle(node_run, outcome)
-    node_run.record(Ended(round(node_run.now(), 3)))
-    return outcome
-
-
-def bug(failure: Exception) -> Outcome:
-    """Log an exception; return the outcome that asks for a bug report."""
-    for line in "".join(traceback.format_exception(failure)).splitlines():
-        say(line, "error")
-    first = innermost(failure)
-    message = str(first).strip().splitlines()
-    return ends.BUG.outcome(error=": ".join([type(first).__name__, *message[:1]]))
+        return outcome_of_failure(node_run, failure)
 
 
 async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
@@ -291,6 +275,8 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     boot, while the event loop's modules take a quarter of a second of CPU, most of it for aiohttp.
     """
     node_run.attempts = lambda: keeper.record.attempts
+
+    # Signals may come before there is a head: a stop request ends the start, a notice is kept.
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
     stop_scope = anyio.CancelScope()
     head: HeadAgent | None = None
@@ -308,6 +294,8 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(signals.watch_signals, on_stop, on_notice, node_run.record_kill)
+
+        # Launch Ray first, then load the rest.
         started = await make_ready.start_head(node_run, keeper, stop_scope)
         if started is None:
             stop = await inbox.take(0)
@@ -322,12 +310,3 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome
-
-
-def _agent_error_in(failure: BaseException) -> AgentError | None:
-    """Return the agent's own error in an exception: task groups wrap it."""
-    if isinstance(failure, AgentError):
-        return failure
-    inner = getattr(failure, "exceptions", ())
-    found = next(filter(None, map(_agent_error_in, inner)), None)
-    return found or (None if inner else process_limit_error("a helper of this run", failure))

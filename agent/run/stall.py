@@ -1,4 +1,12 @@
-"""Detect a job without sign of work: check all nodes, then report process stacks."""
+"""Detect a job without sign of work: check all nodes, then report process stacks.
+
+A job counts as quiet from its last output on. At intervals `StallWatch` looks further:
+1. Does anything of the job work on any node, by its CPU and GPUs (`Diagnostics`)?
+2. Has a task of Ray finished lately?
+3. After AGENT_STALL without any of these signs, the stacks of the job's processes on all nodes are
+   collected in a file of the run folder, and the finding is logged, once for each attempt. The job
+   goes on, unless it has lost a node: then the head decides what follows (`StalledSinceLoss`).
+"""
 
 from __future__ import annotations
 
@@ -53,11 +61,12 @@ class Diagnostics:
     """Examines the job's processes on this node."""
 
     def __init__(self, run: NodeRun) -> None:
-        plan = run.plan
         self._run = run
         self._last_output: float | None = None
         """When this node's share of the job wrote output last, as of the last call."""
-        # Without secrets.
+
+        # The tools get an environment without secrets.
+        plan = run.plan
         self._env = {name: plan.environ[name] for name in _FOR_TOOLS if name in plan.environ}
         tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
         self._utilization = Utilization(tools, self._env, run.folder.file)
@@ -81,19 +90,21 @@ class Diagnostics:
     async def _examine_stacks(self, submission_id: str | None) -> str:
         """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
         plan = self._run.plan
-        found = await anyio.to_thread.run_sync(job.job_processes, submission_id)
+        processes = await anyio.to_thread.run_sync(job.job_processes, submission_id)
+        dumped = job.processes_to_dump(processes)
         py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
         log = partial(self._run.folder.file, "py-spy.log")
-        text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env, log)
+        text = await job.stacks_of(dumped, py_spy, self._env, log)
         return self._run.redactor.clean(text)
 
 
 def log_stacks(node: str, text: str, where: str) -> None:
     """Log a node's stacks; `where` names the place of omitted lines."""
     lines = informative_stack_lines(text)
-    more = [f"({len(lines) - _MOST_LINES} more lines {where})"] if len(lines) > _MOST_LINES else []
-    for line in [*lines[:_MOST_LINES], *more]:
+    for line in lines[:_MOST_LINES]:
         say(f"stacks of {node}: {line}")
+    if len(lines) > _MOST_LINES:
+        say(f"stacks of {node}: ({len(lines) - _MOST_LINES} more lines {where})")
 
 
 _MOST_IDLE_NODES = 8  # most nodes whose stacks are logged; the file has all
@@ -134,40 +145,50 @@ class StallWatch:
 
     async def _check(self) -> None:
         """Update the state of the running attempt; check the nodes if it is quiet."""
+        # Since when has it been quiet, by its output?
         state = self._get_state()
         now = self._run.now()
-        runs = state.phase is HeadPhase.RUNNING
-        number = state.attempt.number if runs else None
+        is_running = state.phase is HeadPhase.RUNNING
+        number = state.attempt.number if is_running else None
         lost = bool(state.attempt.lost_nodes)
         quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
             quiet = self._with_output(quiet)
+
+        # Long enough to look for other signs of work?
         if quiet is not None and quiet.lasts(diagnostics_interval(self._limit), now):
             quiet = await self._check_nodes(quiet, state)
         self._quiet = quiet
 
     async def _check_nodes(self, quiet: Quiet, state: HeadState) -> Quiet:
         """Check all nodes, then Ray's tasks, for work; report a job that shows neither."""
+        # Does a node work?
         answers = await self._ask_all(BUSY, times.STALL_BUSY, state)
         if any(answer != IDLE for answer in answers.values()):
             return quiet.with_work_at(self._run.now())
         quiet = self._with_output(quiet)
         if not quiet.lasts(self._limit, self._run.now()):
             return quiet
+
+        # Did a task of Ray finish lately?
         if isinstance(self._link, RayLink):
             finished = await self._link.last_finished(times.STALL_TASKS)
             if finished is not None:
                 quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
-        now = self._get_state()
-        runs_on = now.phase is HeadPhase.RUNNING and now.attempt.number == quiet.attempt
-        is_quiet = runs_on and self._with_output(quiet) == quiet  # no output meanwhile
-        if not quiet.lasts(self._limit, self._run.now()) or not is_quiet:
+        if not quiet.lasts(self._limit, self._run.now()):
+            return quiet
+
+        # Does the attempt still run, without output meanwhile?
+        latest = self._get_state()
+        runs_on = latest.phase is HeadPhase.RUNNING and latest.attempt.number == quiet.attempt
+        if not runs_on or self._with_output(quiet) != quiet:
             return quiet
         await self._report(quiet, state)
         return replace(quiet, is_reported=True)
 
     def _with_output(self, quiet: Quiet) -> Quiet:
-        return quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+        last_output = self._run.run_time(self._status.job_lines.last_output)
+        return quiet.with_work_at(last_output)
 
     async def _report(self, quiet: Quiet, state: HeadState) -> None:
         """Collect the stacks of all nodes, and log the finding."""
@@ -175,14 +196,19 @@ class StallWatch:
         what = f"the job shows no sign of work for {long}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
         stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
+        logged = [*stacks][:_MOST_IDLE_NODES]
+
+        # Some go to the log, all of them to a file.
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
-        for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
-            log_stacks(name, text, f"in {path.name}")
+        for name in logged:
+            log_stacks(name, stacks[name], f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
         write = partial(write_atomically, path, whole, durable=False)
         is_written = await in_thread(lambda: write() is None, times.STALLED_DISK)
-        where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
-        finding = Finding("stall", Level.WARN, f"{what}{where if is_written else ''}", _REMEDY)
+        where = f"; the stacks of {listed(logged)} are in {path}" if is_written else ""
+
+        # The finding.
+        finding = Finding("stall", Level.WARN, f"{what}{where}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)
         say(finding.sentence(), "warning")
         if quiet.has_lost_node:
@@ -191,22 +217,28 @@ class StallWatch:
     async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""
         id_ = None if state.goal.by_torchrun else state.attempt.id
-        known = state.fleet.workers.values()
-        workers = [one for one in known if not (one.has_left or one.silent or one.refused)]
-        found = dict.fromkeys([HERE, *(one.key for one in workers)], "")
+        workers = [
+            worker
+            for worker in state.fleet.workers.values()
+            if not (worker.has_left or worker.silent or worker.refused)
+        ]
+        answers = dict.fromkeys([HERE, *(worker.key for worker in workers)], "")
 
         async def ask(key: str) -> None:
             if key == HERE:
-                found[key] = await self._diagnostics.collect(what, id_)
+                answers[key] = await self._diagnostics.collect(what, id_)
                 return
             text = await request_log(self._reports, key, what, limit)
-            found[key] = f"no answer within {limit:g} s" if text is None else text
+            answers[key] = f"no answer within {limit:g} s" if text is None else text
 
         async with anyio.create_task_group() as tasks:
-            for key in found:
+            for key in answers:
                 tasks.start_soon(ask, key)
-        by_name = {self._run.plan.topology.node_name: found[HERE]}
-        for one in workers:
-            name = f"{one.name} ({one.ip})" if one.name in by_name else one.name
-            by_name[name] = found[one.key]
+
+        # Nodes of one name are distinguished by their addresses.
+        by_name = {self._run.plan.topology.node_name: answers[HERE]}
+        for worker in workers:
+            is_taken = worker.name in by_name
+            name = f"{worker.name} ({worker.ip})" if is_taken else worker.name
+            by_name[name] = answers[worker.key]
         return by_name

@@ -48,7 +48,8 @@ from agent.processes.waiting import Inbox, NotYet, until
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
-from agent.run.diagnose import explain_end, make_bundle
+from agent.run.diagnose import explain_end
+from agent.run.failure_bundle import make_bundle
 from agent.run.holding import hold_after_verdict
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end

@@ -54,7 +54,8 @@ RIDDLES = re.compile(
 
 
 LATE_IMPORTS = {
-    "agent/run/main.py": "what runs once `ray start` was launched, or once a run has failed",
+    "agent/run/main.py": "what runs once `ray start` was launched",
+    "agent/run/end.py": "what holds a pod, and makes a bundle, at the end of a run",
     "agent/run/plan_input.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
     "agent/cli/remote.py": "rich, which is optional",

@@ -26,8 +26,8 @@ from agent.record.bundle import (
     new_bundle,
 )
 from agent.record.run_folder import RunFolder
-from agent.run import diagnose
-from agent.run.diagnose import make_bundle, write_bundle
+from agent.run import failure_bundle
+from agent.run.failure_bundle import make_bundle, write_bundle
 from agent.run.node_run import NodeRun
 from agent.run.orders import HeadRequests
 from agent.settings.redact import MASK, Redactor, redactor_for
@@ -283,7 +283,7 @@ def test_a_stalled_disk_does_not_delay_the_end(
         yield BundlePart("b", "text")
         over.set()
 
-    monkeypatch.setattr(diagnose, "local_logs", stalled)
+    monkeypatch.setattr(failure_bundle, "local_logs", stalled)
     assert anyio.run(make_bundle, run, FAILED) == FAILED
     stalls.set()
     over.wait(1.0)
@@ -300,7 +300,7 @@ def test_an_error_of_the_bundle_changes_no_outcome(
     def broken(*_told: object) -> str:
         raise LookupError("no such thing")
 
-    monkeypatch.setattr(diagnose, "local_logs", broken)
+    monkeypatch.setattr(failure_bundle, "local_logs", broken)
     assert anyio.run(make_bundle, run, FAILED) == FAILED
     assert said == [f"no failure bundle in {run.folder.path}: LookupError: no such thing"]
 
@@ -308,7 +308,9 @@ def test_an_error_of_the_bundle_changes_no_outcome(
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is said from now on."""
     said: list[str] = []
-    monkeypatch.setattr(diagnose, "say", lambda sentence, _level="info": said.append(sentence))
+    monkeypatch.setattr(
+        failure_bundle, "say", lambda sentence, _level="info": said.append(sentence)
+    )
     return said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agent.run.main import bug
+from agent.run.end import bug
 
 
 async def _in_task_groups(failure: Exception) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.node.limits import ProcessLimitError, process_limit_error, starting
-from agent.run.main import _agent_error_in
+from agent.run.end import agent_error_in
 
 pytestmark = pytest.mark.processes
 
@@ -84,7 +84,7 @@ def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
     assert words in caught.value.sentence()
     group = RuntimeError("several")
     group.exceptions = (error,)  # type: ignore[attr-defined] # as a group of exceptions has it
-    found = _agent_error_in(group)
+    found = agent_error_in(group)
     assert found is not None
     assert (found.end.exit_code, words in found.reason) == (69, True)
 
@@ -95,7 +95,7 @@ def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
 def test_any_other_error_stays_what_it_is(error: Exception) -> None:
     """A missing program or a bug is not taken for a full machine."""
     assert process_limit_error("the job", error) is None
-    assert _agent_error_in(error) is None
+    assert agent_error_in(error) is None
     with pytest.raises(type(error)), starting("the job"):
         raise error
 

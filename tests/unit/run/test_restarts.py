@@ -18,6 +18,7 @@ from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.decisions.attempts import Attempt
 from agent.processes import parent
+from agent.run import end as run_end
 from agent.run import main, plan_input
 from agent.run.restarts import PastEnd, Restarts, settings_digest
 from agent.settings.load import settings_for_end
@@ -67,7 +68,7 @@ class Container:
         self._outcomes: list[Outcome] = []
         monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
         monkeypatch.setattr(main, "_run_role", self._role)
-        monkeypatch.setattr(main, "_hold", self._hold)
+        monkeypatch.setattr(run_end, "_hold", self._hold)
         monkeypatch.setattr(parent, "is_init", True)
 
     def start(self, outcome: Outcome, command: list[str] | None = None) -> int:
@@ -97,8 +98,8 @@ class Container:
             self.held = plan.on_done
         return outcome
 
-    def _hold(self, _settings: Any, _environ: Any, on_done: str, _outcome: Any) -> None:  # noqa: ANN401 - not read
-        self.held = on_done
+    def _hold(self, container: run_end.Container, _outcome: Outcome) -> None:
+        self.held = container.on_done
 
 
 RUNPOD = {"RUNPOD_POD_ID": "podaaa"}

@@ -17,7 +17,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
-from agent.run.diagnose import parts_of_workers, request_logs
+from agent.run.failure_bundle import parts_of_workers, request_logs
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.heads import goal, reported

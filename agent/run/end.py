@@ -1,0 +1,220 @@
+"""The end of a run on this node: all ways lead through `end_run`.
+
+What ended it, and who calls `end_run`:
+- the role, after it has stopped all that it had started (main.py);
+- an exception in the role, which becomes an outcome here, with a failure bundle (main.py);
+- a run that was decided before this agent started: by a killed agent, or in an earlier container;
+- a refusal, or a bug, before there was a run folder (`end_refused`);
+- one kill of the agent too many, after which it only records that (`end_given_up`).
+
+`end_run` records the outcome for those that come later, and then answers one question: does the
+container exit, or is it held or stopped? A verdict holds or stops it as AGENT_ON_DONE says; so does
+any other end that the platform's next restart would only repeat. After a verdict the role does this
+itself, before it closes its port (`hold_after_verdict` in holding.py).
+"""
+
+from __future__ import annotations
+
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from agent.base import ends, times
+from agent.base.errors import AgentError, innermost
+from agent.node.limits import process_limit_error
+from agent.plan.plan import log_root
+from agent.platforms.rank_variables import group_member, own_pod
+from agent.processes import parent, process
+from agent.record import run_record
+from agent.record.background import run_within
+from agent.record.events import Ended
+from agent.record.log import configure, disk_alarm, say
+from agent.record.node_record import folder_of
+from agent.record.run_folder import OUTCOME_FILE, former_outages, outcome_text, write_outcome
+from agent.run.restarts import Restarts, settings_digest
+from agent.settings.load import settings_for_end
+from agent.settings.redact import redactor_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from agent.base.ends import Outcome
+    from agent.plan.plan import Plan
+    from agent.run.node_run import NodeRun
+    from agent.run.run_keeper import RunKeeper
+    from agent.settings.model import Settings
+
+
+class Container(NamedTuple):
+    """What this container's end depends on, apart from the outcome."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    on_done: str
+    restarts: Restarts
+
+
+def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:
+    """Return the container of a plan; this reads how its last agent ended."""
+    platform = plan.topology.platform
+    restarts_whatever_the_code = platform.restarts_containers or platform.restarts_groups
+    restarts = Restarts(
+        root=log_root(plan.settings),
+        node=plan.topology.node_name,
+        digest=settings_digest(environ, command),
+        is_on=plan.facts.is_first_process and restarts_whatever_the_code,
+        holds=plan.on_done != "exit",
+        longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
+    )
+    return Container(plan.settings, environ, plan.on_done, restarts)
+
+
+def end_run(
+    outcome: Outcome,
+    container: Container,
+    record: Callable[[Outcome], object] | None = None,
+    *,
+    was_held: bool = False,
+) -> Outcome:
+    """Record the outcome, and hold or stop the container if it must not be started again.
+
+    `record` writes what the end has to leave; `was_held` if the role has held the container.
+    """
+    # Record: the pod may be stopped, or its platform may end it, at any time from now on.
+    if record is not None:
+        record(outcome)
+
+    # Does the container exit?
+    if was_held:
+        return outcome
+    if outcome.holds_pod:
+        must_hold = container.on_done != "exit"
+    else:
+        must_hold = container.restarts.would_repeat()
+    if must_hold:
+        _hold(container, outcome)
+    return outcome
+
+
+def _hold(container: Container, outcome: Outcome) -> None:
+    from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
+
+    held = Held(container.settings, container.environ, container.on_done)
+    anyio.run(hold_until_signal, held, outcome)
+
+
+# --- the role has ended --------------------------------------------------------------------------
+
+
+def end_role(
+    outcome: Outcome, container: Container, run: NodeRun, keeper: RunKeeper | None
+) -> Outcome:
+    """End the run after its role: its last records are written, and its folder is closed."""
+
+    def record(outcome: Outcome) -> None:
+        run.record(Ended(round(run.now(), 3)))
+        if keeper is not None:
+            keeper.close()
+        if not run_within(times.STALLED_DISK, partial(run.write_outcome, outcome)):
+            disk_alarm.report(OUTCOME_FILE, "a write does not end")
+        run.close()
+
+    return end_run(outcome, container, record, was_held=outcome.holds_pod)
+
+
+def outcome_of_failure(run: NodeRun, failure: Exception) -> Outcome:
+    """Return the outcome of an exception in the role, with a bundle, after killing all children."""
+    from agent.run.failure_bundle import write_bundle  # noqa: PLC0415 - as in `_hold`
+
+    error = agent_error_in(failure)
+    process.kill(process.list_descendants())
+    outcome = bug(failure) if error is None else error.outcome()
+    return write_bundle(run, outcome)
+
+
+def bug(failure: Exception) -> Outcome:
+    """Log an exception; return the outcome that asks for a bug report."""
+    for line in "".join(traceback.format_exception(failure)).splitlines():
+        say(line, "error")
+    first = innermost(failure)
+    message = str(first).strip().splitlines()
+    return ends.BUG.outcome(error=": ".join([type(first).__name__, *message[:1]]))
+
+
+def agent_error_in(failure: BaseException) -> AgentError | None:
+    """Return the agent's own error in an exception: task groups wrap it."""
+    if isinstance(failure, AgentError):
+        return failure
+    wrapped = getattr(failure, "exceptions", ())
+    for inner in wrapped:
+        error = agent_error_in(inner)
+        if error is not None:
+            return error
+    return None if wrapped else process_limit_error("a helper of this run", failure)
+
+
+# --- no role was started -------------------------------------------------------------------------
+
+
+def end_refused(environ: Mapping[str, str], command: list[str] | None, outcome: Outcome) -> None:
+    """End a run that was refused before it had a folder.
+
+    On a pod its platform would start it again, with the same refusal. The settings may be what is
+    wrong, so those that say how to end are read one by one.
+    """
+    # Is this a pod that is started again whatever its exit code?
+    pod = own_pod(environ)
+    name = pod or group_member(environ)
+    if name is None or not parent.is_init:
+        return
+
+    # Which of the settings can be read?
+    settings = settings_for_end(environ)
+    default = "exit" if pod is None else "hold"
+    on_done = settings.on_done or default
+    redactor = redactor_for(environ, settings)
+    configure(settings.log, environ, redactor, name)
+
+    # Record the refusal, which the next agent may repeat.
+    restarts = Restarts(
+        root=log_root(settings),
+        node=name,
+        digest=settings_digest(environ, command),
+        is_on=True,
+        holds=on_done != "exit",
+        longest=times.ATTEMPT_SHORT,
+    )
+
+    def record(outcome: Outcome) -> None:
+        run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
+
+    container = Container(settings, environ, on_done, restarts)
+    end_run(redactor.clean_fields(outcome), container, record)
+
+
+def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int) -> Outcome:
+    """End a run whose agent was killed too often: its folder gets the outcome."""
+    node = plan.topology.node_name
+    root = log_root(plan.settings)
+
+    def record(outcome: Outcome) -> None:
+        run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
+
+    outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
+    return end_run(outcome, container, record)
+
+
+def _write_for_killed(root: Path, node: str, outcome: Outcome) -> None:
+    """Write outcome.json in the folder of the killed agents, as they would have written it."""
+    folder = folder_of(root, node, parent.former_agents)
+    if folder is None:
+        return
+    record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)
+    if isinstance(record, run_record.RunRecord) and record.head == node:
+        text = outcome_text(outcome, record.attempts, former_outages(record, node))
+    else:
+        text = outcome_text(outcome)
+    write_outcome(folder, text)
