@@ -47,6 +47,8 @@ class PreambleFilter:
             return chunk
         data = self.held + chunk
         self.held = b""
+
+        # Ray's line about the environment comes first, if at all.
         if self._at_start:
             if b"\n" not in data and not last and len(data) < _MAX_FIRST_LINE:
                 self.held = data
@@ -54,10 +56,14 @@ class PreambleFilter:
             self._at_start = False
             match = _SETTING_UP.match(data)
             data = data[match.end() :] if match else data
+
+        # Its line about the entrypoint may follow the job's first output.
         at = data.find(self._line)
         if at >= 0:
             self.found = True
             return data[:at] + data[at + len(self._line) :]
+
+        # Does the chunk end with the beginning of that line?
         sizes = () if last else range(min(len(self._line), len(data)), 0, -1)
         held = next((size for size in sizes if data.endswith(self._line[:size])), 0)
         self.held = data[len(data) - held :]
@@ -227,10 +233,10 @@ class OutputCopy(Background):
 
     def _skip_copied(self, source: _OutputFile | _RecentReader) -> int:
         """Seek past what is copied already; find Ray's lines before it again."""
-        left = self._skip
-        while left and not self._filter.found:
-            chunk = self._read(source, min(_CHUNK, left))
-            left -= len(chunk)
+        remaining = self._skip
+        while remaining and not self._filter.found:
+            chunk = self._read(source, min(_CHUNK, remaining))
+            remaining -= len(chunk)
             self._filter.feed(chunk)
             # the bridge may be writing it again
             if not chunk and not self._pause(times.OUTPUT_POLL):
@@ -244,9 +250,10 @@ class OutputCopy(Background):
             while not self._closing and (chunk := self._read(source, _CHUNK)):
                 yield chunk
             self._pause(times.OUTPUT_POLL)
-        left = source.unread()
-        while left > 0 and (chunk := self._read(source, min(_CHUNK, left))):
-            left -= len(chunk)
+
+        remaining = source.unread()
+        while remaining > 0 and (chunk := self._read(source, min(_CHUNK, remaining))):
+            remaining -= len(chunk)
             yield chunk
 
     def _read(self, source: _OutputFile | _RecentReader, most: int) -> bytes:

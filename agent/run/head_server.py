@@ -122,8 +122,9 @@ def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
 
 def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
     """Return how many workers that never reported may still do so."""
-    given = plan.topology.given_ray is not None  # its workers run no agent
-    if given or not sockets:
+    if not sockets:
+        return 0
+    if plan.topology.given_ray is not None:  # its workers run no agent
         return 0
     return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
 
@@ -243,9 +244,14 @@ class RunStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
-        outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
-        since = next((one.since for one in outages if one.until is None), None)
-        seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
+        outages = [
+            outage for outage in state.outages if (outage.service, outage.node) == (name, where)
+        ]
+        since = next((outage.since for outage in outages if outage.until is None), None)
+        seconds = 0.0
+        for outage in outages:
+            seconds += (now if outage.until is None else outage.until) - outage.since
+
         stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
         latency = None if stats is None else stats.latencies.get(name)
         return {
@@ -263,10 +269,12 @@ class RunStatus:
         """Return log and finding texts, which only callers with a token may read."""
         state = self._get_state()
         plan = self._run.plan
-        found = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
-        warnings = [self._finding(one) for one in found if one.level is not Level.OK]
-        for one in warnings:
-            del one["level"]
+        findings = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
+        warnings = [self._finding(finding) for finding in findings if finding.level is not Level.OK]
+        for warning in warnings:
+            del warning["level"]
+
+        # What each node's prepare steps print at present.
         progress = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
             state.fleet.workers[key].name: dict(stats.progress)
             for key, stats in self.worker_stats.items()
@@ -285,22 +293,26 @@ class RunStatus:
         fleet = state.fleet
         workers = state.fleet.workers.values()
         present = sorted(workers, key=lambda worker: (worker.effective_rank or 0, worker.name))
-        known = [one for one in present if not one.has_left and one.key in fleet.findings]
-        found = [(plan.topology.node_name, plan.findings)]
-        found += [(one.name, fleet.findings[one.key]) for one in known]
-        addresses = {worker.ip for worker in known}
+        checked = [
+            worker for worker in present if not worker.has_left and worker.key in fleet.findings
+        ]
+        by_node = [(plan.topology.node_name, plan.findings)]
+        by_node += [(worker.name, fleet.findings[worker.key]) for worker in checked]
+        addresses = {worker.ip for worker in checked}
         between = (*state.differences, *state.probes.findings)
         return {
-            "nodes": [name for name, _ in found],
+            "nodes": [name for name, _ in by_node],
             "unknown": [name for ip, name in fleet.alive.items() if ip not in addresses],
             "findings": [
-                {**self._finding(one), "nodes": nodes} for one, nodes in group_findings(found)
+                {**self._finding(finding), "nodes": nodes}
+                for finding, nodes in group_findings(by_node)
             ],
-            "between": [self._finding(one) for one in between],
+            "between": [self._finding(finding) for finding in between],
         }
 
-    def _finding(self, one: Finding) -> dict[str, str]:
-        return {name: self._run.redactor.clean(text) for name, text in to_builtins(one).items()}
+    def _finding(self, finding: Finding) -> dict[str, str]:
+        fields = to_builtins(finding)
+        return {name: self._run.redactor.clean(text) for name, text in fields.items()}
 
     def outages(self) -> tuple[OutageRecord, ...]:
         """Return the services' outages as records."""
@@ -308,12 +320,12 @@ class RunStatus:
         utc = self._run.utc
         return tuple(
             OutageRecord(
-                one.service,
-                names.get(one.node, one.node),
-                utc(one.since),
-                None if one.until is None else utc(one.until),
+                outage.service,
+                names.get(outage.node, outage.node),
+                utc(outage.since),
+                None if outage.until is None else utc(outage.until),
             )
-            for one in self._get_state().outages
+            for outage in self._get_state().outages
         )
 
     async def read_log(
@@ -322,13 +334,17 @@ class RunStatus:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
         plan = self._run.plan
         own_name = plan.topology.node_name
+
+        # Which log is it? A caller may use its name or that of its file.
         wanted = log_files(name)
         logs = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG, **plan.logs()}
         logs |= {spec.name: spec.log for spec in plan.all_services}
-        known_name = next((one for one, file in logs.items() if file in wanted), name)
+        known_name = next((known for known, file in logs.items() if file in wanted), name)
+
+        # This node's is read; a worker sends it.
         file = plan.logs().get(known_name)
         workers = self._get_state().fleet.workers.values()
-        present = {one.name: one.key for one in workers if not one.has_left}
+        present = {worker.name: worker.key for worker in workers if not worker.has_left}
         if node in {HERE, own_name} and file is not None:
             return await self._read_local(self._run.folder.file(file), after)
         if node in present and known_name in logs:
@@ -336,6 +352,7 @@ class RunStatus:
             text = await request_log(reports, present[node], known_name, limit)
             if text is not None:
                 return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+
         names = listed([file.removesuffix(".log") for file in logs.values()])
         known = f"nodes are {listed([own_name, *present])}; logs {names}"
         return f"{node} has no log {name!r}, or did not send it in time: {known}"
@@ -345,11 +362,14 @@ class RunStatus:
 
         async def more() -> LogPart | NotYet:
             is_over = self._get_state().phase is HeadPhase.LEAVING
-            found = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
-            if found is None or not (found[0] or after is None or is_over):
+            part = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
+            if part is None:
                 return NotYet()
-            text = self._run.redactor.clean(found[0].decode(errors="replace"))
-            return LogPart(text, found[1], is_over)
+            lines, next_offset = part
+            if not lines and after is not None and not is_over:
+                return NotYet()
+            text = self._run.redactor.clean(lines.decode(errors="replace"))
+            return LogPart(text, next_offset, is_over)
 
         try:
             return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
@@ -382,11 +402,13 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
             data = file.read(_PART)
     except (OSError, ValueError):
         return b"", 0
+
+    # Only whole lines: a secret that is cut in two would not be masked.
     if is_end and start:
         cut = data.find(b"\n") + 1
         data = data[cut:]
         start = start + cut
-    whole = data[: data.rfind(b"\n") + 1]  # a secret that is cut in two would not be masked
+    whole = data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == _PART:
         whole = data
     return whole, start + len(whole)
