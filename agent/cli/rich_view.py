@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
 
+_NAME_WIDTH = 40
+
 
 def rich_view(status: Status, outage: str, height: int) -> Group:
     """Return at most `height` lines, cut at the width: to draw thousands of nodes takes seconds."""
@@ -30,8 +32,11 @@ def rich_view(status: Status, outage: str, height: int) -> Group:
     for tone, cells in node_rows(status)[: max(0, height - len(lines))]:
         nodes.add_row(*(_text(cell, tone) for cell in cells))
     for column in nodes.columns:
-        column.no_wrap = True
         column.overflow = "ellipsis"
+    # where the width is scarce, rich narrows the other columns before these: rank and name
+    for column in nodes.columns[:2]:
+        column.no_wrap = True
+        column.max_width = _NAME_WIDTH
     return Group(*lines[:height], *([nodes] if nodes.rows else []))
 
 

@@ -639,7 +639,7 @@ def test_every_check_is_run_and_tested() -> None:
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
-    assert {*names, *of_some} == {row[0] for row in ROWS.values()}
+    assert {*names, *of_some} == {row[0] for row in ROWS.values()}, "a check without a row in ROWS"
 
 
 def test_no_finding_has_a_secret() -> None:

@@ -133,6 +133,18 @@ def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None
     assert height < 30 or not nodes or any("[red]x" in line for line in shown)
 
 
+def test_names_of_nodes_are_not_squeezed() -> None:
+    """However much the other columns hold, rank and name are shown whole at 80 columns."""
+    run = run_of(3)
+    name = "trainer-0.grpo-headless.research"
+    for node in run["nodes"]:
+        node.update(name=name, phase="following the head " * 3, detail="a long line " * 20)
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    with console.capture() as captured:
+        console.print(rich_view(run, "", 40), end="")
+    assert captured.get().count(name) == 3
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(-4, "0 s"), (119.4, "119 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
 )

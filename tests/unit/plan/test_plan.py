@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,13 +14,13 @@ from msgspec.structs import replace
 from agent.base.text import NO_TERMINAL, own_command
 from agent.plan.show import MOST_LINES, render, summary, to_json
 from agent.settings.redact import redactor_for
+from support.golden import assert_golden
 from support.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
-UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
 RUNPOD = {"HEAD_POD_ID": "podaaa", "EXPECTED_WORKERS": "2", "RUNPOD_GPU_COUNT": "8"}
 DSTACK = {
     "DSTACK_NODES_NUM": "3",
@@ -87,9 +86,7 @@ def test_golden_summary(name: str) -> None:
     """The summary has at most twelve lines, and equals its golden file."""
     text = summary_of(*CASES[name])
     file = GOLDEN / f"{name}.summary"
-    if UPDATE:
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    assert_golden(file, text)
     assert text.count("\n") <= MOST_LINES
 
 
@@ -136,9 +133,7 @@ def test_golden(name: str) -> None:
     """The plan equals its golden file; POD_AGENT_UPDATE_GOLDEN=1 rewrites the file."""
     text = text_of(*CASES[name])
     file = GOLDEN / f"{name}.txt"
-    if UPDATE:
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    assert_golden(file, text)
 
 
 def test_every_golden_has_its_case() -> None:

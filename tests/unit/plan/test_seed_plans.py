@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,12 @@ from agent.node.facts import Framework, RayPython
 from agent.settings.jobs import BY_NAME
 from support.captured import machine, plan_of, read, text_of
 from support.framework_defaults import load
+from support.golden import assert_golden
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
 
 GOLDEN = Path(__file__).parents[2] / "data" / "seeds"
-UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
 RUNPOD = {"RAY_WORKER": "", "EXPECTED_WORKERS": "", "HEAD_POD_ID": "abc123", "DEBUG_RAY": ""}
 PLATFORMS = {
     "verl-manual": ("plain-head", "plain-worker", {}),
@@ -98,10 +97,7 @@ def test_the_plan_of_each_node(name: str, role: str) -> None:
     text = text_of(*node(name, role)).partition("\n\nwaits:")[0] + "\n"
     text = JOB.sub("  job:    see seeds.toml\n", text)
     file = GOLDEN / f"{name}-{role}.txt"
-    if UPDATE:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    assert_golden(file, text)
 
 
 def test_no_golden_is_left_over() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from agent.base.errors import SettingsError
 from support.captured import FOLDER, NAMES, plan_of, read, text_of
-
-UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
+from support.golden import assert_golden
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -17,9 +14,7 @@ def test_golden(name: str) -> None:
     """The plan reads as it did; POD_AGENT_UPDATE_GOLDEN=1 rewrites what it is compared with."""
     text = text_of(*read(name))
     file = FOLDER / f"{name}.plan.txt"
-    if UPDATE:
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    assert_golden(file, text)
 
 
 def test_every_golden_has_its_environment() -> None:

@@ -13,6 +13,7 @@ from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
 from support.heads import REWARD, TERM, History, Trace, goal, job
 from support.worlds import SECRET, plan_of
+from tools.http.description import NODE, SERVICE, VERDICT, WAIT
 from tools.page.runs import status as run_of
 
 DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
@@ -130,6 +131,39 @@ def test_what_the_script_reads_is_there() -> None:
     assert set(re.findall(r"\bstep\.(\w+)", script)) <= shown["nodes"][0]["steps"][0].keys()
     (service,) = found["services"]
     assert set(re.findall(r"\bservice\.(\w+)", script)) <= service.keys()
+
+
+# whose keys the variables of each function of the script are
+READS = {
+    "drawWaits": ("wait", WAIT),
+    "drawVerdict": ("verdict", VERDICT),
+    "drawServices": ("one", SERVICE),
+    "drawNodes": ("node", NODE),
+}
+
+
+@pytest.mark.parametrize("function", READS)
+def test_a_cell_reads_a_key_that_is_there(function: str) -> None:
+    """A wrong name would make an empty cell."""
+    script = server.asset("page.js").decode()
+    (body,) = re.findall(rf"\n  function {function}\(.*?\n  }}\n", script, re.DOTALL)
+    variable, schema = READS[function]
+    names = set(re.findall(rf"\b{variable}\.(\w+)", body))
+    assert names
+    assert names - DOM <= schema["properties"].keys()
+
+
+def test_every_column_of_nodes_has_its_header() -> None:
+    """The table of the nodes has as many headers as cells."""
+    script, markup = server.asset("page.js").decode(), server.asset("page.html").decode()
+    (body,) = re.findall(r"\n  function drawNodes\(.*?\n  }\n", script, re.DOTALL)
+    (cells,) = re.findall(r"return \[\n(.*?)\n      \];", body, re.DOTALL)
+    headers = re.findall(r'<th scope="col">', markup.partition('id="timeline"')[2])
+    depth = commas = 0
+    for character in cells:
+        depth += (character in "([{") - (character in ")]}")
+        commas += character == "," and depth == 0
+    assert commas == len(headers)
 
 
 def test_the_form_posts_the_token() -> None:

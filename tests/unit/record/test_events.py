@@ -41,6 +41,7 @@ from agent.record import events as e
 from agent.record.events import TAG, to_data
 from agent.settings.redact import MASK, Redactor
 from support.disks import full_disk, needs_mount
+from support.golden import assert_golden
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -136,7 +137,6 @@ def test_every_event_comes_back(role: e.Role, name: str, data: st.DataObject, at
 
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
-UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"
 
 
 def sample(hint: Any, name: str) -> Any:  # noqa: ANN401, PLR0911 - any type, one case each
@@ -178,9 +178,7 @@ def test_names_and_keys_of_every_event_are_fixed(role: e.Role) -> None:
     lines = [json.dumps(e.to_json(1.5, event)) for event in events.values()]
     for line, (name, event) in zip(lines, events.items(), strict=True):
         assert msgspec.convert(restored(json.loads(line)["data"]), kinds[name]) == event
-    if UPDATE:
-        file.write_text("\n".join(lines) + "\n")
-    assert file.read_text().splitlines() == lines, "POD_AGENT_UPDATE_GOLDEN=1 rewrites the file"
+    assert_golden(file, "\n".join(lines) + "\n")
 
 
 # --- JSON data ---------------------------------------------------------------------------------
