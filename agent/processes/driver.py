@@ -1,9 +1,8 @@
-"""Processes on this node: the job's, with CPU use and stacks; Ray's own; OOM kills."""
+"""The job's processes on this node: its driver, signals, leftovers, CPU use and stacks."""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import signal
 import time
@@ -19,10 +18,9 @@ import psutil
 from agent.base import times
 from agent.job.torchrun_command import RANK_VARIABLE
 from agent.node.gpus import busy_gpu
-from agent.node.limits import OomKills, ProcessLimitError, oom_kills
+from agent.node.limits import ProcessLimitError
 from agent.processes.process import (
     Child,
-    children_of,
     cpu_seconds,
     kill,
     known,
@@ -30,16 +28,11 @@ from agent.processes.process import (
     send_signal,
     tree_of,
 )
-from agent.processes.waiting import NotYet, until
-from agent.record.log import say
-from agent.record.node_record import read_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.node.gpus import Tool
-    from agent.processes.waiting import BestEffort
-    from agent.record.node_record import ProcessStat
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
@@ -93,7 +86,7 @@ async def output_of(
 
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
-    return _drivers_by_job().get(submission_id)
+    return drivers_by_job().get(submission_id)
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
@@ -119,7 +112,7 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     return known(lambda: _catches(_signal_target(process, signum), signum), otherwise=False)
 
 
-def _drivers_by_job() -> dict[str, psutil.Process]:
+def drivers_by_job() -> dict[str, psutil.Process]:
     """Return the drivers of jobs by submission id: session leaders below Ray's workers."""
     drivers: dict[str, psutil.Process] = {}
     for process in list_descendants():
@@ -323,152 +316,3 @@ def find_py_spy(python: str, path: str | None) -> str | None:
     """Return py-spy next to a Python, else the one on PATH."""
     beside = shutil.which("py-spy", path=str(Path(python).parent))
     return beside or shutil.which("py-spy", path=path)
-
-
-# --- Ray's own processes -------------------------------------------------------------------------
-
-_REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
-_ENDED_STATES = {"Z", "X", "x"}
-_STOPPED_STATES = {"T", "t"}
-
-_DASHBOARD = "/dashboard/dashboard.py"
-_WITH_HELPERS = ("/raylet", "multiprocessing.forkserver", _DASHBOARD)
-_NAMES = {
-    _DASHBOARD: "dashboard",
-    "ray-dashboard-JobHead-": "dashboard's part for jobs",
-    "ray::DashboardAgent": "dashboard's agent",
-    "ray::RuntimeEnvAgent": "agent for runtime_env",
-}
-"""Names by a part of the command line; the second is a separate process in newer Rays only."""
-
-
-class RayParts:
-    """Watches the processes of one `ray start`, and stops it when one is lost."""
-
-    def __init__(self, child: Child, clock: Callable[[], float]) -> None:
-        self._child = child
-        self._clock = clock
-        self._known: dict[str, int] = {}
-        self._stopped_since: dict[str, float] = {}
-        self.evidence = ""  # Why it was stopped, or ''
-
-    async def watch(self) -> None:
-        """Watch until one is gone or stopped for too long; then stop this Ray."""
-
-        async def check() -> str | NotYet:
-            if self._child.is_stopping:
-                return NotYet()
-            return self.find_lost(ray_processes(self._child.pid)) or NotYet()
-
-        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
-        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
-            await self._child.wait()
-        await self._child.stop(0.0)
-
-    def find_lost(self, running: Mapping[int, ProcessStat]) -> str:
-        """Record one check; return why this Ray is lost, or ''. Log a process that is stopped."""
-        now = self._clock()
-        limit = times.RAY_HANGS
-        self._known |= {stat.name: pid for pid, stat in running.items()}
-        for name, pid in self._known.items():
-            if pid not in running or running[pid].state in _ENDED_STATES:
-                return f"its {name} (pid {pid}) is gone"
-            if running[pid].state not in _STOPPED_STATES:
-                self._stopped_since.pop(name, None)
-                continue
-
-            # It is stopped: for how long?
-            what = f"its {name} (pid {pid}) is stopped"
-            if name not in self._stopped_since:
-                say(f"{what}: Ray is taken for lost after {limit:g} s", "warning")
-            if now - self._stopped_since.setdefault(name, now) >= limit:
-                return f"{what} for {limit:g} s"
-        return ""
-
-    def end_sentence(self, code: int) -> str:
-        """Return a sentence with how this Ray ended."""
-        end = f"`ray start` ended, {self._child.end_sentence(code)}"
-        return f"{self.evidence}; {end}" if self.evidence else end
-
-
-def ray_processes(pid: int) -> dict[int, ProcessStat]:
-    """Return the required processes of Ray among a process's children."""
-    stats = {child: read_stat(child) for child in children_of(pid)}
-    return {child: stat for child, stat in stats.items() if stat and stat.name in _REQUIRED}
-
-
-async def watch_helpers(
-    child: Child, emit: Callable[[str, bool], None], best_effort: BestEffort
-) -> None:
-    """Emit changes of which helper of a `ray start` is stopped ('': none), and if a job runs."""
-    emitted = ("", False)
-
-    async def check() -> None:
-        nonlocal emitted
-        in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
-        stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
-        runs = stopped != "" and bool(await in_thread(_drivers_by_job))
-        if (stopped, runs) != emitted:
-            emitted = (stopped, runs)
-            emit(*emitted)
-
-    await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
-
-
-def stopped_helper(pid: int) -> str:
-    """Return which helper of a `ray start` is stopped; '' for none."""
-    for helper, name in _helpers_below(pid):
-        stat = read_stat(helper)
-        if stat is not None and stat.state in _STOPPED_STATES:
-            return f"its {name} (pid {helper}) is stopped"
-    return ""
-
-
-def _helpers_below(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield pids and names of the helpers, at any depth."""
-    for child in children_of(pid):
-        line = ""
-        with suppress(OSError):
-            line = Path(f"/proc/{child}/cmdline").read_text(errors="replace").replace("\0", " ")
-        name = next((name for mark, name in _NAMES.items() if mark in line), None)
-        if name is not None:
-            yield child, name
-        if any(mark in line for mark in _WITH_HELPERS):
-            yield from _helpers_below(child)
-
-
-class MemoryWatch:
-    """Counts OOM kills since the agent's start."""
-
-    def __init__(
-        self, count: Callable[[], OomKills] = oom_kills, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._count = count
-        self._clock = clock
-        self.kills = count()
-        self._grew_at = -math.inf
-        self._last_sentence = ""
-
-    def poll(self) -> str:
-        """Return a sentence if there were OOM kills since the last poll, else ''."""
-        now = self._count()
-        more = now.number - self.kills.number
-        self.kills = now
-        if more <= 0:
-            return ""
-        self._grew_at = self._clock()
-        self._last_sentence = oom_sentence(now, more)
-        return self._last_sentence
-
-    def recent(self) -> str:
-        """Return that sentence for a minute, unless another container's process may be meant."""
-        self.poll()
-        is_recent = self._clock() - self._grew_at <= times.OOM_RECENT
-        return self._last_sentence if is_recent and self.kills.of_container else ""
-
-
-def oom_sentence(kills: OomKills, more: int) -> str:
-    """Return a sentence with what ran out of memory and what was killed."""
-    where = "this container" if kills.of_container else "this machine"
-    what = "a process" if more == 1 else f"{more} processes"
-    return f"{where} ran out of memory: the kernel's OOM killer ended {what} of it"

@@ -27,11 +27,11 @@ from agent.plan.show import render
 from agent.record import bundle, events, node_record, run_folder, run_record
 from agent.record.background import in_thread, run_within
 from agent.record.bundle import BundlePart
+from agent.record.event_filter import without_addresses
 from agent.record.files import numbered_names, safe_name
 from agent.record.log import say
 from agent.record.log_dir import log_dir
 from agent.run.diagnose import RAY_LOGS, ray_log_folder
-from agent.run.node_run import without_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -44,10 +44,11 @@ from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
-from agent.processes.driver import watch_helpers
 from agent.processes.probing import port_answers
+from agent.processes.ray_parts import watch_helpers
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread
+from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
 from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
@@ -58,14 +59,7 @@ from agent.run.head_job import Submission, SubmissionTask
 from agent.run.holding import hold_after_verdict
 from agent.run.local_services import LocalWork
 from agent.run.make_ready import prune_sessions
-from agent.run.node_run import (
-    EventFilter,
-    kill_leftovers,
-    recorded_form,
-    start_ray,
-    stop_ray,
-    watch_until_end,
-)
+from agent.run.node_run import kill_leftovers, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.run_keeper import make_goal
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers

@@ -2,7 +2,7 @@
 
 `NodeRun` has the run's clock, folder, records and child processes. Both event loops take an event
 by its `next_event` and decide by its `decide`; `write_outcome` is the end. Below it: this node's
-Ray from start to stop, and which events are recorded.
+Ray from start to stop.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.base import ends, times
 from agent.base.text import listed
-from agent.decisions.head import head_state as h
-from agent.decisions.shared import ServiceWaits, Tick, Woke
+from agent.decisions.shared import Tick, Woke
 from agent.job.services import Latency
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
 from agent.processes import driver, process
-from agent.processes.driver import MemoryWatch, RayParts
+from agent.processes.oom import MemoryWatch
 from agent.processes.process import Child
+from agent.processes.ray_parts import RayParts
 from agent.processes.run_clock import RunClock
 from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.record import events
@@ -35,7 +35,6 @@ from agent.record.events import (
     Decided,
     Dropped,
     EventRecorder,
-    NodesCounted,
     PhaseEntered,
     ProcessStarted,
     WaitLog,
@@ -50,10 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from agent.base.ends import Outcome
-    from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.shared import Item, Wait
     from agent.job.services import Placeholders
-    from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
@@ -368,78 +365,3 @@ async def kill_leftovers(whose: str, limit: float | None) -> str:
     except TimedOutError as late:
         return str(late)
     return ""
-
-
-# --- Which events are recorded ------------------------------------------------------------------
-
-_POLLED = (h.JobReported, h.RayNodes)
-"""Events sent at every poll: recorded only when one differs from the last of its type."""
-_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
-"""Events of pending waits, of which several may alternate."""
-_MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
-
-
-class EventFilter:
-    """Selects the events to record: repeated ones are skipped."""
-
-    def __init__(self) -> None:
-        self._states: dict[type, h.HeadEvent] = {}
-        self._complaints: list[h.HeadEvent] = []  # since any other event
-
-    def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
-        """Return whether an event adds information to the workers' known state in `fleet`."""
-        if isinstance(event, Tick) or event in self._complaints:
-            return False
-
-        # Evidence of pending waits alternates: each text is recorded once between other events.
-        if isinstance(event, _WAIT_EVENTS):
-            self._complaints.append(event)
-            return True
-
-        # Does a report or a poll repeat the last one?
-        if isinstance(event, h.WorkerReported):
-            known = fleet.workers.get(event.worker.key)
-            if known is not None and _reported_state(known) == _reported_state(event.worker):
-                return False
-        elif isinstance(event, _POLLED):
-            last = self._states.get(type(event))
-            self._states[type(event)] = event
-            if event == last:
-                return False
-
-        self._complaints.clear()
-        return True
-
-
-def recorded_form(event: h.HeadEvent) -> object:
-    """Return the form in which an event is recorded.
-
-    A very long node list becomes a count; facts lose their addresses, and findings are left out
-    (they are in that node's own log).
-    """
-    if isinstance(event, h.WorkerIntroduced):
-        return replace(event, facts=without_addresses(event.facts), findings=())
-    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
-        return event
-    alive = sum(node.alive for node in event.nodes)
-    return NodesCounted(alive, len(event.nodes) - alive)
-
-
-def without_addresses(facts: Facts) -> Facts:
-    """Return facts without network addresses, which are private."""
-    return replace(facts, interfaces={}, default_source=None)
-
-
-def _reported_state(worker: Worker) -> tuple[object, ...]:
-    """Return the parts of a worker's state that are worth a new record."""
-    return (
-        worker.phase,
-        worker.detail,
-        worker.joined,
-        worker.preparing,
-        worker.has_left,
-        worker.error,
-        worker.items,
-        worker.answers,
-        worker.notice is None,
-    )

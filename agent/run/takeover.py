@@ -22,7 +22,7 @@ from agent.job.torchrun_command import RANK_VARIABLE
 from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.processes import driver, parent, process
-from agent.processes.driver import oom_sentence
+from agent.processes.oom import oom_sentence
 from agent.processes.process import Child, adopt
 from agent.record.log import say
 from agent.record.node_record import NodeRecord, folder_of, running_processes

@@ -13,8 +13,8 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.processes.driver import stopped_helper, watch_helpers
 from agent.processes.process import Child
+from agent.processes.ray_parts import stopped_helper, watch_helpers
 from agent.processes.waiting import BestEffort, NotYet, until
 from support.heads import (
     PAIR,

@@ -10,7 +10,7 @@ import pytest
 from agent.node import limits, read
 from agent.node.facts import compared_variables
 from agent.node.read import gpu_fault
-from agent.processes.driver import MemoryWatch
+from agent.processes.oom import MemoryWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from agent.base import times
-from agent.processes import driver
-from agent.processes.driver import RayParts, ray_processes
+from agent.processes import ray_parts
 from agent.processes.process import Child
+from agent.processes.ray_parts import RayParts, ray_processes
 from agent.processes.waiting import NotYet, until
 from agent.record.node_record import ProcessStat
 
@@ -48,7 +48,7 @@ def test_a_search_for_parts(
 ) -> None:
     """A process seen once must stay; a stopped one may continue, and is logged."""
     told: list[str] = []
-    monkeypatch.setattr(driver, "say", lambda line, _level: told.append(line))
+    monkeypatch.setattr(ray_parts, "say", lambda line, _level: told.append(line))
     clock = iter(range(len(looks)))
     parts = RayParts(cast("Child", None), lambda: next(clock))
     verdicts = [parts.find_lost(look) for look in looks]
@@ -80,7 +80,7 @@ def test_a_part_that_is_killed_ends_its_ray(
         shutil.copy(sleep, tmp_path / name)
     script = f"{tmp_path}/gcs_server 100 & {tmp_path}/raylet 100 & exec {sleep} 100"
     told: list[str] = []
-    monkeypatch.setattr(driver, "say", lambda line, _level: told.append(line))
+    monkeypatch.setattr(ray_parts, "say", lambda line, _level: told.append(line))
 
     async def story() -> tuple[str, int]:
         child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")

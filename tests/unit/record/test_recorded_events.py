@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Fleet
 from agent.decisions.shared import ServiceWaits
-from agent.run.node_run import EventFilter
+from agent.record.event_filter import EventFilter
 from support.heads import REWARD, TICK, job, nodes, reported
 
 SILENT = h.HeadRaySilent("no answer")
