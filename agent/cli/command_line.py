@@ -1,11 +1,16 @@
-"""The command line: runs a verb, and reports errors."""
+"""The command line: the table of verbs, and how one of them runs and reports its errors.
+
+Without a verb, or with `run`, this node boots: agent/run/main.py. Another verb is parsed by
+agent/cli/parser.py, and runs in its own module. Some verbs are programs with arguments of their
+own, which agent/__main__.py starts before this file is loaded.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent import load
 from agent.base import times
@@ -17,23 +22,53 @@ from agent.record.log import say
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+
+class Verb(NamedTuple):
+    """A verb: its line in `--help`, and its module in agent/cli/ with OPTIONS and `run`."""
+
+    about: str
+    module: str = ""  # '' for `run` itself, and for the programs in agent/__main__.py
+    takes_command: bool = False  # whether a command may follow after --
+
+
+VERBS = {
+    "run": Verb(
+        "boot this node, run the job, end with its exit code (default)", takes_command=True
+    ),
+    "plan": Verb("print what run would do, and touch nothing", "plan_verb", takes_command=True),
+    "doctor": Verb("check this machine and its settings", "doctor_verb"),
+    "status": Verb("show the state of the run, from the head's agent", "status_verb"),
+    "logs": Verb("print a log of any node, through the head's agent", "logs_verb"),
+    "explain": Verb("summarize a run in ten lines: what took long, why it ended", "explain_verb"),
+    "stop": Verb(
+        "stop the run as SIGTERM on the head does, and wait until it has ended", "stop_verb"
+    ),
+    "env": Verb("list all environment variables with their current values", "env_verb"),
+    "init": Verb("write the file that starts a run on a platform", "init_verb"),
+    "recipes": Verb("list the recipes, one a line", "recipes_verb"),
+    "recipe": Verb("print the command that a recipe would submit, and why", "recipe_verb"),
+    "completion": Verb("print the completion for a shell", "completion_verb"),
+    "reward-server": Verb("the bundled reward server (--help for its flags)"),
+    "retriever": Verb("a stand-in for Search-R1's retriever (--help for its flags)"),
+    "rehearsal": Verb("the bundled GPU-free GRPO job (--help for its flags)"),
+}
+"""Every verb, in the order of `--help`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
     make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    before = arguments[:at]
-    command = arguments[at + 1 :] if at < len(arguments) else None
-    code = None
+    before, command = _split_at_dashes(arguments)
+    environ = dict(os.environ)
     try:
-        # a pod's default goes without the cost of a parser
-        if arguments and before != ["run"]:
-            code = load("cli.local:main")(dict(os.environ), before, command)
+        # A pod's default goes without the cost of a parser.
+        is_plain_run = not arguments or before == ["run"]
+        code = None if is_plain_run else _run_verb(environ, before, command)
         if code is None:
-            outcome = load("run.main:run_safely")(dict(os.environ), command)
+            outcome = load("run.main:run_safely")(environ, command)
             say(outcome.sentence(), "info" if outcome.exit_code == 0 else "error")
             code = outcome.exit_code
             exit_now(code)
@@ -54,6 +89,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentError as error:
         return _report_failure(error.end.exit_code, f"pod-agent: {error.sentence()}")
     return int(code)
+
+
+def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Return the words before `--`, and the command after it; None without `--`."""
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _run_verb(
+    environ: Mapping[str, str], before: list[str], command: list[str] | None
+) -> int | None:
+    """Run a verb other than `run`, for which None is returned; return its exit code."""
+    options = load("cli.parser:parse")(before, command)
+    if options.version:
+        load("cli.version:print_versions")(environ)
+        return 0
+    if options.verb == "run":
+        return None
+    run = load(f"cli.{VERBS[options.verb].module}:run")
+    return run(environ, options) or 0
 
 
 def _report_failure(code: int, *lines: str) -> int:

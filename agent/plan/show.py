@@ -20,34 +20,165 @@ from agent.settings.model import secret_texts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.checks.finding import Finding
     from agent.job.job import Job
     from agent.job.services import PrepareStep, ServiceSpec
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
 
-
-def render(plan: Plan, redactor: Redactor) -> str:
-    """Render a plan for `pod-agent plan -v`."""
-    names = [finding for finding in plan.findings if finding.check == NAMES]  # the first of all
-    others = plan.findings[len(names) :]
-    lines = [f"{row.label}{row.text}" for row in (*map(toned_line, names), *_rows(plan))]
-    sections: dict[str, Iterable[str]] = {
-        "commands": commands_of(plan),
-        "environment of what starts here": (
-            f"{name}={text}" for name, text in environment_of(plan).items()
-        ),
-        "ports": (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners),
-        "waits": (f"{duration_text(w.seconds):<10} {w.what} ({w.variable})" for w in plan.waits),
-        "checks of this machine": (f"{row.label}{row.text}" for row in map(toned_line, others)),
-        "notes": plan.notes,
-    }
-    for title, section in sections.items():
-        body = [f"  {line}" for line in section]
-        lines += [f"\n{title}:", *body] if body else []
-    return redactor.clean("\n".join(lines))
-
-
+MOST_LINES = 12
 DELETE_CLUSTER = "delete the cluster in RunPod's console"
+_LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
+
+
+# --- in twelve lines -----------------------------------------------------------------------------
+
+
+def summary(plan: Plan) -> list[Line]:
+    """Return the plan in at most twelve lines, more only if more than that refuses the run."""
+    names, checks = _findings(plan)
+    top = [*problem_lines(names), *_rows(plan)]
+
+    # How many problems fit below? All that refuse the run are shown in any case.
+    problems = problem_lines(checks)
+    refusals = sum(finding.level is Level.FAIL for finding in checks)
+    room = max(refusals, MOST_LINES - 1 - len(top))
+
+    last = f"{len(checks) - len(problems)} check(s) passed"
+    if len(problems) > room:
+        last += f"; {len(problems) - room} more warning(s)"
+    last += "; -v shows commands, environment, ports and waits"
+    return [*top, *problems[:room], Line("", last)]
+
+
+def _findings(plan: Plan) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the findings about misspelled names, which may explain all others, and the others."""
+    names = tuple(finding for finding in plan.findings if finding.check == NAMES)
+    return names, plan.findings[len(names) :]
+
+
+def _rows(plan: Plan) -> Iterator[Line]:
+    """Yield the lines about the node and its run, each with its label."""
+    topology = plan.topology
+    address = plan.address
+    yield Line("role:      ", topology.sentence())
+    yield Line("platform:  ", topology.platform.name)
+    yield Line("head:      ", f"{head_of(plan)}")
+    yield Line("address:   ", f"{address.ip or 'found at run'} ({address.how})")
+
+    # A node without work has no more to say.
+    if topology.given_ray is not None and topology.is_idle:
+        owner = topology.given_ray.owner
+        yield Line("job:       ", f"none here: the head's agent submits it to {owner}'s Ray")
+        return
+
+    yield Line("nodes:     ", _nodes_text(plan))
+    if plan.job is not None or topology.is_head:
+        yield Line("job:       ", _job_text(plan))
+    yield Line("waits:     ", _waits_text(plan))
+
+    # What happens to the pod at the end?
+    is_refused = topology.refuses_pod_actions(plan.settings)
+    done = plan.on_done
+    if is_refused:
+        done += ", which RunPod refuses here"
+    yield Line("when done: ", f"{done}; logs in {_log_folder(plan)}")
+    if plan.on_done == "hold" or is_refused:
+        command = how_to_end(plan.settings.runpod_api, plan.environ)
+        yield Line("held:      ", held_sentence(0.0, plan.settings.price_per_hour, command))
+
+
+def head_of(plan: Plan) -> str | None:
+    """Return the head's address or name as far as it is known before the run."""
+    topology = plan.topology
+    own_address = plan.address.ip
+    if topology.is_head and own_address is not None:
+        return own_address
+    host = topology.head_host or own_address
+    if host is None and topology.given_ray is not None:
+        return topology.given_ray.gcs_host
+    return host
+
+
+def _nodes_text(plan: Plan) -> str:
+    """Return how many nodes of which size the run has, and what says so."""
+    topology = plan.topology
+    settings = plan.settings
+
+    gpus = _gpus(plan)
+    models = listed(plan.facts.node_versions.gpu_models)
+    size = " without GPUs"
+    if gpus:
+        size = f" x {gpus} GPU(s)"
+        if models:
+            size += f" ({models})"
+
+    source = "default"
+    if settings.expected_workers is not None:
+        source = "EXPECTED_WORKERS"
+    elif topology.platform.nodes is not None:
+        source = topology.platform.name
+    elif not topology.is_head:
+        return f"this one{size}; the head decides how many there are"
+
+    alike = ", each like this one" if topology.expected_workers else ""
+    return f"{topology.expected_workers + 1}{size}{alike}, by {source}"
+
+
+def _gpus(plan: Plan) -> int:
+    given = plan.settings.num_gpus
+    return plan.facts.gpus if given is None else given
+
+
+def _job_text(plan: Plan) -> str:
+    job = plan.job
+    if job is None:
+        return "none: the cluster stays until it is stopped"
+
+    # A command of the user, cut where it is long.
+    recipe = job.recipe
+    if recipe is None:
+        text = shell_line(job.argv)
+        if len(text) > _LONGEST_JOB:
+            text = f"{text[:_LONGEST_JOB]} ..."
+        return text
+
+    # A recipe, by what it was sized for.
+    nodes = f"{plan.topology.expected_workers + 1} node(s) like this one"
+    if recipe.expected_command is None:
+        return f"{job.name} does not fit {nodes}: {recipe.misfit}"
+    if job.name == DEFAULT:
+        return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
+    model = f" of {recipe.input.model}" if recipe.input.model else ""
+    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}"
+
+
+def _waits_text(plan: Plan) -> str:
+    """Return what the job waits for, or a worker; then which steps and services wait for others."""
+    who = "this worker"
+    keys = {HEAD, PREPARE, JOIN}
+    if plan.topology.is_head:
+        who = "readiness" if plan.job is None else "the job"
+        keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *(spec.name for spec in plan.all_services)}
+    before = [
+        f"{wait.what.partition(',')[0]} ({duration_text(wait.seconds)})"
+        for wait in plan.waits
+        if wait.key in keys
+    ]
+    first = f"{who} for {listed(before)}" if before else "nothing"
+
+    rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
+    known = {row.name for row in rows}
+    after = {row.name: [name for name in row.after if name in known] for row in rows}
+    chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
+    return "; ".join([first, *chains])
+
+
+def _log_folder(plan: Plan) -> str:
+    return f"{log_root(plan.settings)}/<run id>/{plan.topology.node_name}/"
+
+
+# --- the end of a pod that is held ---------------------------------------------------------------
 
 
 def how_to_end(api: str, environ: Mapping[str, str]) -> str:
@@ -65,19 +196,51 @@ def how_to_end(api: str, environ: Mapping[str, str]) -> str:
 
 def held_sentence(seconds: float, price: float | None, command: str) -> str:
     """Return the line about a held pod, at the start and every ten minutes."""
-    each = "the pod bills by the hour" if price is None else f"the pod bills ${price:.2f}/h"
-    spent = f", ${price * seconds / 3600:.2f} since the end" if price is not None else ""
-    held = f"held for {round(seconds / 60)} min: " if seconds >= 60 else ""
-    return f"{held}{each}{spent if held else ''}; to end it: {command}"
+    bill = "the pod bills by the hour" if price is None else f"the pod bills ${price:.2f}/h"
+    if seconds < 60:
+        return f"{bill}; to end it: {command}"
+    minutes = round(seconds / 60)
+    spent = "" if price is None else f", ${price * seconds / 3600:.2f} since the end"
+    return f"held for {minutes} min: {bill}{spent}; to end it: {command}"
 
 
-def head_of(plan: Plan) -> str | None:
-    """Return the head's address or name as far as it is known before the run."""
-    topology = plan.topology
-    own = plan.address.ip
-    given = plan.topology.given_ray
-    host = own if topology.is_head and own is not None else topology.head_host or own
-    return given.gcs_host if host is None and given is not None else host
+# --- in full -------------------------------------------------------------------------------------
+
+
+def render(plan: Plan, redactor: Redactor) -> str:
+    """Render a plan for `pod-agent plan -v`."""
+    names, checks = _findings(plan)
+    lines = [f"{row.label}{row.text}" for row in (*map(toned_line, names), *_rows(plan))]
+    for title, section in _sections(plan, checks):
+        body = [f"  {line}" for line in section]
+        if body:
+            lines += [f"\n{title}:", *body]
+    return redactor.clean("\n".join(lines))
+
+
+def _sections(plan: Plan, checks: tuple[Finding, ...]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield each section's title and lines; one without lines is not shown."""
+    yield "commands", commands_of(plan)
+    yield (
+        "environment of what starts here",
+        (f"{name}={text}" for name, text in environment_of(plan).items()),
+    )
+    yield (
+        "ports",
+        (
+            f"{listener.port:<12} {listener.who}: {listener.bind}; guard: {listener.guard}"
+            for listener in plan.listeners
+        ),
+    )
+    yield (
+        "waits",
+        (f"{duration_text(wait.seconds):<10} {wait.what} ({wait.variable})" for wait in plan.waits),
+    )
+    yield (
+        "checks of this machine",
+        (f"{row.label}{row.text}" for row in map(toned_line, checks)),
+    )
+    yield "notes", plan.notes
 
 
 def commands_of(plan: Plan) -> Iterator[str]:
@@ -85,7 +248,9 @@ def commands_of(plan: Plan) -> Iterator[str]:
     topology = plan.topology
     launch = plan.launch
     ray = plan.own_ray
-    place = Placeholders(node_ip=plan.address.ip or NODE_IP)
+    here = Placeholders(node_ip=plan.address.ip or NODE_IP)
+
+    # What is stopped, prepared and used first.
     if ray is not None:
         which = "on this pod" if topology.owns_machine else f"with {ray.session}"
         yield f"first:  a stale Ray {which} is stopped"
@@ -94,33 +259,38 @@ def commands_of(plan: Plan) -> Iterator[str]:
     if isinstance(launch, GivenRay):
         where = f"at {launch.gcs} and {launch.dashboard}"
         yield f"ray:    {launch.owner}'s, {where}: neither started nor stopped here"
+
+    # The processes of the agent, the services and the job.
     for process in plan.processes:
-        yield f"{process.label + ':':<8}{shell_line(process.command(place))}"
+        yield f"{process.label + ':':<8}{shell_line(process.command(here))}"
     for spec in plan.all_services if topology.is_head else plan.possible_services:
-        here = place if spec in plan.services else Placeholders()
-        command = shell_line(spec.command(here)) if spec.argv else "external, only probed"
-        where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
-        yield f"{spec.name}{where}{', which joins no Ray' if spec.alone else ''}: {command}"
+        yield _service_line(spec, here if spec in plan.services else Placeholders())
     if plan.job is not None:
-        yield from _job(plan, plan.job)
+        yield from _job_lines(plan, plan.job)
 
 
-def _job(plan: Plan, job: Job) -> Iterator[str]:
-    argv = list(job.argv)
-    topology = plan.topology
-    recipe = job.recipe
-    if plan.torchrun is not None and argv:  # on this node, if all expected nodes join
-        rank = "{rank}" if topology.own_rank is None else str(topology.own_rank)
-        head_ip = (plan.address.ip if topology.is_head else None) or HEAD_IP
-        nodes = str(topology.expected_workers + 1)
-        argv = plan.torchrun.command(argv, rank, nodes, "{run id}-{attempt}", head_ip)
+def _service_line(spec: ServiceSpec, place: Placeholders) -> str:
+    where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
+    joins = ", which joins no Ray" if spec.alone else ""
+    command = shell_line(spec.command(place)) if spec.argv else "external, only probed"
+    return f"{spec.name}{where}{joins}: {command}"
+
+
+def _job_lines(plan: Plan, job: Job) -> Iterator[str]:
+    """Yield the job's command, the reasons for its arguments, and what travels with it."""
+    argv = _job_argv(plan, job)
     if argv:
         yield f"job:    {shell_line(argv)}"
-    if recipe is not None and recipe.expected_command is not None:
-        made = recipe.expected_command
-        yield from (f"  {key}: {reason}" for key, reason in made.why.items())
-        yield from (f"  warning: {text}" for text in made.warnings)
-        yield from (f"  {note}" for note in made.notes)
+
+    made = None if job.recipe is None else job.recipe.expected_command
+    if made is not None:
+        for key, reason in made.why.items():
+            yield f"  {key}: {reason}"
+        for text in made.warnings:
+            yield f"  warning: {text}"
+        for note in made.notes:
+            yield f"  {note}"
+
     if job.framework:
         yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
@@ -129,121 +299,37 @@ def _job(plan: Plan, job: Job) -> Iterator[str]:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
 
 
+def _job_argv(plan: Plan, job: Job) -> list[str]:
+    """Return the job's argv; with torchrun that of this node, if all expected nodes join."""
+    argv = list(job.argv)
+    if plan.torchrun is None or not argv:
+        return argv
+    topology = plan.topology
+    rank = "{rank}" if topology.own_rank is None else str(topology.own_rank)
+    nodes = str(topology.expected_workers + 1)
+    own_address = plan.address.ip if topology.is_head else None
+    return plan.torchrun.command(argv, rank, nodes, "{run id}-{attempt}", own_address or HEAD_IP)
+
+
 def environment_of(plan: Plan) -> dict[str, str]:
     """Return the variables that the agent sets or changes for what it starts here."""
     if plan.topology.is_idle:
         return {}
-    full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     environ = plan.environ
+    full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     secrets = secret_texts(plan.settings, environment.INHERITED_SECRETS)
-    chosen = {name: text for name, text in full.items() if environ.get(name) != text}
-    chosen |= {name: "(dropped)" for name in environ if name not in full}
-    chosen |= dict.fromkeys(secrets.keys() & full.keys(), "********")
-    return dict(sorted(chosen.items()))
+    shown = {name: text for name, text in full.items() if environ.get(name) != text}
+    shown |= {name: "(dropped)" for name in environ if name not in full}
+    shown |= dict.fromkeys(secrets.keys() & full.keys(), "********")
+    return dict(sorted(shown.items()))
 
 
-MOST_LINES = 12
-_LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
-
-
-def summary(plan: Plan) -> list[Line]:
-    """Return the plan in at most twelve lines, more only if more than that refuses the run."""
-    names = [finding for finding in plan.findings if finding.check == NAMES]  # the first of all
-    others = plan.findings[len(names) :]
-    top = [*problem_lines(names), *_rows(plan)]
-    problems = problem_lines(others)
-    refusals = sum(finding.level is Level.FAIL for finding in others)
-    room = max(refusals, MOST_LINES - 1 - len(top))
-    passed = len(others) - len(problems)
-    rest = f"; {len(problems) - room} more warning(s)" if len(problems) > room else ""
-    more = f"{passed} check(s) passed{rest}; -v shows commands, environment, ports and waits"
-    return [*top, *problems[:room], Line("", more)]
-
-
-def _rows(plan: Plan) -> Iterator[Line]:
-    topology = plan.topology
-    address = plan.address
-    yield Line("role:      ", topology.sentence())
-    yield Line("platform:  ", topology.platform.name)
-    yield Line("head:      ", f"{head_of(plan)}")
-    yield Line("address:   ", f"{address.ip or 'found at run'} ({address.how})")
-    if topology.given_ray is not None and topology.is_idle:
-        owner = topology.given_ray.owner
-        yield Line("job:       ", f"none here: the head's agent submits it to {owner}'s Ray")
-        return
-    yield Line("nodes:     ", _nodes(plan))
-    if plan.job is not None or topology.is_head:
-        yield Line("job:       ", _job_line(plan))
-    yield Line("waits:     ", _waits(plan))
-    logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    is_refused = topology.refuses_pod_actions(plan.settings)
-    done = f"{plan.on_done}, which RunPod refuses here" if is_refused else plan.on_done
-    yield Line("when done: ", f"{done}; logs in {logs}")
-    if plan.on_done == "hold" or is_refused:
-        end = how_to_end(plan.settings.runpod_api, plan.environ)
-        yield Line("held:      ", held_sentence(0.0, plan.settings.price_per_hour, end))
-
-
-def _nodes(plan: Plan) -> str:
-    topology = plan.topology
-    settings = plan.settings
-    gpus = plan.facts.gpus if settings.num_gpus is None else settings.num_gpus
-    models = listed(plan.facts.node_versions.gpu_models)
-    size = f" x {gpus} GPU(s)" if gpus else " without GPUs"
-    size += f" ({models})" if gpus and models else ""
-    source = "default"
-    if settings.expected_workers is not None:
-        source = "EXPECTED_WORKERS"
-    elif topology.platform.nodes is not None:
-        source = topology.platform.name
-    elif not topology.is_head:
-        return f"this one{size}; the head decides how many there are"
-    each = ", each like this one" if topology.expected_workers else ""
-    return f"{topology.expected_workers + 1}{size}{each}, by {source}"
-
-
-def _job_line(plan: Plan) -> str:
-    job = plan.job
-    workers = plan.topology.expected_workers
-    if job is None:
-        return "none: the cluster stays until it is stopped"
-    recipe = job.recipe
-    nodes = f"{workers + 1} node(s) like this one"
-    if recipe is None:
-        text = shell_line(job.argv)
-        return text if len(text) <= _LONGEST_JOB else f"{text[:_LONGEST_JOB]} ..."
-    if recipe.expected_command is None:
-        return f"{job.name} does not fit {nodes}: {recipe.misfit}"
-    if job.name == DEFAULT:
-        return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
-    model = f" of {recipe.input.model}" if recipe.input.model else ""
-    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}"
-
-
-def _waits(plan: Plan) -> str:
-    is_head = plan.topology.is_head
-    services = {spec.name for spec in plan.all_services}
-    keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *services} if is_head else {HEAD, PREPARE, JOIN}
-    before = [
-        f"{wait.what.partition(',')[0]} ({duration_text(wait.seconds)})"
-        for wait in plan.waits
-        if wait.key in keys
-    ]
-    waiting = "readiness" if plan.job is None else "the job"
-    rows: tuple[PrepareStep | ServiceSpec, ...] = (*plan.all_steps, *plan.all_services)
-    known = {row.name for row in rows}
-    after = {row.name: [name for name in row.after if name in known] for row in rows}
-    chains = [f"{name} after {listed(names)}" for name, names in after.items() if names]
-    who = f"{waiting if is_head else 'this worker'} for {listed(before)}"
-    return "; ".join([who if before else "nothing", *chains])
+# --- as JSON -------------------------------------------------------------------------------------
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON data; secrets are still to be masked."""
     topology = plan.topology
-    job = plan.job
-    recipe = None if job is None else job.recipe
-    made = None if recipe is None else recipe.expected_command
     return {
         "role": topology.role,
         "evidence": list(topology.evidence),
@@ -252,16 +338,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "head": head_of(plan),
         "address": {"ip": plan.address.ip, "how": plan.address.how},
         "expected_workers": topology.expected_workers if topology.is_head else None,
-        "gpus": plan.facts.gpus if plan.settings.num_gpus is None else plan.settings.num_gpus,
-        "job": None
-        if job is None
-        else {
-            "name": job.name,
-            "argv": list(job.argv),
-            "checkpoints": job.checkpoints,
-            "misfit": "" if recipe is None else recipe.misfit,
-            "why": {} if made is None else {**made.why},
-        },
+        "gpus": _gpus(plan),
+        "job": None if plan.job is None else _job_json(plan.job),
         "commands": list(commands_of(plan)),
         "environment": environment_of(plan),
         "ports": to_builtins(plan.listeners),
@@ -269,6 +347,18 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "findings": to_builtins(plan.findings),
         "refused": bool(plan.failed()),
         "notes": list(plan.notes),
-        "logs": f"{log_root(plan.settings)}/<run id>/{topology.node_name}/",
+        "logs": _log_folder(plan),
         "on_done": plan.on_done,
+    }
+
+
+def _job_json(job: Job) -> dict[str, Any]:
+    recipe = job.recipe
+    made = None if recipe is None else recipe.expected_command
+    return {
+        "name": job.name,
+        "argv": list(job.argv),
+        "checkpoints": job.checkpoints,
+        "misfit": "" if recipe is None else recipe.misfit,
+        "why": {} if made is None else {**made.why},
     }

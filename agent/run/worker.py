@@ -36,8 +36,8 @@ from agent.decisions.worker import worker_state as w
 from agent.job.job import job_identity
 from agent.job.services import Placeholders, digest
 from agent.node.read import source_towards
-from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
+from agent.plan.plan_services import service_only_ranks
 from agent.port import server
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,26 +48,48 @@ def read_settings(
 ) -> tuple[Loaded, tuple[Problem, ...]]:
     """Return the settings, with the default in place of each value that is wrong; and why it is."""
     problems: list[Problem] = []
-    raw, origins = _collect(environ, problems)
+
+    # Which text has each variable, and from where?
+    texts, origins = _collect(environ, problems)
     misspelled = _unknown_names(environ, problems)
-    ignored = []
-    for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
-        ignored.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
-        origins[name] = "default (a Kubernetes service link was ignored)"
+    ignored = _drop_service_links(texts, origins)
+
+    # Each value alone; a wrong one is left out, and so gets its default.
     fields: dict[str, Any] = {}
-    for name, text in raw.items():
+    for name, text in texts.items():
         try:
-            text.encode()
-            fields[model.FIELD_OF[name]] = model.VARIABLES[name].read(text)
+            fields[model.FIELD_OF[name]] = _read_value(name, text)
         except ValueError as error:  # noqa: PERF203 - one bad value does not hide the next
-            is_text = not isinstance(error, UnicodeEncodeError)
             got = "a secret that cannot be one" if name in model.SECRETS else repr(text)
-            problems.append(Problem(name, got, str(error) if is_text else "text in UTF-8"))
+            problems.append(Problem(name, got, str(error)))
     settings = Settings(**fields)
+
+    # All values together; what contradicts a wrong value is no problem of its own.
     argv = None if command is None else tuple(command)
-    bad = {problem.variable for problem in problems}
-    problems += [one for one in contradictions(settings, argv) if not bad & one.names]
-    return Loaded(settings, argv, origins, tuple(ignored), misspelled), tuple(problems)
+    wrong = {problem.variable for problem in problems}
+    problems += [problem for problem in contradictions(settings, argv) if not wrong & problem.names]
+    return Loaded(settings, argv, origins, ignored, misspelled), tuple(problems)
+
+
+def _read_value(name: str, text: str) -> object:
+    """Return the value of a variable; raises ValueError with what it expects."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text in UTF-8") from None
+    return model.VARIABLES[name].read(text)
+
+
+def _drop_service_links(texts: dict[str, str], origins: dict[str, str]) -> tuple[str, ...]:
+    """Drop what Kubernetes sets for a service named like our variable; return sentences on it."""
+    links = [
+        name for name, text in texts.items() if name.endswith("_PORT") and text.startswith("tcp://")
+    ]
+    ignored = []
+    for name in links:
+        ignored.append(f"{name}={texts.pop(name)} is a Kubernetes service link and is ignored")
+        origins[name] = "default (a Kubernetes service link was ignored)"
+    return tuple(ignored)
 
 
 def settings_for_end(environ: Mapping[str, str]) -> Settings:
@@ -83,51 +104,63 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
         return load(given).settings
     except SettingsError as error:
         wrong = {problem.variable for problem in error.problems}
-        # Without a key the pod cannot be stopped: it is held.
-        wrong |= {"AGENT_ON_DONE"} & given.keys() if wrong & keys else set()
+        if wrong & keys:  # without a key the pod cannot be stopped: it is held
+            wrong.add("AGENT_ON_DONE")
         rest = {name: text for name, text in given.items() if name not in wrong}
-        return settings_for_end(rest) if len(rest) < len(given) else Settings()
+        if len(rest) < len(given):
+            return settings_for_end(rest)
+        return Settings()
 
 
 def _collect(
     environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    raw = {name: environ[name] for name in model.FIELD_OF if name in environ}
-    origins = dict.fromkeys(raw, "environment")
-    for name in [n for n, text in raw.items() if not text.strip() and n in _MAY_BE_EMPTY]:
-        raw.pop(name)
+    """Return the text of each variable that is set, and the origin of each."""
+    texts = {name: environ[name] for name in model.FIELD_OF if name in environ}
+    origins = dict.fromkeys(texts, "environment")
+    for name in [n for n, text in texts.items() if not text.strip() and n in _MAY_BE_EMPTY]:
+        texts.pop(name)
         origins[name] = "default (empty in the environment)"
+
+    # Secrets that are in a file.
     for form, secret in model.SECRET_FILE_VARIABLES.items():
         if form not in environ:
             continue
-        if secret in raw and not (secret in model.SET_BY_PLATFORM and secret in environ):
+        is_by_platform = secret in model.SET_BY_PLATFORM and secret in environ
+        if secret in texts and not is_by_platform:
             both = f"{secret} + {form}"
             problems.append(Problem(both, "several forms of one secret", "only one"))
             continue
         origins[secret] = f"file named by {form}"
         try:
             with Path(environ[form]).open(encoding="utf-8-sig") as file:  # editors leave a mark
-                raw[secret] = file.read(65_536).strip()
+                texts[secret] = file.read(65_536).strip()
         except (OSError, UnicodeDecodeError) as error:
-            got = f"{environ[form]} ({getattr(error, 'strerror', None) or 'not text'})"
-            problems.append(Problem(form, got, f"a readable file that holds {secret}"))
-    for secret in [name for name in model.SECRETS if not raw.get(name, "x").strip()]:
+            why = getattr(error, "strerror", None) or "not text"
+            expected = f"a readable file that holds {secret}"
+            problems.append(Problem(form, f"{environ[form]} ({why})", expected))
+
+    # Empty secrets, in the environment or in a file.
+    for secret in [name for name in model.SECRETS if not texts.get(name, "x").strip()]:
         name = secret if secret in environ else origins[secret].removeprefix("file named by ")
         problems.append(Problem(name, "nothing", "a secret; unset it to go without"))
-        raw.pop(secret)
-    return raw, origins
+        texts.pop(secret)
+    return texts, origins
 
 
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
     """Add a problem for each misspelled or reserved name; return sentences on other unknowns."""
-    ours = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
+    without_prefix = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
     foreign = []
     misspelled = []
     for name in sorted(environ.keys() - {*model.KNOWN_NAMES, *model.FOREIGN_NAMES}):
+        # Which of ours is meant? Other tools may use a name without the prefix, in any case.
         is_prefixed = name.startswith(_PREFIX)
-        # other tools may use a name without the prefix, in any case
-        near = partial(nearly_equal, name if is_prefixed else name.upper())
-        meant = next(filter(near, model.KNOWN_NAMES if is_prefixed else ours), None)
+        if is_prefixed:
+            meant = _near(name, model.KNOWN_NAMES)
+        else:
+            meant = _near(name.upper(), without_prefix)
+
         if name in model.RESERVED_NAMES:
             problems.append(Problem(name, f"a variable that is {LATER}", "it unset"))
         elif is_prefixed and meant is not None:
@@ -138,24 +171,31 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
             foreign.append(f"{escaped(name)}{hint}")
         elif meant is not None and meant not in environ:
             misspelled.append(f"{name} is no known variable (did you mean {meant}?)")
-    named = [f"unknown and ignored: {first_names(foreign, 8)}"] if foreign else []
-    return (*named, *misspelled)
+    if foreign:
+        misspelled.insert(0, f"unknown and ignored: {first_names(foreign, 8)}")
+    return tuple(misspelled)
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    return next((candidate for candidate in known if nearly_equal(name, candidate)), None)
 
 
 def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yield the rows of `pod-agent env` by group: each variable, its value, origin and meaning."""
     group = ""
-    for name, about in model.VARIABLES.items():
+    for name, variable in model.VARIABLES.items():
         group = model.GROUPS.get(name, group)
         origin = loaded.origins.get(name, "default")
-        value = "********" if name in model.SECRETS else environ.get(name, "")
+        value = ""
+        if not origin.startswith("default"):
+            value = "********" if name in model.SECRETS else environ.get(name, "")
         yield {
             "group": group,
             "name": name,
-            "value": "" if origin.startswith("default") else value,
+            "value": value,
             "origin": origin,
-            "meaning": about.meaning,
-            "default": about.default_text,
+            "meaning": variable.meaning,
+            "default": variable.default_text,
         }
 
 
@@ -166,7 +206,9 @@ def env_lines(rows: Iterable[Mapping[str, str]]) -> Iterator[Line]:
         if row["group"] != group:
             group = row["group"]
             yield Line(f"{group}:", tone="title")
-        now = f"{row['name']}={row['value']}" if row["value"] else row["name"]
+        text = row["name"]
+        if row["value"]:
+            text += f"={row['value']}"
         tone: Tone = "" if row["origin"].startswith("default") else "good"
-        yield Line(now, f"  [{row['origin']}]", tone)
+        yield Line(text, f"  [{row['origin']}]", tone)
         yield Line("    ", f"{row['meaning']}; default: {row['default'] or 'none'}")

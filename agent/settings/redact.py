@@ -109,11 +109,11 @@ def looks_secret(name: str) -> bool:
 
 def secrets_in(name: str, text: str) -> set[str]:
     """Return the secrets of a variable: its whole value, or parts of it."""
-    found = set(_embedded_secrets(text))
+    secrets = set(_embedded_secrets(text))
     whole = text.strip()
     if looks_secret(name) and (name in SECRETS or not _is_ordinary(whole)):
-        found.add(whole)
-    return {secret for secret in found if len(secret) >= SHORTEST}
+        secrets.add(whole)
+    return {secret for secret in secrets if len(secret) >= SHORTEST}
 
 
 def _is_ordinary(text: str) -> bool:
@@ -122,6 +122,7 @@ def _is_ordinary(text: str) -> bool:
 
 def _embedded_secrets(text: str) -> Iterator[str]:
     """Find secrets that are part of a longer value."""
+    # By their place or shape: user info of a URL, a header, a token of a well-known service.
     for user, password in _USER_INFO.findall(text):
         # A short password is masked together with its surroundings, never alone.
         yield password if len(password) >= SHORTEST else f"://{user}:{password}@"
@@ -129,8 +130,10 @@ def _embedded_secrets(text: str) -> Iterator[str]:
     yield from _USER_ALONE.findall(text)
     yield from _BEARER.findall(text)
     yield from _TOKEN.findall(text)
+
+    # By the name before them: assignments, options, members of JSON.
     pairs = (*_PAIR.finditer(text), *_OPTION.finditer(text))
-    named = [(m[1], m[2] or m[3] or m[4]) for m in pairs]
+    named = [(match[1], match[2] or match[3] or match[4]) for match in pairs]
     named += [(key, _unescaped(literal)) for key, literal in _MEMBER.findall(text)]
     for name, value in named:
         if (looks_secret(name) or name.lower() == "pwd") and not _is_ordinary(value):
@@ -168,8 +171,8 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long = {secret for secret in secrets if len(secret) >= SHORTEST}
-        found = {form for secret in long for form in _encodings(secret)}
-        known = sorted(map(re.escape, found), key=len, reverse=True)
+        forms = {form for secret in long for form in _encodings(secret)}
+        known = sorted(map(re.escape, forms), key=len, reverse=True)
         self._pattern = re.compile("|".join(known)) if known else None
 
     def clean(self, text: str) -> str:
@@ -197,7 +200,7 @@ def redactor_for(
     `more` are further names and texts, such as those of a services file.
     """
     everything = (*environ.items(), *more)
-    found = {secret for name, text in everything for secret in secrets_in(name, text)}
+    secrets = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
-        found |= {*secret_texts(settings).values()}
-    return Redactor(found)
+        secrets |= {*secret_texts(settings).values()}
+    return Redactor(secrets)

@@ -71,12 +71,14 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
     if settings.job_args and (command is not None or settings.job == NO_JOB):
         expected = "a recipe in AGENT_JOB, or unset"
         yield Problem("AGENT_JOB_ARGS", "arguments without a recipe", expected)
+
+    # Is it a recipe?
     if settings.job is not None and settings.job not in (*BY_NAME, NO_JOB):
         meant = next((name for name in BY_NAME if nearly_equal(settings.job, name)), "")
         hint = f"{meant} (did you mean that?), or one of " if meant else ""
-        own = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
+        own_command = "(a command of your own goes after --: pod-agent run -- CMD ARG…)"
         names = ", ".join((*BY_NAME, NO_JOB))
-        yield Problem("AGENT_JOB", repr(settings.job), f"{hint}{names} {own}")
+        yield Problem("AGENT_JOB", repr(settings.job), f"{hint}{names} {own_command}")
 
 
 def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
@@ -84,6 +86,8 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     if revision is not None and (settings.model is None or not is_hub_id(settings.model)):
         got = f"{revision} of {settings.model or 'no model'}"
         yield Problem("AGENT_MODEL_REVISION", got, "a model on the hub in AGENT_MODEL, or unset")
+
+    # Is all there that the recipe needs, at places that every node has?
     known = recipe_info(settings, command)
     if known is None:
         return
@@ -93,6 +97,7 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
             yield Problem(name, "nothing", f"{_EXPECTED[name]}, which {known.name} needs")
         elif text is not None and text.startswith(("./", "../", "~")):
             yield Problem(name, repr(text), "an absolute path, or an id: it is read on every node")
+
     if settings.job is not None and settings.launcher not in {None, known.launcher}:
         got = f"'{settings.launcher}' beside {known.name}"
         yield Problem("AGENT_LAUNCHER", got, f"{known.launcher}, or unset")
@@ -101,30 +106,39 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     reward = settings.reward
     job = recipe_info(settings, command)
-    named_by = reward_model(settings)
+
+    # Is a reward server off that the job needs?
     if reward == "off" and needs_reward_url(settings, command):
         who = "a command with {reward_url}" if job is None else job.name
         model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""
         yield Problem("AGENT_REWARD", f"'off' beside {who}", f"builtin, a URL or a command{model}")
+
+    # Is there a reward model that the job does not load, or loads beside a server?
+    named_by = reward_model(settings)
     if job is not None and named_by and not job.loads_reward_model:
         yield Problem(named_by, "a reward model", f"unset: {job.name} loads no reward model")
     elif job is not None and named_by and reward not in {None, "off"}:
         # OpenRLHF would silently use the server alone
         expected = "one of them: AGENT_REWARD=off for the model, or no model for the server"
         yield Problem(named_by, f"a reward model beside AGENT_REWARD={reward}", expected)
+
+    # Is there a token that the job's client does not send? No request would be scored.
     is_off = job is None or job.reward == "unused" or reward_choice(settings, command) == "off"
     if settings.reward_token is not None and job is not None and not (job.sends_token or is_off):
-        # without the token no request would be scored
         expected = f"unset: the reward client of {job.framework} sends no token"
         yield Problem("AGENT_REWARD_TOKEN", f"a token beside {job.name}", expected)
-    if reward is not None and is_url(reward):
-        try:
-            parts = urlsplit(reward)
-            is_fine = bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_fine = False
-        if not is_fine or any(c.isspace() for c in reward):
-            yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
+
+    if reward is not None and is_url(reward) and not _is_valid_url(reward):
+        yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
+
+
+def _is_valid_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_address = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of its port
+        return False
+    return has_address and not any(character.isspace() for character in text)
 
 
 def _check_secrets(settings: Settings) -> Iterator[Problem]:
@@ -149,8 +163,8 @@ def _check_reserved(settings: Settings, command: tuple[str, ...] | None) -> Iter
         "AGENT_PREPARE_EACH": (settings.prepare_each or "",),
     }
     for name, words in texts.items():
-        for found in filter(None, map(reserved_placeholder, words)):
-            yield Problem(name, found, "{head_ip} or an address of yours")
+        for placeholder in filter(None, map(reserved_placeholder, words)):
+            yield Problem(name, placeholder, "{head_ip} or an address of yours")
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:
@@ -161,13 +175,17 @@ def may_listen_on(address: str, settings: Settings) -> bool:
 
 def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:
     """Return AGENT_REWARD, or its default for this job."""
-    return settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
+    if settings.reward:
+        return settings.reward
+    return "builtin" if needs_reward_url(settings, command) else "off"
 
 
 def reward_port(settings: Settings, command: tuple[str, ...] | None, base: Ports) -> int:
     """Return the port of the reward server; a user's command has its own, whatever the platform."""
+    if settings.reward_port:
+        return settings.reward_port
     is_bundled = reward_choice(settings, command) == "builtin"
-    return settings.reward_port or (base if is_bundled else DEFAULTS).reward
+    return base.reward if is_bundled else DEFAULTS.reward
 
 
 def reward_listener(
@@ -183,13 +201,15 @@ def reward_listener(
 def _check_workers(settings: Settings) -> Iterator[Problem]:
     expected = settings.expected_workers
     least = settings.min_workers
-    head = settings.head or ""
     if (settings.partial == "proceed") != (least is not None):
         got = "nothing" if least is None else str(least)
         yield Problem("AGENT_MIN_WORKERS", got, "a number with AGENT_PARTIAL=proceed, or neither")
+
+    head = settings.head or ""
     if expected != 0 and (head.startswith("127.") or head in {"localhost", "::1"}):
         got = f"{head}, which on every node is that node itself"
         yield Problem("AGENT_HEAD", got, "the address of the head that other nodes can reach")
+
     if expected is not None and least is not None and least > expected:
         limit = "a minimum no larger than EXPECTED_WORKERS"
         yield Problem("AGENT_MIN_WORKERS + EXPECTED_WORKERS", f"{least} of {expected}", limit)
@@ -241,16 +261,17 @@ _HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
 
 def flags_of(words: tuple[str, ...]) -> list[tuple[str, str | None]]:
     """Parse `--a=b`, `--a b` and `--a`; a word that follows no flag gets an empty name."""
-    found: list[tuple[str, str | None]] = []
+    flags: list[tuple[str, str | None]] = []
     for word in words:
+        last_name, last_value = flags[-1] if flags else ("", None)
         if word.startswith("-"):
             name, equals, value = word.partition("=")
-            found.append((name, value if equals else None))
-        elif found and found[-1][0] and found[-1][1] is None:
-            found[-1] = (found[-1][0], word)
+            flags.append((name, value if equals else None))
+        elif last_name and last_value is None:
+            flags[-1] = (last_name, word)
         else:
-            found.append(("", word))
-    return found
+            flags.append(("", word))
+    return flags
 
 
 def flags_for_node(words: tuple[str, ...], *, is_head: bool) -> list[str]:

@@ -125,10 +125,10 @@ def one_of(*choices: Choice) -> Callable[[str], Choice]:
     """Make a reader of one of these words."""
 
     def read(text: str) -> Choice:
-        found = {choice.lower(): choice for choice in choices}.get(text.strip().lower())
-        if found is None:
+        choice = {choice.lower(): choice for choice in choices}.get(text.strip().lower())
+        if choice is None:
             raise ValueError(f"one of {', '.join(choices)}")
-        return found
+        return choice
 
     return read
 
@@ -215,8 +215,8 @@ _RESERVED_PLACEHOLDER = re.compile(r"(?<!\$)\{address:[^{}]*\}")
 
 def reserved_placeholder(text: str) -> str:
     """Return the first `{address:NAME}` of a text, which a later version will fill in, or ''."""
-    found = _RESERVED_PLACEHOLDER.search(text)
-    return "" if found is None else f"{found[0]}, which is {LATER}"
+    placeholder = _RESERVED_PLACEHOLDER.search(text)
+    return "" if placeholder is None else f"{placeholder[0]}, which is {LATER}"
 
 
 def shell_words(text: str) -> tuple[str, ...]:

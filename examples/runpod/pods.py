@@ -29,17 +29,11 @@ TEMPLATE_ONLY = ("category", "public", "serverless")  # what a template has and 
 
 def main() -> int:
     """Make all pods, or none."""
-    parser = argparse.ArgumentParser(description="Make the pods of template.json.")
-    add = parser.add_argument
-    add("--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'")
-    add("--gpus", type=int, required=True, help="GPUs on each pod")
-    where = "data center with Global Networking, of the network volume if there is one"
-    add("--center", required=True, help=where)
-    options = parser.parse_args()
-    if not os.environ.get("RUNPOD_API_KEY"):
-        parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
+    options = parsed()
     template = json.loads(TEMPLATE.read_text(encoding="utf-8"))
-    names = ["head", *(f"worker-{n + 1}" for n in range(int(template["env"]["EXPECTED_WORKERS"])))]
+    workers = int(template["env"]["EXPECTED_WORKERS"])
+    names = ["head", *(f"worker-{number}" for number in range(1, workers + 1))]
+
     made: list[str] = []
     try:
         for name in names:
@@ -50,16 +44,36 @@ def main() -> int:
         text = error.read().decode(errors="replace") if isinstance(error, HTTPError) else ""
         print(f"not complete: {text or repr(error)}", file=sys.stderr)
         print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
-        for pod_id in made:
-            try:
-                call("DELETE", f"pods/{pod_id}")
-                print(f"pod {pod_id} is terminated", file=sys.stderr)
-            except Exception as problem:  # noqa: BLE001, PERF203 - the others are still terminated
-                why = f"may still bill, terminate it by hand: {problem!r}"
-                print(f"pod {pod_id} {why}", file=sys.stderr)
+        terminate(made)
         return 1
+
     print(f"the head's log: pod {made[0]} in the console; it names every worker that is missing")
     return 0
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line; without an API key, exit with 2."""
+    parser = argparse.ArgumentParser(description="Make the pods of template.json.")
+    add = parser.add_argument
+    add("--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'")
+    add("--gpus", type=int, required=True, help="GPUs on each pod")
+    where = "data center with Global Networking, of the network volume if there is one"
+    add("--center", required=True, help=where)
+    options = parser.parse_args()
+    if not os.environ.get("RUNPOD_API_KEY"):
+        parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
+    return options
+
+
+def terminate(pods: list[str]) -> None:
+    """Terminate pods; name those that may still bill."""
+    for pod_id in pods:
+        try:
+            call("DELETE", f"pods/{pod_id}")
+            print(f"pod {pod_id} is terminated", file=sys.stderr)
+        except Exception as problem:  # noqa: BLE001, PERF203 - the others are still terminated
+            why = f"may still bill, terminate it by hand: {problem!r}"
+            print(f"pod {pod_id} {why}", file=sys.stderr)
 
 
 def pod(
@@ -67,7 +81,9 @@ def pod(
 ) -> dict[str, Any]:
     """Return the request for one pod; a worker's request has HEAD_POD_ID."""
     settings = {key: value for key, value in template.items() if key not in TEMPLATE_ONLY}
-    env = settings["env"] if head is None else {**settings["env"], "HEAD_POD_ID": head}
+    env = dict(settings["env"])
+    if head is not None:
+        env["HEAD_POD_ID"] = head
     return {
         **settings,
         "name": name,
@@ -87,8 +103,8 @@ def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str
     data = None if body is None else json.dumps(body).encode()
     request = Request(f"{API}/{path}", data, headers, method=method)  # noqa: S310 - API is an https URL
     with urlopen(request, timeout=60) as reply:  # noqa: S310 - same
-        found: dict[str, Any] = json.loads(reply.read() or b"{}")
-        return found
+        answer: dict[str, Any] = json.loads(reply.read() or b"{}")
+        return answer
 
 
 if __name__ == "__main__":

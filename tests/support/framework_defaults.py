@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.local import whole_numbers
-from agent.cli.recipes import node_sizes, recipe_command
+from agent.cli.options import whole_numbers
+from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.settings.jobs import RECIPES
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ PURE = {
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
 READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus")}
 READ_ENVIRON = {"agent/cli/command_line.py", "agent/__main__.py", "agent/processes/parent.py"}
-SLEEP = {"agent/cli/remote.py"}
+SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
@@ -56,9 +56,9 @@ RIDDLES = re.compile(
 LATE_IMPORTS = {
     "agent/run/main.py": "what runs once `ray start` was launched",
     "agent/run/end.py": "what holds a pod, and makes a bundle, at the end of a run",
-    "agent/run/plan_input.py": "yaml, for a runtime_env that is not JSON",
+    "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
-    "agent/cli/remote.py": "rich, which is optional",
+    "agent/cli/watch_status.py": "rich, which is optional",
     "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
     "agent/processes/waiting.py": "tenacity, which nothing needs before `ray start`",
 }

@@ -31,27 +31,37 @@ def dstack(request: Request) -> list[StartFile]:
     )
     commands = [*setup_commands(request, folders), *run_commands(request, target)]
     commands.append(f"exec sh {target} run")
-    # a scalar of YAML is plain unless it must be quoted
-    scalars = [json.dumps(one) if ": " in one or " #" in one else one for one in commands]
     text = fill(
         "dstack.yml",
         request,
         variables=yaml_mapping(job_variables(request, folders, restarted=True), 2),
-        sent="" if request.url else request.agent or "pod-agent",
-        commands="\n".join(f"- {scalar}" for scalar in scalars),
+        sent=_sent_file(request),
+        commands="\n".join(f"- {_yaml_scalar(command)}" for command in commands),
     )
     steps = (f'dstack secret set ray_auth_token "{_RANDOM}"', f"dstack apply -f {name}")
     return [StartFile(name, text, (*_copied(request), *steps))]
 
 
+def _yaml_scalar(text: str) -> str:
+    """Return a text as a scalar of YAML, which is plain unless it must be quoted."""
+    must_be_quoted = ": " in text or " #" in text
+    return json.dumps(text) if must_be_quoted else text
+
+
+def _sent_file(request: Request) -> str:
+    """Return the path of the one file here, or '' where nodes fetch it."""
+    return "" if request.url else request.agent or "pod-agent"
+
+
 def _copied(request: Request) -> tuple[str, ...]:
     """Return the step that puts the one file beside the start file, where it is sent along."""
-    return () if request.url or request.agent else ("cp dist/pod-agent pod-agent",)
+    if request.url or request.agent:
+        return ()
+    return ("cp dist/pod-agent pod-agent",)
 
 
 def skypilot(request: Request) -> list[StartFile]:
     """Return a task of SkyPilot; the one file is a file mount."""
-    preset = request.preset
     name = f"{request.recipe}.sky.yaml"
     target = "/root/pod-agent"
     folders = Folders(
@@ -59,19 +69,23 @@ def skypilot(request: Request) -> list[StartFile]:
     )
     variables = job_variables(request, folders, restarted=False) or {"AGENT_JOB": "rehearsal"}
     setup = setup_commands(request, folders)
-    run = run_commands(request, target)
-    mounts = {} if request.url else {target: request.agent or "pod-agent"}
-    if preset.services:
-        mounts["/root/services.toml"] = f"examples/services/{preset.services}"
+    run = [*run_commands(request, target), f"exec sh {target} run"]
+    mounts = {} if request.url else {target: _sent_file(request)}
+
+    # Search-R1's retriever needs its services file and its index.
+    services = request.preset.services
+    if services:
+        mounts["/root/services.toml"] = f"examples/services/{services}"
         variables = {"AGENT_SERVICES": "/root/services.toml", **variables}
         setup.append(_SEARCH_INDEX)
+
     text = fill(
         "skypilot.yaml",
         request,
         mounts=yaml_mapping(mounts, 2),
         variables=yaml_mapping(variables, 2),
         setup="\n".join(setup),
-        run="\n".join([*run, f"exec sh {target} run"]),
+        run="\n".join(run),
     )
     steps = (
         f"export RAY_AUTH_TOKEN={_RANDOM}",
@@ -93,21 +107,24 @@ fi"""
 def runpod(request: Request) -> list[StartFile]:
     """Return the request for an Instant Cluster, or the template of pods."""
     gpu = "NVIDIA H100 80GB HBM3"
-    shared = bool(request.volume)
+    has_volume = bool(request.volume)
     folders = Folders(
-        "/workspace/data",
-        "/workspace" if shared else "/opt",
-        "/workspace/checkpoints",
-        "/workspace/agent-logs",
-        "/workspace/huggingface",
-        shared,
+        data="/workspace/data",
+        code="/workspace" if has_volume else "/opt",
+        checkpoints="/workspace/checkpoints",
+        logs="/workspace/agent-logs",
+        models="/workspace/huggingface",
+        is_shared=has_volume,
     )
+
+    # The container's command: the agent, after what its image lacks.
     target = "/opt/pod-agent" if request.url else request.agent or "/workspace/pod-agent"
     start = [*setup_commands(request, folders), *run_commands(request, target)]
     command = f"sh {target} run"
     if start:
         script = " && ".join([*start, f"exec {command}"]).replace('"', '\\"')
         command = f'bash -c "{script}"'
+
     variables = job_variables(request, folders, restarted=True)
     text = fill(
         "runpod.json",
@@ -116,22 +133,24 @@ def runpod(request: Request) -> list[StartFile]:
         gpu=gpu,
         command=json.dumps(command, ensure_ascii=False),
         variables=",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in variables.items()),
-        volume=json.dumps(request.volume) if shared else "",
-        persistent=not shared,
+        volume=json.dumps(request.volume) if has_volume else "",
+        persistent=not has_volume,
         **{kind: kind == request.variant for kind in ("pods", "cluster")},
     )
-    following = ["# in RunPod's console: make the secret ray_auth_token (openssl rand -hex 32)"]
+
+    # What to do with the file.
+    steps = ["# in RunPod's console: make the secret ray_auth_token (openssl rand -hex 32)"]
     if request.variant == "cluster":
         name = "instant-cluster.json"
-        following.append(f"# POST {name} to https://api.runpod.io/v2/clusters")
+        steps.append(f"# POST {name} to https://api.runpod.io/v2/clusters")
     else:
         name = "template.json"
         where = f"--gpus {request.gpus} --center EU-RO-1"
-        following.append(f"RUNPOD_API_KEY=… python3 pods.py --gpu {gpu!r} {where}")
-    if shared and not request.url:
+        steps.append(f"RUNPOD_API_KEY=… python3 pods.py --gpu {gpu!r} {where}")
+    if has_volume and not request.url:
         place = f"s3://{request.volume}/pod-agent --endpoint-url https://s3api-eu-ro-1.runpod.io"
-        following.insert(0, f"aws s3 cp dist/pod-agent {place} --region eu-ro-1")
-    return [StartFile(name, text, tuple(following))]
+        steps.insert(0, f"aws s3 cp dist/pod-agent {place} --region eu-ro-1")
+    return [StartFile(name, text, tuple(steps))]
 
 
 def ssh(request: Request) -> list[StartFile]:
@@ -141,7 +160,9 @@ def ssh(request: Request) -> list[StartFile]:
         "/root/data", "/opt", "/root/checkpoints", models="/root/huggingface", is_shared=False
     )
     variables = job_variables(request, folders, restarted=False)
-    given = "\n".join(f"--env {shlex.quote(f'{k}={v}')}" for k, v in variables.items())
+    given = "\n".join("--env " + shlex.quote(f"{name}={text}") for name, text in variables.items())
+
+    # What the image lacks is done by a shell, which then becomes the agent.
     setup = " && ".join([*setup_commands(request, folders), *run_commands(request)])
     script = shlex.quote(f'{setup} && exec pod-agent "$@"')
     text = fill(
@@ -174,44 +195,35 @@ _SLURM_HOW = {
 def slurm(request: Request) -> list[StartFile]:
     """Return the batch script: without containers, or with apptainer, Pyxis or podman."""
     variant = request.variant
-    checkout = request.preset.checkout
-    install = request.preset.install
     is_pyxis = variant == "pyxis"
-    in_home = "/workspace" if is_pyxis else "$HOME"
-    checkpoints = "/workspace/checkpoints" if is_pyxis else "$PWD/checkpoints"
-    folders = Folders(f"{in_home}/data", in_home, checkpoints)
+    folders = Folders("$HOME/data", "$HOME", "$PWD/checkpoints")
+    if is_pyxis:
+        folders = Folders("/workspace/data", "/workspace", "/workspace/checkpoints")
     variables = job_variables(request, folders, restarted=True)
     variables.pop("AGENT_JOB", None)
     if variant == "none":
         variables.pop("PYTHONPATH", None)  # the framework is installed in ~/venv
-    image = request.image or (_AMD_IMAGE if variant == "podman" else request.container_image)
-    if variant == "apptainer" and not request.image:
-        image = f"docker://{image}"
-    code = ""
-    if checkout is not None:
-        purpose = "'s repository, for its program that makes the data."
-        if variant != "none":
-            purpose = " runs from its repository."
-        command = checkout.command("$PWD" if is_pyxis else "$HOME")
-        code = f"{comment(checkout.folder + purpose)}\n{command}"
+
+    # The command: the agent, after what the image lacks.
     command = "pod-agent run" if is_pyxis else '"$agent" run'
-    if install:  # what the image lacks
-        script = " && ".join(install).replace("'", '"')
+    if request.preset.install:
+        script = " && ".join(request.preset.install).replace("'", '"')
         command = f"bash -c '{script} && exec \"$@\"' bash {command}"
+
     name = _SBATCH_NAMES.get(variant, f"{variant}.sbatch")
     agent = request.agent or "$HOME/pod-agent"
     text = fill(
         "slurm.sbatch",
         request,
         name=name,
-        image=image,
+        image=_slurm_image(request),
         agent=agent,
         variables=shell_exports(variables),
         how=_SLURM_HOW[variant],
         container=variant != "none",
-        checkout=code,
+        checkout=_slurm_checkout(request),
         command=command,
-        **{one: one == variant for one in _SLURM_HOW},
+        **{known: known == variant for known in _SLURM_HOW},
     )
     steps = (
         "mkdir -p -m 700 ~/.config/pod-agent",
@@ -220,6 +232,28 @@ def slurm(request: Request) -> list[StartFile]:
         f"sbatch {name}",
     )
     return [StartFile(name, text, steps)]
+
+
+def _slurm_image(request: Request) -> str:
+    if request.image:
+        return request.image
+    if request.variant == "podman":
+        return _AMD_IMAGE
+    if request.variant == "apptainer":
+        return f"docker://{request.container_image}"
+    return request.container_image
+
+
+def _slurm_checkout(request: Request) -> str:
+    """Return the lines that clone the framework's repository, or ''."""
+    checkout = request.preset.checkout
+    if checkout is None:
+        return ""
+    purpose = "'s repository, for its program that makes the data."
+    if request.variant != "none":
+        purpose = " runs from its repository."
+    command = checkout.command("$PWD" if request.variant == "pyxis" else "$HOME")
+    return f"{comment(checkout.folder + purpose)}\n{command}"
 
 
 _SHARED = "/workspace"
@@ -233,8 +267,13 @@ _MANIFESTS = {
 
 def _in_workspace(code: str) -> Folders:
     """Return the folders on a claim that every pod mounts."""
-    own = (f"{_SHARED}/data", code, f"{_SHARED}/checkpoints", f"{_SHARED}/agent-logs")
-    return Folders(*own, f"{_SHARED}/huggingface")
+    return Folders(
+        data=f"{_SHARED}/data",
+        code=code,
+        checkpoints=f"{_SHARED}/checkpoints",
+        logs=f"{_SHARED}/agent-logs",
+        models=f"{_SHARED}/huggingface",
+    )
 
 
 def kubernetes(request: Request) -> list[StartFile]:
@@ -242,8 +281,19 @@ def kubernetes(request: Request) -> list[StartFile]:
     kind = request.variant
     folders = _in_workspace("/opt")
     name, container = _MANIFESTS[kind]
-    # data, checkpoints or the one file are on a volume
-    claim = request.recipe != "rehearsal" or not request.url
+    agent = f"{_SHARED}/pod-agent"
+    if request.url:
+        agent = "/opt/agent/pod-agent"
+    elif request.agent:
+        agent = request.agent
+
+    # Are data, checkpoints or the one file on a volume?
+    has_claim = request.recipe != "rehearsal" or not request.url
+    claim = ""
+    if has_claim:
+        root = "" if request.url else " with dist/pod-agent in its root,"
+        claim = f" a claim `rl-workspace` that every pod can mount (ReadWriteMany),{root} and"
+
     variables = {
         "AGENT_STOP_GRACE": "90s",
         "AGENT_WAIT_HEAD": "30m",
@@ -251,26 +301,27 @@ def kubernetes(request: Request) -> list[StartFile]:
         **({"AGENT_ON_DONE": "hold"} if kind == "lws" else {}),
         **job_variables(request, folders, restarted=kind == "lws"),
     }
-    if not claim:
+    if not has_claim:
         variables.pop("AGENT_LOG_DIR", None)
-    root = "" if request.url else " with dist/pod-agent in its root,"
-    once = f" a claim `rl-workspace` that every pod can mount (ReadWriteMany),{root} and"
-    agent = "/opt/agent/pod-agent" if request.url else request.agent or f"{_SHARED}/pod-agent"
-    gpus = f"nvidia.com/gpu: {request.gpus}"
+
+    resources = "cpu: 8, memory: 32Gi"
+    if request.gpus:
+        resources = f"nvidia.com/gpu: {request.gpus}"
     pod = fill(
         "kubernetes_pod.yaml",
         request,
         name=name,
         container=container,
-        resources=f"{{limits: {{{gpus if request.gpus else 'cpu: 8, memory: 32Gi'}}}}}",
+        resources=f"{{limits: {{{resources}}}}}",
         shared_memory="128Gi" if request.gpus else "8Gi",
-        claim=once if claim else "",
+        claim=claim,
         command=_command_lines(request, folders, agent),
         variables=yaml_env(variables, 6),
         quoted_url=json.dumps(request.url),
-        **{one: one == kind for one in _MANIFESTS},
+        **{known: known == kind for known in _MANIFESTS},
     )
     text = fill(f"kubernetes_{kind}.yaml", request, pod=pod)
+
     steps = [
         f'kubectl create secret generic pod-agent --from-literal=ray-auth-token="{_RANDOM}"',
         f"kubectl apply -f {name}",
@@ -293,15 +344,20 @@ def kuberay(request: Request) -> list[StartFile]:
     """Return a RayJob, whose submitter is the agent."""
     folders = _in_workspace(_SHARED)
     agent = request.agent or f"{_SHARED}/pod-agent"
+
+    # Some variables are those of the cluster's pods, all others of the submitter.
     variables = job_variables(request, folders, restarted=False)
     names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
     cluster: dict[str, str] = {name: variables.pop(name) for name in names}
     own = {"EXPECTED_WORKERS": str(request.nodes - 1), "AGENT_STOP_GRACE": "90s"}
-    gpus = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"
+
+    resources = "cpu: 8, memory: 32Gi"
+    if request.gpus:
+        resources = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"
     text = fill(
         "kuberay.yaml",
         request,
-        size=f"{{limits: {{{gpus if request.gpus else 'cpu: 8, memory: 32Gi'}}}}}",
+        size=f"{{limits: {{{resources}}}}}",
         cluster_env=yaml_env(cluster or {"HF_HOME": folders.models}, 18),
         agent=agent,
         env=yaml_env({**own, **variables}, 12),

@@ -73,18 +73,21 @@ class Folders(Value, frozen=True):
 
 def setup_commands(request: Request, folders: Folders) -> list[str]:
     """Return the shell commands that must have run in the container before the agent starts."""
-    checkout = request.preset.checkout
-    clone = [] if checkout is None else [checkout.command(folders.code)]
-    return [*clone, *request.preset.install]
+    commands = [*request.preset.install]
+    if request.preset.checkout is not None:
+        commands.insert(0, request.preset.checkout.command(folders.code))
+    return commands
 
 
 def run_commands(request: Request, target: str = "") -> list[str]:
     """Return the shell commands that enter the job's folder and fetch the one file to `target`."""
-    enter = [f"cd {request.preset.code}"] if request.preset.code else []
-    if not target or not request.url:
-        return enter
-    check = f"echo '{request.sha256}  {target}' | sha256sum --check --quiet"
-    return [*enter, f"curl -fsSLo {target} {request.url} && {check}"]
+    commands = []
+    if request.preset.code:
+        commands.append(f"cd {request.preset.code}")
+    if target and request.url:
+        check = f"echo '{request.sha256}  {target}' | sha256sum --check --quiet"
+        commands.append(f"curl -fsSLo {target} {request.url} && {check}")
+    return commands
 
 
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
@@ -93,10 +96,13 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     recipe = request.recipe
     if recipe == "rehearsal":
         return {"AGENT_LOG_DIR": folders.logs} if folders.logs else {}
+
     known = {"data": folders.data, "code": folders.code}
-    code = f"{folders.code}/{preset.checkout.folder}" if preset.checkout is not None else ""
+    code = ""
+    if preset.checkout is not None:
+        code = f"{folders.code}/{preset.checkout.folder}"
     prepare = "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH"
-    found = {
+    variables = {
         "AGENT_JOB": recipe,
         "AGENT_MODEL": preset.model,
         "AGENT_TRAIN_DATA": preset.train.format_map(known),
@@ -110,7 +116,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         "PYTHONPATH": code,
         "HF_HOME": folders.models,
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in variables.items() if text}
 
 
 # --- text --------------------------------------------------------------------------------------
@@ -144,20 +150,25 @@ def fill(template: str, request: Request, **values: object) -> str:
         **values,
     }
 
-    def value(found: re.Match[str]) -> str:
-        if found[3]:
-            return str(values[found[3]])
-        text = str(values[found[2]]).rstrip("\n")
-        return textwrap.indent(text, found[1]) + "\n" if text else ""
+    def section(match: re.Match[str]) -> str:
+        name, lines = match.groups()
+        return lines if values[name] else ""
 
-    def wrapped(found: re.Match[str]) -> str:
-        before, _, rest = found[0].partition("#~")
+    def value(match: re.Match[str]) -> str:
+        indentation, alone_on_line, within_line = match.groups()
+        if within_line:
+            return str(values[within_line])
+        text = str(values[alone_on_line]).rstrip("\n")
+        return textwrap.indent(text, indentation) + "\n" if text else ""
+
+    def wrapped(match: re.Match[str]) -> str:
+        before, _, rest = match[0].partition("#~")
         lines = [line.strip() for line in rest.split("#~")]
         paragraphs = "\n".join(lines).split("\n\n")
         return textwrap.indent(comment(*paragraphs), before) + "\n"
 
     text = (_TEMPLATES / template).read_text(encoding="utf-8")
-    text = _CONDITION.sub(lambda found: found[2] if values[found[1]] else "", text)
+    text = _CONDITION.sub(section, text)
     return _WRAPPED.sub(wrapped, _VALUE.sub(value, text))
 
 
@@ -181,8 +192,8 @@ def yaml_value(text: str, indent: int) -> str:
     """Return a string as a value of YAML; a long one is folded over several lines."""
     if len(text) > WIDTH - 30 and " " in text and "  " not in text:
         return "\n  ".join([">-", *_lines(text, WIDTH - indent - 2)])
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _READ_AS_OTHERS
-    return text if plain else json.dumps(text)
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _READ_AS_OTHERS
+    return text if is_plain else json.dumps(text)
 
 
 def yaml_mapping(values: Mapping[str, str], indent: int) -> str:
@@ -204,5 +215,7 @@ def shell_exports(values: Mapping[str, str]) -> str:
     for name, text in values.items():
         quoted = " \\\n  ".join(_lines(text, WIDTH - 12 - len(name)))
         needs_quotes = re.search(r"[^\w$./@:=-]", text) is not None
-        lines.append(f'export {name}="{quoted}"' if needs_quotes else f"export {name}={quoted}")
+        if needs_quotes:
+            quoted = f'"{quoted}"'
+        lines.append(f"export {name}={quoted}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agent.decisions import worker
 from agent.decisions.shared import ALL_REDUCE, Answer, StepOver
 from agent.decisions.worker import worker_state as w
-from agent.plan.make import service_only_ranks
+from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.run.worker import first_state, make_hello, record_reachability

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from agent.base.ports import DEFAULTS, Ports, port_map, ports_for_job
-from agent.plan.make import port_clashes, temp_dir
+from agent.plan.listeners import port_clashes
+from agent.plan.make import temp_dir
 from agent.platforms import rank_variables
 from agent.platforms.resolve import port_base
 from agent.settings import load

@@ -14,7 +14,7 @@ from agent.base.errors import PreflightError, SettingsError
 from agent.base.ports import port_map
 from agent.cli.command_line import main
 from agent.node.read import taken_ports
-from agent.plan.make import port_clashes
+from agent.plan.listeners import port_clashes
 from agent.platforms.resolve import detect_platform
 from agent.port.sockets import bind
 from agent.run import plan_input

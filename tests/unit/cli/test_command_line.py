@@ -12,7 +12,8 @@ import pytest
 
 from agent.base.text import NO_TERMINAL, Line, Terminal
 from agent.cli.command_line import main
-from agent.cli.local import SHELLS, completion_for, flags_of
+from agent.cli.completion_verb import SHELLS, completion_for
+from agent.cli.parser import flags_of
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import VARIABLES
 from support.worlds import SECRET

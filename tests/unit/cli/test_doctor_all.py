@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent.base.errors import UnavailableError
 from agent.checks.finding import Finding, Level, group_findings
-from agent.cli import remote
-from agent.cli.remote import ask
+from agent.cli import doctor_verb
+from agent.cli.http_request import ask
 from agent.decisions.head import head_state as h
 from agent.port.sockets import bind
 from support.fake_runs import status_of
@@ -73,16 +73,16 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = environ_of(head.port, tmp_path)
-        assert remote.show_findings(environ, as_json=False) == 78
+        assert doctor_verb.show_findings(environ, as_json=False) == 78
         assert capsys.readouterr().out.splitlines() == [
             "FAIL disk: full. Empty [pod1]",
             "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
             "     nothing is known about 10.0.0.9: no agent runs there",
             "ok   1 check passed",
         ]
-        assert remote.show_findings(environ, as_json=False, verbose=True) == 78
+        assert doctor_verb.show_findings(environ, as_json=False, verbose=True) == 78
         assert "ok   ray: 2.60 [all nodes]" in capsys.readouterr().out
-        assert remote.show_findings(environ, as_json=True) == 78
+        assert doctor_verb.show_findings(environ, as_json=True) == 78
         data = json.loads(capsys.readouterr().out)
         assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])
 
@@ -92,7 +92,7 @@ def test_without_proof_nothing_is_answered(tmp_path: Path) -> None:
     with a_head() as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401
         with pytest.raises(UnavailableError, match="RAY_AUTH_TOKEN"):
-            remote.show_findings(environ_of(head.port, tmp_path), as_json=False)
+            doctor_verb.show_findings(environ_of(head.port, tmp_path), as_json=False)
     with a_head(SECRET) as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings", KEY).status == 401
         assert ask(f"http://127.0.0.1:{head.port}/findings", SECRET).status == 200
@@ -104,4 +104,4 @@ def test_no_head_answers(tmp_path: Path) -> None:
     port = free.getsockname()[1]
     free.close()
     with pytest.raises(UnavailableError, match="connection refused"):
-        remote.show_findings(environ_of(port, tmp_path), as_json=False)
+        doctor_verb.show_findings(environ_of(port, tmp_path), as_json=False)

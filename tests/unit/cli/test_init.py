@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.cli.init import PLATFORMS
+from agent.cli.init_verb import PLATFORMS
 from agent.cli.start_files.request import (
     Folders,
     Request,

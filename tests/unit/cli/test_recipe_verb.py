@@ -14,14 +14,14 @@ import pytest
 
 from agent.base.errors import AgentError, PreflightError
 from agent.base.text import Terminal, shell_line
-from agent.cli.local import whole_number, whole_numbers
-from agent.cli.recipes import (
+from agent.cli.options import whole_number, whole_numbers
+from agent.cli.recipe_verb import (
     command_json,
     command_text,
     node_sizes,
     recipe_command,
-    recipe_lines,
 )
+from agent.cli.recipes_verb import recipe_lines
 from agent.frameworks.recipe import Command, NodeSize
 from agent.settings.jobs import RECIPES, RecipeInfo
 from support.toy_recipe import NAME, NEEDED, toy

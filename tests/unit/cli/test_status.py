@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.errors import UnavailableError
-from agent.cli import remote
+from agent.cli import status_verb
 from agent.cli.command_line import main
 from support.http_peer import answering, reply
 
@@ -35,7 +35,7 @@ def test_whatever_answers(body: bytes, words: str, tmp_path: Path) -> None:
     with answering(reply(body)) as peer:
         environ = {"AGENT_PORT": str(peer.port), "AGENT_LOG_DIR": str(tmp_path)}
         with pytest.raises(UnavailableError, match=words):
-            remote.show_status(environ, as_json=False)
+            status_verb.show_status(environ, as_json=False)
 
 
 def test_the_head_of_a_worker_must_be_a_head(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_head_of_a_worker_must_be_a_head(tmp_path: Path) -> None:
     with answering(answer) as peer:
         environ["AGENT_PORT"] = str(peer.port)
         with pytest.raises(UnavailableError, match="is a worker's, not the head's"):
-            remote.show_status(environ, as_json=False)
+            status_verb.show_status(environ, as_json=False)
 
 
 @pytest.mark.parametrize(("head", "code"), [("200 OK", 0), ("503 Not yet", 69), ("302 Found", 69)])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import UnavailableError
-from agent.cli import remote
+from agent.cli import status_verb, watch_status
 from agent.port.status import lines_by_content
 from support.event_stream import StreamedHead, streamed_head
 from support.http_peer import answering, reply
@@ -151,7 +151,7 @@ def test_a_lost_head_ends_the_watch() -> None:
         shown.append(outage or status["phase"])
 
     with pytest.raises(UnavailableError) as caught:
-        remote._show_until_end(show, "10.0.0.4:8266", told, lambda: next(now))  # noqa: SLF001 - the loop itself
+        watch_status.show_until_end(show, "10.0.0.4:8266", told, lambda: next(now))
     words = caught.value.sentence()
     assert shown == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
@@ -163,7 +163,7 @@ def test_a_lost_head_ends_the_watch() -> None:
 
 def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     """A second line is printed when the head answers again."""
-    show = remote.ChangedLines(lines_by_content)
+    show = watch_status.ChangedLines(lines_by_content)
     show(run_of(1), "")
     capsys.readouterr()
     for outage in ("it does not answer", "it does not answer", ""):
@@ -176,7 +176,7 @@ def test_an_agent_of_another_version(tmp_path: Path) -> None:
     """Its status cannot be shown."""
     body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
     with answering(reply(body)) as peer, pytest.raises(UnavailableError, match="another version"):
-        remote.show_status(environ_of(peer.port, tmp_path), as_json=False, watch=True)
+        status_verb.show_status(environ_of(peer.port, tmp_path), as_json=False, watch=True)
 
 
 def test_without_a_head_it_ends(tmp_path: Path) -> None:
@@ -184,4 +184,4 @@ def test_without_a_head_it_ends(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UnavailableError, match="no head's agent answers"):
-        remote.show_status(environ_of(port, tmp_path), as_json=False, watch=True)
+        status_verb.show_status(environ_of(port, tmp_path), as_json=False, watch=True)

@@ -10,8 +10,8 @@ import pytest
 
 from agent.base.errors import AgentError
 from agent.bundled import trl_grpo
-from agent.cli.local import whole_numbers
-from agent.cli.recipes import node_sizes, recipe_command
+from agent.cli.options import whole_numbers
+from agent.cli.recipe_verb import node_sizes, recipe_command
 from support.framework_defaults import (
     FOLDER,
     NAMES,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.local import model_size
-from agent.cli.recipes import node_sizes, recipe_command
+from agent.cli.options import model_size
+from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput
 from support.framework_defaults import parsed

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from agent.base.errors import PreflightError
-from agent.cli.local import model_size
-from agent.cli.recipes import node_sizes, recipe_command
+from agent.cli.options import model_size
+from agent.cli.recipe_verb import node_sizes, recipe_command
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import Command

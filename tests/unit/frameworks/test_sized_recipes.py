@@ -9,8 +9,8 @@ import pytest
 
 from agent.base.errors import PreflightError
 from agent.cli.command_line import main
-from agent.cli.local import model_size
-from agent.cli.recipes import node_sizes, recipe_command
+from agent.cli.options import model_size
+from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis, RecipeInput
 from agent.settings.jobs import RECIPES

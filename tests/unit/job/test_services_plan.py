@@ -13,7 +13,8 @@ from agent.job.services_file import parse
 from agent.node import read
 from agent.node.facts import Framework
 from agent.node.read import disk_of
-from agent.plan.make import make_plan, service_problems
+from agent.plan.make import make_plan
+from agent.plan.plan_services import service_problems
 from agent.plan.show import render
 from agent.platforms.resolve import resolve
 from agent.run import plan_input

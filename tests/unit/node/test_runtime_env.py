@@ -17,7 +17,7 @@ from agent.base import times
 from agent.base.errors import Problem, SettingsError
 from agent.node.python_facts import ray_facts
 from agent.node.upload import LIMIT, measure
-from agent.run.plan_input import read_runtime_env
+from agent.run.plan_files import read_runtime_env
 from support.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from agent.base import times
-from agent.cli import remote
+from agent.cli.http_request import ask
+from agent.cli.running_head import status_at
 from agent.decisions.head.head_state import WorkerReported
 from agent.port import access as control_access
 from agent.port import server as control_server
@@ -272,7 +273,7 @@ def test_few_bearer_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
             assert refused.status == 429
             assert "Retry-After" in refused.headers
         url = f"http://{port.here}/status"
-        assert remote.ask(url, SECRET).status == 200  # signed
+        assert ask(url, SECRET).status == 200  # signed
         connection = http.client.HTTPConnection(
             "127.0.0.1", port.number, timeout=SECONDS, source_address=("127.0.0.2", 0)
         )
@@ -436,5 +437,5 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
         return by_name("127.0.0.1", *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
-    found = remote.status_at(f"my-own-alias:{bare.number}", settings_of({}))
+    found = status_at(f"my-own-alias:{bare.number}", settings_of({}))
     assert found == {**STATUS, "phase": "joining \\ud800 Ray"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from msgspec.structs import replace
 
-from agent.cli import remote
+from agent.cli import doctor_verb
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import SAMPLE, Answer, Order, OrderKind, Tick
@@ -187,7 +187,7 @@ def test_doctor_steers_no_terminal(
     monkeypatch.setattr(served, "FINDINGS", findings)
     with served.a_head(token=SECRET) as head:
         environ = {**served.environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET}
-        assert remote.show_findings(environ, as_json=False) == 0
+        assert doctor_verb.show_findings(environ, as_json=False) == 0
     out = capsys.readouterr().out
     assert "pwned" in out
     assert all(line.isprintable() for line in out.splitlines())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cli.remote import ask
+from agent.cli.http_request import ask
 from support.http_peer import Peer, answering, reply
 from support.worlds import SECRET
 
@@ -71,7 +71,7 @@ def test_a_slow_answer_ends_at_the_limit() -> None:
 
 def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless answer, or a compressed one, takes little memory."""
-    monkeypatch.setattr("agent.cli.remote.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("agent.cli.http_request.MAX_BODY", 1 << 20)
 
     def flood(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")

@@ -14,9 +14,9 @@ import pytest
 
 from agent.base import times
 from agent.base.errors import UnavailableError
-from agent.cli import remote
+from agent.cli import logs_verb
 from agent.cli.command_line import main
-from agent.cli.remote import ask
+from agent.cli.http_request import ask
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import HeadPhase
 from agent.port.log_filter import LogFilter
@@ -65,7 +65,7 @@ def test_the_words_name_node_and_log(
     with a_head() as head:
         raises = nullcontext() if out else pytest.raises(UnavailableError, match="has no log")
         with raises:
-            remote.show_logs(environ_of(head.port, tmp_path), words, LogFilter(), follow=False)
+            logs_verb.show_logs(environ_of(head.port, tmp_path), words, LogFilter(), follow=False)
     assert capsys.readouterr().out == out
 
 
@@ -88,11 +88,11 @@ def test_a_log_steers_no_terminal(
         monkeypatch.setitem(served.LOGS, ("head", "job"), [STEERING])
         leave_key(tmp_path, KEY)
         with a_head() as head:
-            remote.show_logs(environ_of(head.port, tmp_path), [], LogFilter(), follow=False)
+            logs_verb.show_logs(environ_of(head.port, tmp_path), [], LogFilter(), follow=False)
     else:
         (leave_run(tmp_path, "run-1", 1e9) / "pod0" / "job.log").write_text(STEERING)
         environ = environ_of(free_port(), tmp_path)
-        remote.show_logs(environ, ["pod0", "job"], LogFilter(), follow=False)
+        logs_verb.show_logs(environ, ["pod0", "job"], LogFilter(), follow=False)
     shown = capsys.readouterr().out
     assert shown == ("abred2Jx\tc\nnext line\n" if is_terminal else STEERING)
 
@@ -103,7 +103,7 @@ def test_a_worker_s_last_lines_are_not_followed(
     """They are printed once, with the reason why no more follow."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
-        remote.show_logs(environ_of(head.port, tmp_path), ["pod1"], LogFilter(), follow=True)
+        logs_verb.show_logs(environ_of(head.port, tmp_path), ["pod1"], LogFilter(), follow=True)
     told = capsys.readouterr()
     assert told.out == "joined\n"
     assert "cannot be followed" in told.err
@@ -117,9 +117,9 @@ def test_logs_need_a_head_and_a_key(tmp_path: Path) -> None:
         assert ask(f"{where}?after=-1", KEY).status == 400
         environ = environ_of(head.port, tmp_path)
         with pytest.raises(UnavailableError, match="RAY_AUTH_TOKEN"):
-            remote.show_logs(environ, [], LogFilter(), follow=False)
+            logs_verb.show_logs(environ, [], LogFilter(), follow=False)
     with pytest.raises(UnavailableError, match="no head's agent answers"):
-        remote.show_logs(environ, [], LogFilter(), follow=False)
+        logs_verb.show_logs(environ, [], LogFilter(), follow=False)
     with pytest.raises(SystemExit):
         main(["logs", "a", "b", "c"])
 
@@ -142,7 +142,7 @@ def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
 
     def follow() -> None:
         try:
-            remote.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
+            logs_verb.show_logs(environ_of(port, root), [], LogFilter(), follow=True)
         except UnavailableError as error:
             codes.append(error.end.exit_code)
             print(error, file=sys.stderr)

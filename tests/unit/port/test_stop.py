@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from agent.base.errors import UnavailableError
-from agent.cli import remote as stop_verb
-from agent.cli.remote import ask
+from agent.cli import stop_verb
+from agent.cli.http_request import ask
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
 from agent.record import run_folder

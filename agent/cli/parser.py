@@ -1,0 +1,131 @@
+"""The parser of the command line: verbs, options, and hints for what was mistyped.
+
+`run` without options goes without it: it takes 10 ms. Only the module of the given verb is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, NoReturn
+
+from agent import load
+from agent.cli.command_line import VERBS
+from agent.cli.options import closest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.cli.options import Option
+
+_AFTER_DASHES = "A job's command goes after --: pod-agent run -- python train.py"
+_RUN_EPILOG = """\
+variables (`pod-agent env` lists all):
+  AGENT_JOB            a recipe, or `none`: start the cluster and no job
+  AGENT_MODEL          the recipe's model; AGENT_TRAIN_DATA its data
+  HEAD_POD_ID          RunPod: the id of the head pod, the same on every pod
+  AGENT_HEAD           elsewhere, without a platform: the head's address
+  EXPECTED_WORKERS     workers that the head waits for
+  RAY_AUTH_TOKEN       the cluster's secret, the same on every node
+
+placeholders in the command, filled in when all nodes have joined:
+  {nodes} {gpus_per_node} {total_gpus} {head_ip} {reward_url} {log_dir} {attempt} {checkpoints}
+
+examples:
+  AGENT_JOB=verl-grpo AGENT_MODEL=Qwen/Qwen2.5-7B AGENT_TRAIN_DATA=/data/train.parquet pod-agent
+  pod-agent run -- python3 train.py --nodes {nodes} --gpus {gpus_per_node}
+  AGENT_JOB=none EXPECTED_WORKERS=2 pod-agent run
+"""
+_EPILOGS = {"run": _RUN_EPILOG, "completion": 'bash and zsh: eval "$(pod-agent completion bash)"'}
+
+
+def options_of(verb: str) -> Sequence[Option]:
+    """Return the options of a verb, from its module."""
+    module = VERBS[verb].module
+    options: Sequence[Option] = load(f"cli.{module}:OPTIONS") if module else ()
+    return options
+
+
+def flags_of(verb: str) -> list[str]:
+    """Return the flags of a verb."""
+    names = (name for names, _ in options_of(verb) for name in names)
+    return [*(name for name in names if name.startswith("-")), "--help"]
+
+
+def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
+    """Parse verb and options; an error shows the verb's usage and what was probably meant.
+
+    `command` is what follows `--`, None without it.
+    """
+    given = next((word for word in before if not word.startswith("-")), None)
+    parser, verb_parsers = _parsers(given)
+
+    # Is the verb known?
+    if given is not None and given not in verb_parsers:
+        meant = closest(given, verb_parsers)
+        hint = f"known are {', '.join(verb_parsers)}. {_AFTER_DASHES}"
+        if meant:
+            hint = f"did you mean {meant!r}?"
+        parser.error(f"no verb {given!r}: {hint}")
+
+    # Are its options?
+    options, unknown = parser.parse_known_args(before)
+    options.command = command
+    verb_parser = parser if given is None else verb_parsers[options.verb]
+    if unknown:
+        _refuse_unknown(verb_parser, options.verb, unknown, has_verb=given is not None)
+
+    # Does it take a command?
+    if command is not None and not VERBS[options.verb].takes_command:
+        verb_parser.error(f"{options.verb} takes no command after --")
+    return options
+
+
+def _parsers(
+    given: str | None,
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser, and that of each verb; only the given verb's has its options."""
+    parser = argparse.ArgumentParser(
+        prog="pod-agent",
+        description="Turn this pod and the other pods of its run into one RL training job. "
+        "What to do comes from the environment: see `pod-agent env`.",
+        epilog=_AFTER_DASHES,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="versions of agent, Python and Ray")
+    parser.set_defaults(verb="run")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    verb_parsers: dict[str, argparse.ArgumentParser] = {}
+    for name, verb in VERBS.items():
+        verb_parser = subparsers.add_parser(
+            name,
+            help=verb.about,
+            description=verb.about,
+            epilog=_EPILOGS.get(name, ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb_parser.set_defaults(verb=name)
+        verb_parsers[name] = verb_parser
+
+    if given in verb_parsers:
+        for names, settings in options_of(given):
+            verb_parsers[given].add_argument(*names, **settings)
+    verb_parsers["run"].usage = "pod-agent run [-h] [-- CMD ARG...]"
+    return parser, verb_parsers
+
+
+def _refuse_unknown(
+    parser: argparse.ArgumentParser, verb: str, unknown: list[str], *, has_verb: bool
+) -> NoReturn:
+    """Exit with the usage, and the flags that were probably meant."""
+    known_flags = flags_of(verb) if has_verb else ["--version"]
+    meant = [closest(word.partition("=")[0], known_flags) for word in unknown]
+
+    hint = ""
+    if any(meant):
+        hint = f": did you mean {' '.join(filter(None, meant))}?"
+    elif VERBS[verb].takes_command:
+        hint = f". {_AFTER_DASHES}"
+    parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")

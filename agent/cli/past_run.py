@@ -1,0 +1,85 @@
+"""A run whose head no longer answers: its status and logs, from the newest run folder."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from agent.base.errors import UnavailableError
+from agent.base.text import escaped, first_names
+from agent.cli.printing import warn
+from agent.cli.running_head import HEAD
+from agent.plan.plan import log_files, log_root
+from agent.record import run_folder
+from agent.record.files import read_end, read_small
+from agent.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from agent.port.log_filter import LogFilter
+
+_MOST_READ = 64 << 20  # bytes of a log that are read, from its end
+
+
+def newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
+    """Return the folders of the newest run's nodes, the head's first; raises if there are none.
+
+    A warning says why no head answers, and which folder takes its place.
+    """
+    root = log_root(load(environ).settings)
+    why = f"no head's agent answers: {no_head}"
+    path = run_folder.newest_run(root)
+    if path is None:
+        raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
+    warn(f"{why}; from the newest run folder, {escaped(str(path))}:")
+    return run_folder.node_folders(path)
+
+
+def past_status(head: Path, *, as_json: bool) -> str:
+    """Return how a run ended, by the outcome in the folder of its head, else of a node."""
+    run = head.parent
+    file = run_folder.OUTCOME_FILE
+    outcome = run_folder.read_outcome(head)
+
+    if as_json:
+        data = None if outcome is None else json.loads(read_small(head / file))
+        source = {"run_id": run.name, "node": head.name, "folder": str(run)}
+        return json.dumps({**source, "is_over": outcome is not None, "outcome": data})
+
+    if outcome is None:
+        return f"run {run.name}: no {file}: the agent was killed, or still runs"
+    end = f"{outcome.kind.value}: {outcome.reason} (exit code {outcome.exit_code})"
+    more = f"`pod-agent explain {run}` shows what took long"
+    lines = (f"run {run.name} is over: {end}", outcome.remedy, more)
+    return "\n".join(escaped(line) for line in lines if line)
+
+
+def past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
+    """Return the selected lines of a log; raises if there is no such log."""
+    folders = {node.name: node for node in nodes}
+    node, name = node_and_log(words, folders, nodes[0].name)
+    folder = nodes[0] if node == HEAD else folders.get(node)
+    files = {} if folder is None else {path.name: path for path in folder.glob("*.log")}
+
+    file = next((files[file_name] for file_name in log_files(name) if file_name in files), None)
+    data = None if file is None else read_end(file, _MOST_READ)
+    if file is None or data is None:
+        known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"
+        raise UnavailableError(f"node {node!r} has no log {name!r}: {known}")
+
+    written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
+    return chosen.apply(data.decode(errors="replace"), written)
+
+
+def node_and_log(words: list[str], workers: Iterable[str], head: str = HEAD) -> tuple[str, str]:
+    """Return node and log from the arguments: one that is no node's name is a log's."""
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words or words[0] in {HEAD, head}:
+        return HEAD, "job"
+    if words[0] in workers:
+        return words[0], "agent"
+    return HEAD, words[0]

@@ -1,0 +1,30 @@
+"""`pod-agent plan`: print what `run` would do, in short, in full or as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.cli.options import JSON, flag
+from agent.cli.printing import print_json, terminal_of
+from agent.plan.show import render, summary, to_json
+from agent.run.make_ready import with_taken_ports
+from agent.run.plan_input import plan_from_environment
+from agent.settings.redact import redactor_for
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+OPTIONS = (JSON, flag("-v --verbose", "print every command, environment, port and wait"))
+
+
+def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
+    """Print the plan."""
+    plan = with_taken_ports(plan_from_environment(environ, options.command))
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
+    if options.json:
+        print_json(to_json(plan), redactor.clean)
+    elif options.verbose:
+        print(render(plan, redactor))
+    else:
+        print(terminal_of(environ).render(summary(plan), redactor.clean))

@@ -1,0 +1,35 @@
+"""`pod-agent stop`: end the run as SIGTERM on the head does, and wait until it has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.base.errors import UnavailableError
+from agent.cli.http_request import ask
+from agent.cli.printing import warn
+from agent.cli.running_head import require_head
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+OPTIONS = ()
+
+
+def run(environ: Mapping[str, str], _: argparse.Namespace) -> None:
+    """Stop the run."""
+    stop(environ)
+
+
+def stop(environ: Mapping[str, str]) -> None:
+    """Ask the head to stop, and wait until its port is closed; raises if refused."""
+    head = require_head(environ)
+    within = head.ask("/stop", post=True)["within"] + times.STOP_VERB_MARGIN
+    warn(f"run {head.status.get('run_id')} is being stopped")
+    over = time.monotonic() + within
+    while ask(f"http://{head.where}/livez", limit=2.0).status:
+        if time.monotonic() > over:
+            raise UnavailableError(f"{head.where} still answers after {within:g} s")
+        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it

@@ -1,0 +1,120 @@
+"""`status --watch`: follow the status of a run, and draw it until the run ends.
+
+The head streams statuses at `/events`; where that is refused, or the stream ends, its status is
+asked for every few seconds. A terminal with rich is drawn in place; else changed lines are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from agent.base import times
+from agent.base.errors import UnavailableError
+from agent.base.text import duration_text, escaped, map_texts
+from agent.cli.http_request import FAILURES, error_text, sent
+from agent.cli.printing import warn
+from agent.cli.running_head import in_known_format, status_at
+from agent.port.proof import TRIES, Prover, ReplyProof
+from agent.port.status import at_rest, lines_by_content, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from agent.cli.running_head import RunningHead
+    from agent.port.status import Status
+
+    Show = Callable[[Status, str], None]
+    """Shows a status, and why there is no newer one."""
+
+
+def follow_status(head: RunningHead) -> Iterator[Status | str]:
+    """Yield each status received, and for each failed request why there is none."""
+    yield head.status
+    while True:
+        try:
+            yield from _stream(head)
+        except FAILURES as error:
+            yield error_text(error)
+        yield status_at(head.where, head.settings)  # also where `/events` is not open to us
+        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
+
+
+def _stream(head: RunningHead) -> Iterator[Status]:
+    """Yield the statuses of a stream until it ends; none where it is refused."""
+    prover = Prover(head.secret())
+    for _ in range(TRIES):
+        url = f"http://{head.where}/events"
+        with sent("GET", url, prover, times.STREAM_SILENT) as (reply, signed):
+            proof = prover.check(signed, reply.status_code, reply.headers, None)
+            if proof is ReplyProof.PROVEN and reply.status_code == 200:
+                for line in reply.iter_lines(None):  # as it arrives
+                    if line.startswith(b"data: "):
+                        yield map_texts(json.loads(line.removeprefix(b"data: ")), escaped)
+
+
+def show_until_end(
+    show: Show,
+    where: str,
+    statuses: Iterable[Status | str],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Show each status until the run's end; raises where the end is not known."""
+    received = clock()
+    last = dict[str, Any]()
+    for status in statuses:
+        # Is there no status? A head may be restarting; after a while it is gone.
+        if isinstance(status, str):
+            silence = clock() - received
+            why = f"{where} does not answer: {status}"
+            if silence > times.HEAD_GONE:
+                ago = f"{duration_text(silence)} ago it was {one_line(last.get('phase'))}"
+                raise UnavailableError(f"the head is gone: {why}; {ago}")
+            show(last, one_line(why))
+            continue
+
+        received = clock()
+        with in_known_format():
+            last = {**status}
+            show(last, "")
+            if last["phase"] == "leaving" and last.get("verdict"):
+                break
+
+
+def screen(*, as_json: bool) -> AbstractContextManager[Show]:
+    """Return the screen to use: JSON, live on a terminal with rich, or changed lines."""
+    if as_json:
+        by_content = ChangedLines(lambda status: {json.dumps(at_rest(status)): json.dumps(status)})
+        return nullcontext(by_content)
+    if sys.stdout.isatty():
+        with suppress(ImportError):
+            from agent.cli.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
+
+            live = LiveScreen()
+            if live.can_show:
+                return live
+    return nullcontext(ChangedLines(lines_by_content))
+
+
+class ChangedLines:
+    """Prints the lines of a status whose content is new, by a function that returns both."""
+
+    def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
+        self._lines = lines
+        self._before: dict[str, str] = {}
+        self._outage = ""
+
+    def __call__(self, status: Status, outage: str) -> None:
+        """Print what changed; an outage once, and its end."""
+        if bool(outage) != bool(self._outage):
+            warn(outage or "the head answers again")
+        self._outage = outage
+        before = self._before
+        self._before = self._lines(status)
+        for content, line in self._before.items():
+            if content not in before:
+                print(line, flush=True)

@@ -1,0 +1,83 @@
+"""Plans the job: the recipe's command for the expected nodes, or the user's own command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.frameworks.recipe import NodeSize
+from agent.job.checkpoints import folder_of
+from agent.job.job import COMMAND, Job, plan_recipe, recipe_input, version_of
+from agent.plan.plan import log_root
+from agent.settings.jobs import TORCHRUN, launcher, recipe_info
+
+if TYPE_CHECKING:
+    from agent.checks.finding import CheckedNode
+    from agent.frameworks.recipe import JobBasis
+    from agent.job.job import RecipeJob
+    from agent.node.upload import UploadSize
+    from agent.settings.model import Settings
+
+
+def plan_recipe_job(
+    node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
+) -> RecipeJob | None:
+    """Plan the recipe, on every node for its variables; raises SettingsError if no nodes fit it."""
+    settings = node.settings
+    topology = node.topology
+    platform = topology.platform
+    facts = node.facts
+    known = recipe_info(settings, command)
+    if known is None or topology.is_idle:
+        return None
+
+    # All expected nodes are taken to be like this one.
+    size = NodeSize(
+        gpus=facts.gpus if settings.num_gpus is None else settings.num_gpus,
+        cpus=settings.num_cpus or min(facts.cpus, platform.cpus or facts.cpus),
+        memory=platform.memory or facts.memory,
+        gpu_memory=facts.gpu_memory,
+    )
+    nodes = (size,) * (topology.expected_workers + 1)
+
+    version, version_warning = version_of(known, facts.framework)
+    folder = checkpoint_folder(settings, command)
+    given = replace(
+        recipe_input(known, settings, version, folder, facts.job_python, nodes),
+        is_nearest=bool(version_warning),
+        columns=facts.data_columns,
+        infiniband=bool(facts.rdma),
+        platform=platform.name,
+        basis=basis,
+    )
+    return plan_recipe(known, given)
+
+
+def plan_job(
+    node: CheckedNode,
+    command: tuple[str, ...] | None,
+    recipe: RecipeJob | None,
+    runtime_env: dict[str, object],
+    upload: UploadSize | None,
+) -> Job | None:
+    """Return the job; None without one, and on a worker where Ray runs it."""
+    folder = checkpoint_folder(node.settings, command)
+    is_started_here = node.topology.is_head or launcher(node.settings) == TORCHRUN
+    if not folder or not is_started_here:
+        return None
+    if recipe is None:
+        return Job(COMMAND, command or (), runtime_env, folder, upload=upload)
+    argv = () if recipe.expected_command is None else recipe.expected_command.argv
+    return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
+
+
+def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
+    """Return the absolute folder for the job's checkpoints, or '' without a job."""
+    known = recipe_info(settings, command)
+    if command is None and known is None:
+        return ""
+    name = COMMAND if known is None else known.name
+    logs = str(log_root(settings).absolute())
+    return str(Path(folder_of(settings, logs, name, command)).expanduser())

@@ -1,0 +1,140 @@
+"""Plans services and prepare steps: of settings, the services file and the platform."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base.errors import Problem
+from agent.base.ports import DEFAULTS, conflicts_of
+from agent.job import services as work
+from agent.plan.listeners import ports_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.base.ports import Ports
+    from agent.checks.finding import CheckedNode
+    from agent.job.services import PrepareStep, ServicesFile, ServiceSpec
+    from agent.platforms.resolve import Topology
+    from agent.settings.model import Settings
+
+_ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
+
+
+def all_services(
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    file: ServicesFile,
+    base: Ports = DEFAULTS,
+) -> tuple[ServiceSpec, ...]:
+    """Return the services of the whole run, in the order in which they are shown."""
+    reward = work.reward_service(with_reward(settings, file), command, base)
+    if file.reward is not None and reward is not None:
+        fields = file.reward_fields
+        reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
+    return file.services if reward is None else (reward, *file.services)
+
+
+def with_reward(settings: Settings, file: ServicesFile) -> Settings:
+    """Replace AGENT_REWARD by `[services.reward]`, if the file has it."""
+    return settings if file.reward is None else replace(settings, reward=file.reward)
+
+
+def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
+    """Return the ranks of nodes that only run a service and do not join Ray."""
+    return frozenset(
+        spec.where.rank for spec in services if spec.alone and spec.where.rank is not None
+    )
+
+
+def plan_steps(
+    node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
+) -> tuple[PrepareStep, ...]:
+    """Return the prepare steps; `alone` are the services here with which this node joins no Ray."""
+    settings = node.settings
+    topology = node.topology
+    facts = node.facts
+    if topology.is_idle:
+        return ()
+
+    # Is the model fetched? A node that only runs services needs it if one of them depends on it.
+    words = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
+    is_wanted = not alone or any(work.MODEL in word for word in words)
+    has_ray = topology.given_ray is None or topology.given_ray.session is not None
+    fetch: tuple[PrepareStep, ...] = ()
+    if is_wanted and has_ray:
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)
+    return work.prepare_steps(settings, (*fetch, *file.steps))
+
+
+def service_problems(
+    settings: Settings, command: tuple[str, ...] | None, topology: Topology, file: ServicesFile
+) -> Iterator[Problem]:
+    """Yield problems of the services file on this platform."""
+    table = f"AGENT_SERVICES={settings.services}"
+    services = all_services(settings, command, file, topology.platform.ports)
+    nodes = _known_nodes(settings, topology, services)
+    for at, spec in enumerate(services):
+        if spec.name == work.REWARD and file.reward is None:
+            continue  # AGENT_REWARD is checked with the other variables
+        name = "reward" if spec.name == work.REWARD else spec.name
+        where = f"{table} [services.{name}]"
+        yield from _place_problems(spec, topology, nodes, where)
+        if spec.port is not None:
+            beside = [other for other in services[:at] if other.where.meets(spec.where)]
+            for conflict in _port_conflicts(settings, topology, spec, spec.port, beside):
+                yield Problem(f"{where} ready", conflict, "a free port")
+
+    for step in file.steps:
+        if topology.given_ray is not None and step.where.kind != "head":
+            where = f"{table} [prepare.{step.name}] where"
+            yield Problem(where, step.where.kind, _ONLY_HEAD)
+
+
+def _known_nodes(
+    settings: Settings, topology: Topology, services: tuple[ServiceSpec, ...]
+) -> int | None:
+    """Return how many nodes the run has at most, with those that join no Ray; None if unknown."""
+    if topology.platform.nodes:
+        return topology.platform.nodes
+    knows_nodes = topology.platform.nodes is not None or (
+        topology.given_ray is None and topology.is_head
+    )
+    if not knows_nodes:
+        return None
+    workers = topology.expected_workers
+    service_only = len(service_only_ranks(services))
+    if settings.expected_workers is None:  # some of the expected nodes may only run a service
+        return 1 + max(workers, service_only)
+    return 1 + workers + service_only
+
+
+def _place_problems(
+    spec: ServiceSpec, topology: Topology, nodes: int | None, where: str
+) -> Iterator[Problem]:
+    """Yield a problem where no node of the run can have the service."""
+    rank = spec.where.rank
+    if topology.given_ray is not None and spec.where.kind != "head":
+        yield Problem(f"{where} where", spec.where.sentence(), _ONLY_HEAD)
+    if rank is not None and nodes is not None and rank >= nodes:
+        expected = f"a rank from 0 to {nodes - 1}, or a larger EXPECTED_WORKERS"
+        yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
+    if spec.alone and topology.is_head and topology.own_rank == rank:
+        expected = "the rank of another node: the head runs Ray"
+        yield Problem(f"{where} alone", "true on the head's own rank", expected)
+
+
+def _port_conflicts(
+    settings: Settings,
+    topology: Topology,
+    spec: ServiceSpec,
+    port: int,
+    beside: list[ServiceSpec],
+) -> Iterator[str]:
+    """Yield the conflicts of a service's port on its node, with services `beside` it."""
+    base = topology.platform.ports
+    others, of_workers = ports_here(settings, base, topology.given_ray, joins_ray=not spec.alone)
+    others |= {f"service {other.name}": other.port for other in beside if other.port}
+    yield from conflicts_of(spec.name, port, others, of_workers)
