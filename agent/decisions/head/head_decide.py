@@ -11,7 +11,7 @@ from agent.base import times
 from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions import shared as v
-from agent.decisions.head import boot_waits, losses, phases, probes, service_order, shares
+from agent.decisions.head import boot_waits, losses, notices, phases, probes, service_order, shares
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
@@ -169,7 +169,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     ),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
-    (phases.answer_notices, "after the phase, which may have ended the run by the job's own end"),
+    (notices.answer_notices, "after the phase, which may have ended the run by the job's own end"),
     (phases.end_by_hours, "after the phase, for the same reason"),
     (
         service_order.start_unblocked,

@@ -262,6 +262,17 @@ class Saving(Value):
     is_of_grace: bool  # true if this wait is part of the stop's own grace
 
 
+class Notices(Value):
+    """The workers, by agent id, whose platform takes their node away."""
+
+    leaving: frozenset[str] = frozenset()  # not yet released
+    released: frozenset[str] = frozenset()
+
+    def without(self, key: str) -> Notices:
+        """Remove an agent that ended."""
+        return Notices(self.leaving - {key}, self.released - {key})
+
+
 class HeadState(Value):
     """The whole input of the head's decisions, apart from event and time."""
 
@@ -327,8 +338,7 @@ class HeadState(Value):
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
     verdict: Outcome | None = None  # the end; early if the agent stops the job
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
-    leaving: frozenset[str] = frozenset()  # whose platform takes their node; not yet released
-    released: frozenset[str] = frozenset()  # those of them that were released
+    notices: Notices = field(default_factory=Notices)
 
     def do(self, *actions: HeadAction) -> HeadState:
         """Add actions."""

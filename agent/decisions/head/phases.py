@@ -32,7 +32,6 @@ from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
-    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.head_state import HeadEvent, HeadState, Turn
 
 
@@ -513,77 +512,3 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
         state = _with_new_ray(state, Item())
     return booting(state, Tick(), now)
-
-
-def answer_notices(state: HeadState, turn: Turn) -> HeadState:
-    """Have the job save before it loses an announced node; release nodes that nothing waits for."""
-    event = turn.event
-    now = turn.now
-
-    # Which workers' nodes are taken away?
-    former = state.leaving
-    if isinstance(event, h.WorkerReported) and event.worker.notice is not None:
-        state = _with_notice(state, event.worker)
-    if isinstance(event, h.WorkerReplaced) and event.key in state.leaving | state.released:
-        gone = {event.key}
-        state = replace(state, leaving=state.leaving - gone, released=state.released - gone)
-    if not state.leaving:
-        return state
-
-    # Does the job need one of them? It gets its signal, and is stopped when it has saved, or when
-    # the first node leaves.
-    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.verdict is None
-    if state.leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
-        workers = state.fleet.workers
-        taken = [workers[key] for key in sorted(state.leaving) if key in workers]
-        seconds = min((worker.notice or 0.0 for worker in taken), default=0.0)
-        end = ends.NODE_TAKEN.outcome(nodes=listed([worker.label for worker in taken]))
-        within = f"the job may save within {round(seconds)} s, and is stopped then"
-        state = state.log(f"{end.reason}: {within}", "warning")
-        return stop_job(state, end, now, Saving(now + seconds, is_of_grace=False))
-    if state.saving is not None:
-        return state
-
-    # Nothing waits for them: they may leave.
-    free = sorted(state.leaving)
-    state = replace(state, leaving=frozenset(), released=state.released | state.leaving)
-    return state.do(*map(h.ReleaseWorker, free))
-
-
-def _with_notice(state: HeadState, worker: Worker) -> HeadState:
-    """Record a notice with the running attempt, and that the worker waits for an answer."""
-    attempt = state.attempt
-    goal = state.goal
-    if not state.expects(worker):  # nothing waits for it
-        if worker.refused or worker.has_left or worker.key in state.released:
-            return state
-        released = state.released | {worker.key}
-        return replace(state, released=released).do(h.ReleaseWorker(worker.key))
-
-    # Without retries and without the signal, a notice leads to no further attempt.
-    is_running = attempt.submitted is not None and attempt.ended is None
-    may_retry = bool(goal.retries or goal.notice_signal)
-    if is_running and may_retry and worker.name not in attempt.announced_nodes:
-        names = (*attempt.announced_nodes, worker.name)[-losses.MAX_NODES_BY_NAME :]
-        state = replace(state, attempt=replace(attempt, announced_nodes=names))
-
-    if worker.has_left:
-        return replace(state, leaving=state.leaving - {worker.key})
-    if worker.key in state.released:
-        return state
-    return replace(state, leaving=state.leaving | {worker.key})
-
-
-def _is_needed(state: HeadState) -> bool:
-    """Return whether the attempt cannot go on without the nodes that are taken away."""
-    if state.goal.by_torchrun:
-        return not state.leaving.isdisjoint(state.shares.by_node)
-    # as if these nodes were lost
-    fleet = state.fleet
-    workers = state.attempt.workers
-    ips = {fleet.workers[key].ip for key in state.leaving if key in fleet.workers}
-    alive = {ip: name for ip, name in fleet.alive.items() if ip not in ips}
-    lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}
-    attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **lost})
-    state = replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
-    return losses.is_below_required(state)
