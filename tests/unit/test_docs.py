@@ -12,6 +12,7 @@ import pytest
 from agent.settings.jobs import BY_NAME
 from agent.settings.model import KNOWN_NAMES
 from agent.settings.model import VARIABLES as SETTINGS
+from support.golden import assert_golden
 from support.sources import BUNDLED, DOCS, FOLDERS, README, ROOT, name_of
 from tools.architecture.__main__ import main
 from tools.architecture.imports import FolderMap, read_folders
@@ -122,10 +123,7 @@ def test_the_table_of_variables_is_generated() -> None:
         extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
         rows.append(f"| `{name}`{extra} | {about.meaning} | {about.default_text} |")
     table = "\n".join(rows) + "\n"
-    if os.environ.get("POD_AGENT_UPDATE_DOCS") == "1":
-        VARIABLES.write_text(text.replace(found[1], table))
-        return
-    assert found[1] == table, "POD_AGENT_UPDATE_DOCS=1 writes it"
+    assert_golden(VARIABLES, text.replace(found[1], table))
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)

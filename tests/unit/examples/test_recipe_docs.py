@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from support.framework_defaults import (
     parsed,
     releases_of,
 )
+from support.golden import assert_golden
 from support.sources import ROOT
 
 if TYPE_CHECKING:
@@ -218,12 +218,7 @@ PAGES = {f"recipes/{name}.md": name for name in NAMES}
 
 def check(path: Path, wanted: str) -> None:
     """Compare a page with what it is made of, or write it."""
-    if os.environ.get("POD_AGENT_UPDATE_DOCS") == "1":
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(wanted, encoding="utf-8")
-        return
-    assert path.is_file(), "POD_AGENT_UPDATE_DOCS=1 writes it"
-    assert path.read_text(encoding="utf-8") == wanted, "POD_AGENT_UPDATE_DOCS=1 writes it"
+    assert_golden(path, wanted)
 
 
 @pytest.mark.parametrize("page", PAGES)
