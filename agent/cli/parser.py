@@ -126,6 +126,6 @@ def _refuse_unknown(
     hint = ""
     if any(meant):
         hint = f": did you mean {' '.join(filter(None, meant))}?"
-    elif VERBS[verb].takes_command:
+    elif has_verb and VERBS[verb].takes_command:
         hint = f". {_AFTER_DASHES}"
     parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
