@@ -76,6 +76,8 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
         _refuse_unknown(verb_parser, options.verb, unknown, has_verb=given is not None)
 
     # Does it take a command?
+    if command is not None and given is None:
+        parser.error("a command after -- needs a verb: pod-agent run -- CMD")
     if command is not None and not VERBS[options.verb].takes_command:
         verb_parser.error(f"{options.verb} takes no command after --")
     return options

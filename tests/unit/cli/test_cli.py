@@ -85,8 +85,14 @@ def test_a_foreign_agent_package_is_not_taken_for_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--no-such-flag",), ("no-such-verb",), ("doctor", "--", "x"), ("status", "--watc")],
-    ids=["flag", "verb", "command where none belongs", "abbreviation"],
+    [
+        ("--no-such-flag",),
+        ("no-such-verb",),
+        ("doctor", "--", "x"),
+        ("--", "x"),
+        ("status", "--watc"),
+    ],
+    ids=["flag", "verb", "command where none belongs", "command without a verb", "abbreviation"],
 )
 def test_usage_is_2(arguments: tuple[str, ...]) -> None:
     """A misspelled command line is a usage error."""
