@@ -55,9 +55,9 @@ def _full_time(line: str) -> datetime | None:
     zone = (match[3] or "").replace("Z", "+00:00")
     try:
         written = datetime.fromisoformat(f"{match[1]}T{match[2]}{zone}")
-    except ValueError:  # numbers that are no time
+        return written.astimezone(timezone.utc)  # one without a zone is local
+    except (ValueError, OverflowError):  # numbers that are no time, or one outside the calendar
         return None
-    return written.astimezone(timezone.utc)  # one without a zone is local
 
 
 def _clock_time(line: str, later: datetime) -> datetime | None:
@@ -66,8 +66,11 @@ def _clock_time(line: str, later: datetime) -> datetime | None:
     if match is None:
         return None
     written = datetime.combine(later, time.fromisoformat(match[0]), later.tzinfo)
-    if written > later + timedelta(minutes=1):  # it was before midnight
-        written -= timedelta(days=1)
+    try:
+        if written > later + timedelta(minutes=1):  # it was before midnight
+            written -= timedelta(days=1)
+    except OverflowError:  # a job printed a time at the end of the calendar
+        return None
     return written
 
 

@@ -249,7 +249,7 @@ class Reports:
         if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
         if agent.said_goodbye:  # it was its last report: a copy adds nothing
-            return replace(self._reply, refusal=agent.refusal, rank=agent.rank)
+            return self._reply_to(agent)
         if report.ip != agent.ip and not agent.refusal:
             unclear = await self._reply_of_conflict(report, agent.hello)
             if unclear is not None:
@@ -263,8 +263,13 @@ class Reports:
             may_hold = report.hold > 0 and not agent.orders and not agent.refusal
             if may_hold and report.news == self._reply.news:
                 await self._hold(agent, report)
-        orders = () if agent.refusal else tuple(agent.orders)
-        return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
+        return self._reply_to(agent, tuple(agent.orders))
+
+    def _reply_to(self, agent: _Agent, orders: tuple[Order, ...] = ()) -> Reply:
+        reply = replace(self._reply, orders=orders)
+        if agent.refusal:
+            reply = replace(self.refuse(agent.refusal), verdict=self._reply.verdict)
+        return replace(reply, rank=agent.rank)
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker follows a later head of this run; emit LaterHead if proven."""
@@ -280,8 +285,8 @@ class Reports:
         return True
 
     def refuse(self, why: str) -> Reply:
-        """Return the reply to an agent whose reports cannot be read."""
-        return replace(self._reply, verdict=None, refusal=why)
+        """Return the reply to an agent that is refused: it cannot name this run to a later head."""
+        return replace(self._reply, verdict=None, refusal=why, fingerprint="")
 
     async def _reply_of_conflict(self, report: Report, hello: Hello) -> Reply | None:
         """Return the reply to a report with the address or rank of an agent that still reports.
@@ -379,8 +384,8 @@ class Reports:
 
         An agent that asks again waits too: the run may be recorded and not yet in the reply.
         """
-        if not hello.run_id:
-            return
+        if not hello.run_id or self._expected.refusal_of(hello):
+            return  # a refused agent changes nothing: the run that it names counts for nothing
         if self._on_recalled_run(hello, epoch) and self.run_decided.is_set():
             self.run_decided = anyio.Event()
         with anyio.move_on_after(times.RUN_DECIDED):

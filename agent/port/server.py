@@ -288,6 +288,10 @@ class AgentServer:
                 reason = str(status["verdict"].get("reason", ""))
                 status["verdict"]["reason"] = reason.partition(": ")[0]
                 status["verdict"]["remedy"] = ""
+                for row in status.get("nodes", ()):  # a worker that leaves reports it, too
+                    row["detail"] = str(row.get("detail", "")).partition(": ")[0]
+            for row in status.get("attempts", ()):
+                row["reason"] = str(row.get("reason") or "").partition(": ")[0]
         return web.json_response(status)
 
     def _full_status(self) -> dict[str, object]:
@@ -395,6 +399,7 @@ class AgentServer:
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
             report = Report.from_dict(data)
+            del data  # it may be much larger than the report
         except (ValueError, RecursionError) as error:
             return error_reply(400, str(error))
 

@@ -12,6 +12,7 @@ import stat
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from msgspec import ValidationError, convert, to_builtins
@@ -121,10 +122,24 @@ class Record(Value):
 
     @classmethod
     def read(cls, path: Path) -> Self | NoRecord:
-        """Read a file, or what a killed agent could not write to it."""
+        """Read a file, or what a killed agent could not write to it.
+
+        The file counts if a head with a later epoch has written it since.
+        """
+        on_disk = cls._parse(partial(read_small, path))
         text = record_memory.text_of(path) if cls.outlives_its_disk else None
+        if text is None:
+            return on_disk
+        in_memory = cls._parse(lambda: text)
+        if isinstance(in_memory, NoRecord):
+            return on_disk
+        is_superseded = getattr(on_disk, "epoch", 0) > getattr(in_memory, "epoch", 0)
+        return on_disk if is_superseded else in_memory
+
+    @classmethod
+    def _parse(cls, read: Callable[[], str]) -> Self | NoRecord:
         try:
-            return cls.from_dict(json.loads(read_small(path) if text is None else text))
+            return cls.from_dict(json.loads(read()))
         except FileNotFoundError:
             return NoRecord("there is none", is_missing=True)
         except OSError as error:

@@ -154,7 +154,7 @@ class JobLines:
 
     def tail(self) -> list[str]:
         """Return the last lines, masked and without control characters."""
-        return [escaped(self._clean(line)) for line in [*self._last]]
+        return [escaped(line) for line in [*self._last]]
 
     def _read(self, lines: list[bytes]) -> None:
         """Read whole lines: a defect here must not end what follows the job's progress."""
@@ -175,7 +175,8 @@ class JobLines:
 
     def _take(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace")
-        self._last.append(line[:_LONGEST_SHOWN])
+        # masked before it is cut: a part of a secret is not recognized
+        self._last.append(self._clean(line[: 5 * _LONGEST_SHOWN])[:_LONGEST_SHOWN])
         read = point_in(line)
         if read is None:
             return

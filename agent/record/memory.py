@@ -1,8 +1,8 @@
 """Records held in memory while the log disk takes no writes.
 
-The parent makes a file in memory and keeps it open: it outlives an agent that is killed. While the
-disk takes no write of `node.json` or `run.json`, the newest content is written here instead, and
-the next agent reads it as if it were on the disk.
+The parent makes a file in memory and keeps it open: it outlives an agent that is killed. Before
+each write of `node.json` or `run.json` the new content is written here, and removed once the disk
+has it. The next agent reads what is left as if it were on the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _HEADER = struct.Struct(">QII")  # the number of the write, the length and the checksum of the text
-_SLOT = 16 * 1024 * 1024  # A file in memory is sparse: an unused slot costs nothing
+_LONGEST_TEXT = 8 * 1024 * 1024  # of a record; two of them, in JSON, fit into a slot
+_SLOT = 64 * 1024 * 1024  # A file in memory is sparse: an unused slot costs nothing
 
 
 class RecordMemory:
@@ -47,23 +48,27 @@ class RecordMemory:
             self._former.discard(path.name)
             if text is None and path.name not in self._unsaved:
                 return
-            if text is None:
-                del self._unsaved[path.name]
-            else:
-                self._unsaved[path.name] = (str(path), text)
-            if self._descriptor is not None:
+            unsaved = {name: kept for name, kept in self._unsaved.items() if name != path.name}
+            if text is not None and len(text) < _LONGEST_TEXT:
+                unsaved[path.name] = (str(path.absolute()), text)
+            self._unsaved = unsaved
+            if self._descriptor is not None and _write_slot(
+                self._descriptor, self._number + 1, unsaved
+            ):
                 self._number += 1
-                _write_slot(self._descriptor, self._number, self._unsaved)
 
     def path_of(self, name: str) -> Path | None:
         """Return where a killed agent's record of this name belongs; None if there is none."""
-        return Path(self._unsaved[name][0]) if name in self._former else None
+        with self._changed:
+            return Path(self._unsaved[name][0]) if name in self._former else None
 
     def text_of(self, path: Path) -> str | None:
         """Return what a killed agent could not write to this path."""
-        if self.path_of(path.name) != path:
-            return None
-        return self._unsaved[path.name][1]
+        with self._changed:
+            if path.name not in self._former:
+                return None
+            kept_for, text = self._unsaved[path.name]
+        return text if kept_for == str(path.absolute()) else None
 
 
 def _read_slot(descriptor: int, slot: int) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -78,14 +83,17 @@ def _read_slot(descriptor: int, slot: int) -> tuple[int, dict[str, tuple[str, st
     return 0, {}
 
 
-def _write_slot(descriptor: int, number: int, unsaved: dict[str, tuple[str, str]]) -> None:
-    """Write to the slot of the write before the last: an agent may be killed amid a write."""
+def _write_slot(descriptor: int, number: int, unsaved: dict[str, tuple[str, str]]) -> bool:
+    """Write to the slot of the write before the last; return whether it is written whole.
+
+    An agent may be killed amid a write: the other slot then has the content before it.
+    """
     data = json.dumps(unsaved).encode()
-    if len(data) > _SLOT - _HEADER.size:
-        return
-    with suppress(OSError):  # no room in memory either: the disk's warning is logged already
-        header = _HEADER.pack(number, len(data), zlib.crc32(data))
-        os.pwrite(descriptor, header + data, number % 2 * _SLOT)
+    data = _HEADER.pack(number, len(data), zlib.crc32(data)) + data
+    try:
+        return os.pwrite(descriptor, data, number % 2 * _SLOT) == len(data)
+    except OSError:  # no room in memory either: the disk's warning is logged already
+        return False
 
 
 record_memory = RecordMemory()

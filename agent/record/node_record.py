@@ -194,7 +194,7 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
         return None
     here = read_pid_space()
     unsaved = record_memory.path_of(NODE_FILE)
-    if unsaved is not None and agents and log_dir.exists(unsaved.parent):
+    if unsaved is not None and log_dir.exists(unsaved.parent):
         return unsaved.parent
     written = []
     for path in _records_of(root, safe_name(node)):

@@ -197,10 +197,10 @@ def install(place: Path, framework: str, version: str = "") -> None:
     file.parent.mkdir(parents=True)
     for folder in (file.parent, file.parents[1]):
         (folder / "__init__.py").touch()
-    run = f"from stand_in_frameworks import main\n\nmain({framework!r})\n"
+    run = f"from support.stand_in_frameworks import main\n\nmain({framework!r})\n"
     file.write_text(run, encoding="utf-8")
     for program in BY_TORCHRUN if framework == "openrlhf" else ():
-        run = f"from stand_in_frameworks import train\n\ntrain({program!r})\n"
+        run = f"from support.stand_in_frameworks import train\n\ntrain({program!r})\n"
         file.with_name(f"{program}.py").write_text(run, encoding="utf-8")
     kept = FORKS.get(framework, f"{framework}-{version}.dist-info")
     (place / kept).mkdir(parents=True, exist_ok=True)

@@ -258,7 +258,7 @@ def test_ray_is_imported_late_and_in_one_place() -> None:
 
 
 def test_no_sleep_stands_for_a_condition() -> None:
-    """Only the loops whose result a person watches sleep; runtime/waiting.py waits for the rest."""
+    """Only loops whose result a person watches sleep; processes/waiting.py waits for the rest."""
     sleepers = {name for name in own_files() if uses(trees()[name], "time", "sleep")}
     assert sorted(sleepers - SLEEP) == []
 

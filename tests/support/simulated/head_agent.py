@@ -1,4 +1,4 @@
-"""A simulated head's agent: real decisions, reports and record, as in boot/head.py."""
+"""A simulated head's agent: real decisions, reports and record, as in run/head.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HeadAgent(Agent):
     """One agent of a head."""
 
     async def live(self) -> None:
-        """Run the agent from start to exit: boot/run.py, boot/make_ready.py and boot/head.py."""
+        """Run the agent from start to exit: run/main.py, run/make_ready.py and run/head.py."""
         node, machine, world = self.begin(), self.machine, self.world
         self.plan = plan = world.plan(machine)
         if not self.replaces and (done := world.platform.begins(machine, self._fingerprint(plan))):
@@ -137,7 +137,7 @@ class HeadAgent(Agent):
         )
 
     async def _serves(self, text: str) -> str:
-        """Answer a report, as control/server.py does."""
+        """Answer a report, as port/server.py does."""
         data = json.loads(text)
         refusal = protocol_mismatch(data, "this worker")
         assert not refusal
@@ -151,7 +151,7 @@ class HeadAgent(Agent):
         self.inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 
     async def _watch_stall(self, limit: float) -> None:
-        """Report a job without progress since a node was lost, as boot/stall.py does."""
+        """Report a job without progress since a node was lost, as run/stall.py does."""
         quiet: attempts.Quiet | None = None
         while True:
             await asyncio.sleep(attempts.diagnostics_interval(limit))

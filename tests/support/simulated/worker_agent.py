@@ -1,4 +1,4 @@
-"""A worker's agent: its real decisions and its real link to the head, as in boot/worker.py."""
+"""A worker's agent: its real decisions and its real link to the head, as in run/worker.py."""
 
 from __future__ import annotations
 

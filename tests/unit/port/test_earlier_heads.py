@@ -82,7 +82,7 @@ class Worker:
         self.link = HeadLink("127.0.0.1", port, 1, None, *link, self.on_reply)
 
     def hello(self) -> Hello:
-        """Return its hello, like boot/hello.py."""
+        """Return its hello, like run/worker.py."""
         last = self.last
         if last is None:
             return Hello("pod1", 1)

@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 from contextlib import nullcontext
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -374,3 +375,19 @@ def test_a_log_has_its_name_and_that_of_its_file(asked: Asked, name: str, text: 
     for file, line in files.items():
         asked.run.folder.file(f"{file}.log").write_text(f"{line}\n")
     assert asked.part("head", name) == LogPart(f"{text}\n", len(text) + 1)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["0001-01-01 00:00:00 x"],
+        ["9999-12-31 23:59:59-05:00"],
+        ["12:00:00 a", "9999-12-31 23:59:59Z"],
+        ["23:00:00 a", "0001-01-01 00:00:00Z"],
+    ],
+)
+def test_a_job_may_print_any_time(lines: list[str]) -> None:
+    """A time at an end of the calendar is no time."""
+    start = datetime(2026, 11, 26, tzinfo=timezone.utc)
+    text = "\n".join(lines)
+    assert LogFilter(since=start).apply(text, start) in text

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
+FIRST_WITH_PROOF = replace(FIRST, fingerprint="a proof of this run")
 HELLO = Hello("pod1", 1, ray="2.60.0")
 POD1 = Report("agent1", "10.0.0.2", "following the head", joined=True, hello=HELLO)
 EVIL = replace(POD1, id="evil", ip="10.6.6.6", joined=False)
@@ -396,3 +397,26 @@ def test_a_token_has_no_pace() -> None:
 
     anyio.run(story)
     assert len(port.workers) == 500
+
+
+def test_a_refused_agent_recalls_no_run() -> None:
+    """It neither has the head adopt the run that it names, nor gets what names this one."""
+    recalled: list[str] = []
+
+    def recall(hello: Hello, _epoch: int) -> bool:
+        recalled.append(hello.run_id)
+        return True
+
+    reports = Reports(
+        FIRST_WITH_PROOF,
+        Expected("2.60.0", "", "", ""),
+        lambda _event: None,
+        lambda: 100.0,
+        has_token=False,
+        on_recalled_run=recall,
+    )
+    hello = Hello("evil", 1, ray="2.0.0", run_id="run-0", attempt=3, fingerprint="recorded")
+    reply = anyio.run(reports.handle, replace(EVIL, hello=hello))
+    assert reply.refusal
+    assert reply.fingerprint == ""
+    assert recalled == []

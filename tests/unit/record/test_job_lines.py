@@ -134,6 +134,12 @@ def test_the_tail_is_masked_and_steers_nothing() -> None:
     assert r"\x1b[31mred" in line
 
 
+def test_a_secret_at_the_cut_of_a_line_is_masked() -> None:
+    """The line is masked before it is cut: no part of the secret is left."""
+    (line,) = fed(f"{'x' * 390} {SECRET}\n".encode()).tail()
+    assert SECRET[:6] not in line
+
+
 def test_output_without_an_end_stays_small() -> None:
     """A line without an end and a run of a million steps use bounded memory."""
     endless = fed(*[b"x" * 60_000] * 50)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,6 @@ from support.disks import fill_up, full_disk, needs_mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -84,6 +85,28 @@ def test_a_write_that_was_cut_off(tmp_path: Path, kept: int) -> None:
     again = RecordMemory()
     again.attach(kept)
     assert again.text_of(path) == "first"
+
+
+def test_a_later_heads_record_stands(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent was killed before its write ended; another head has written since."""
+    path = tmp_path / RUN_FILE
+    own = RunRecord("run-1", "print", 7)
+    next_agent(kept, monkeypatch).keep(path, json.dumps(own.to_dict()))
+    later = RunRecord("run-1", "print", 9)
+    path.write_text(json.dumps(later.to_dict()))
+    next_agent(kept, monkeypatch)
+    assert RunRecord.read(path) == later
+
+
+def test_a_relative_path(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AGENT_LOG_DIR may be relative to the folder in which the agent was started."""
+    monkeypatch.chdir(tmp_path)
+    memory = next_agent(kept, monkeypatch)
+    memory.keep(Path("logs") / RUN_FILE, "text")
+    again = next_agent(kept, monkeypatch)
+    assert again.text_of(tmp_path / "logs" / RUN_FILE) == "text"
 
 
 def test_without_a_parent(tmp_path: Path) -> None:
