@@ -161,10 +161,8 @@ def become_parent(*, restarts_agent: bool) -> int | None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
     if restarts_agent:
-        # Some Pythons are built without this call.
-        with suppress(
-            OSError, AttributeError
-        ):  # without it, a killed agent's records are those on the disk
+        # Some Pythons are built without this call: a killed agent's records are those on the disk.
+        with suppress(OSError, AttributeError):
             unsaved_records = os.memfd_create("pod-agent-records")
     crashes: list[float] = []
     killed: tuple[int, ...] = ()
