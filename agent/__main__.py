@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 
-RUNS = {"", "run", "--"}
+RUNS = {"", "run"}
 """The first argument of command lines that boot this node."""
 PROGRAMS = {
     "reward-server": "bundled.reward_server:main",

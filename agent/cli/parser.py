@@ -95,7 +95,6 @@ def _parsers(
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="versions of agent, Python and Ray")
-    parser.set_defaults(verb="run")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB")
 
     verb_parsers: dict[str, argparse.ArgumentParser] = {}
