@@ -76,6 +76,7 @@ AWAITED_GOODBYE = 5.0  # For one that the head must receive: the cause of the en
 # AGENT_WAIT_WORKERS (10m), later while a worker reports a running prepare step.
 # AGENT_WAIT_REWARD (10m), from the start of the server.
 # AGENT_WAIT_PREPARE (2h), each step from its own start.
+RECORD_UNREADABLE = 4.0  # A killed agent's record that cannot be read is read again for so long.
 STALLED_DISK = 2.0  # A stalled disk delays start, end, a share, stacks or logs by no more.
 OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
 START_LOOKUP = 2.0  # DNS at the start; later lookups repeat it.
@@ -251,6 +252,7 @@ RULES = {
     "REPLY_HELD < AGENT_SILENT": "a delayed reply is no silence",
     "REPLY_HELD < SILENT_WITHOUT_RAY": "a delayed reply is no silence",
     "REPLY_HELD + REPORT_MARGIN <= REPLY_AGE": "no last reply is older than the next agent assumes",
+    "RECORD_UNREADABLE < PLAIN_RAY / 2": "an agent that reads again is no plain Ray",
     "FENCE_SHARE < FENCE_LATEST_SHARE < 1": "the fence precedes the next attempt",
     "BRIDGE_HEARTBEAT < DASHBOARD_SILENT": "an unchanged status is no silence",
     "DASHBOARD_SILENT < RAY_CONNECTION_DEAD < NO_JOB_STATUS": "each source has a turn",

@@ -118,9 +118,9 @@ class RayLink:
         """Follow a submitted job; write its output to `mirror` if given."""
         await self._add_command(do="follow", id=job_id, **_mirrored(mirror))
 
-    async def list_jobs(self, first_id: str) -> None:
-        """Ask for the jobs with this id, or with this id and a number behind it."""
-        await self._add_command(do="list", id=first_id)
+    async def list_jobs(self, prefix: str) -> None:
+        """Ask for the jobs whose id is this one, or begins with it and a dash."""
+        await self._add_command(do="list", id=prefix)
 
     async def stop_job(self, job_id: str) -> None:
         """Stop a job; return when Ray has accepted the stop."""

@@ -99,10 +99,10 @@ class Jobs:
         """Return whether Ray has a job of this id; raises where Ray does not answer."""
         return any(job.submission_id == job_id for job in self._client.list_jobs())
 
-    def ids_of_run(self, first_id: str) -> list[str]:
+    def ids_of_run(self, prefix: str) -> list[str]:
         """Return the ids that are this one, or begin with it and a dash."""
         ids = (job.submission_id or "" for job in self._client.list_jobs())
-        return [id_ for id_ in ids if id_ == first_id or id_.startswith(f"{first_id}-")]
+        return [id_ for id_ in ids if id_ == prefix or id_.startswith(f"{prefix}-")]
 
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""

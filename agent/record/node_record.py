@@ -196,17 +196,31 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     unsaved = record_memory.path_of(NODE_FILE)
     if unsaved is not None and log_dir.exists(unsaved.parent):
         return unsaved.parent
-    written = []
-    for path in _records_of(root, safe_name(node)):
-        with suppress(OSError):
-            written.append((log_dir.stat(path).st_mtime, path))
-    for _, path in sorted(written, reverse=True)[:MAX_RUNS]:
+    for path in _newest_records(root, node):
         record = NodeRecord.read_patiently(path)
         if not isinstance(record, NodeRecord) or record.node != node or record.ended:
             continue
         if here.sees(record.place) and record.agent.pid in agents:
             return path.parent
     return None
+
+
+def why_unreadable(root: Path, node: str) -> str:
+    """Return why a record that may be of this node's killed agents cannot be read, or ''."""
+    for path in _newest_records(root, node):
+        record = NodeRecord.read(path)
+        if not isinstance(record, NodeRecord) and not record.is_missing:
+            return f"{path}: {record.why}"
+    return ""
+
+
+def _newest_records(root: Path, node: str) -> list[Path]:
+    """Return the files of this node's agents in the newest runs, the newest first."""
+    written = []
+    for path in _records_of(root, safe_name(node)):
+        with suppress(OSError):
+            written.append((log_dir.stat(path).st_mtime, path))
+    return [path for _, path in sorted(written, reverse=True)[:MAX_RUNS]]
 
 
 def _records_of(root: Path, name: str) -> Iterator[Path]:

@@ -253,6 +253,7 @@ class ChosenRun(NamedTuple):
     lock: FileLock | None = None  # held until this process exits: no other head takes the run
     former_head: str = ""  # the previous head's node if the last attempt may still run there
     skipped: str = ""  # the last run that was skipped, and why
+    lost_record: str = ""  # why the record of this run, which goes on, cannot be read
 
 
 def choose_run(  # noqa: PLR0913 - what ties a head to a run
@@ -264,12 +265,14 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     node: str = "",
     retries: int | None = None,
     resumed: str = "",
+    job_outlives_agents: bool = False,
 ) -> ChosenRun:
     """Resume a run or name a new one, and hold its lock.
 
     In this order:
 
-    1. `resumed`, the run of the killed agent that this one replaces, in any state.
+    1. `resumed`, the run of the killed agent that this one replaces, in any state; without its
+       record if the job outlives its agents: another run's job would run beside it.
     2. The platform's run id, with a number if that run is over or another job's.
     3. The run that `latest` points to, if its head was this `node` and `retries` are left.
     4. A new id.
@@ -281,6 +284,8 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         lock, record, taken = _find_run(root, resumed)
         if not taken and isinstance(record, RunRecord):
             return _resume(root, resumed, record, lock)
+        if not taken and isinstance(record, NoRecord) and job_outlives_agents:
+            return ChosenRun(resumed, None, lock, lost_record=record.why)
         lock.release()
 
     # Which names may the run have?

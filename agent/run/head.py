@@ -319,8 +319,8 @@ class HeadAgent:
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
-            case h.ListJobs(first_id) if isinstance(self._link, RayLink):
-                await self._link.list_jobs(first_id)
+            case h.ListJobs(prefix) if isinstance(self._link, RayLink):
+                await self._link.list_jobs(prefix)
             case h.SaveJob(job, signum):
                 start(head_job.save_job, self._run, job, signum, put)
             case h.StopJob(job):

@@ -92,13 +92,15 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if parent.gave_up_after is not None:
         return end_given_up(plan, container, *parent.gave_up_after)
     job = _fingerprint(plan, redactor)
-    killed = find_killed_agent(log_root(plan.settings), plan.topology.node_name)
+    topology = plan.topology
+    root = log_root(plan.settings)
+    killed = find_killed_agent(root, topology.node_name, is_head=topology.is_head)
     decided = _decided_before(plan, job, killed, container)
     if decided is not None:
         return end_run(decided, container)
 
     # Which run does this node work on?
-    chosen = _choose_run(plan, job, killed) if plan.topology.is_head else None
+    chosen = _choose_run(plan, job, killed) if topology.is_head else None
     folder = _run_folder(plan, chosen, killed)
 
     # Which processes of a killed agent go on in it?
@@ -191,11 +193,15 @@ def _choose_run(plan: Plan, job: str, killed: KilledAgent) -> run_record.ChosenR
         node=plan.topology.node_name,
         retries=retries,
         resumed=killed.run_id,
+        job_outlives_agents=plan.topology.given_ray is not None,
     )
 
     # Why this run?
     if chosen.skipped:
         say(chosen.skipped)
+    if chosen.lost_record:
+        lost = f"run {chosen.run_id} continues without its record: {chosen.lost_record}"
+        say(f"{lost}. Its newest job is followed", "warning")
     if platform.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:

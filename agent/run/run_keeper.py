@@ -72,7 +72,8 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         notice = notice_signal(settings)
     elif plan.job is not None and given is not None:
         has_given_id = given.submission_id == keeper.record.run_id
-        asks_for_jobs = has_given_id and not keeper.record.attempts
+        may_have_jobs = has_given_id or keeper.has_lost_record
+        asks_for_jobs = may_have_jobs and not keeper.record.attempts
 
     # How long may a boot take that repeats its steps without an end?
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
@@ -158,7 +159,10 @@ class RunKeeper:
             before = self._adopt_ending(before, own_epoch)
         if before is not None and not job_survives:
             before = self._end_lost_attempt(before, memory)
-        self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
+        self.has_lost_record = bool(chosen.lost_record)
+        """Whether a record of this run exists that cannot be read."""
+        first_epoch = own_epoch if self.has_lost_record else 0
+        self.record = before or RunRecord(chosen.run_id, fingerprint, first_epoch)
         self.has_former_ray = replaces_agent and job_survives and not self.has_outdated_ray
         """Whether this agent keeps the Ray that a killed one has started."""
         self.epoch = self.record.epoch

@@ -3,17 +3,20 @@
 The parent process starts this agent in place of a killed one.
 
 1. The killed agent's record (node.json) is found in its run folder, by the pids of killed agents.
+   While it, or run.json on a head, cannot be read, it is read again for some seconds.
 2. If its run was over, its outcome stands: nothing is started.
 3. Otherwise this agent continues the run. Of the processes in that record it keeps Ray and the
    services, if Ray still runs, and adopts each where it would have started it; others are killed.
 4. Without a readable record, everything that killed agents left is killed: the run cannot be
-   continued here, and its job must not run beside the next one.
+   continued here, and its job must not run beside the next one. A job on a given Ray cannot be
+   killed so: its run goes on without run.json, and follows its newest job.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
 import psutil
 
 from agent.base import times
@@ -24,9 +27,11 @@ from agent.plan.plan import RAY
 from agent.processes import driver, parent, process
 from agent.processes.oom import oom_sentence
 from agent.processes.process import Child, adopt
+from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.record.node_record import NodeRecord, folder_of, running_processes
+from agent.record.node_record import NodeRecord, folder_of, running_processes, why_unreadable
 from agent.record.run_folder import read_outcome
+from agent.record.run_record import RUN_FILE, RunRecord
 from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
@@ -44,12 +49,48 @@ class KilledAgent(NamedTuple):
     outcome: Outcome | None = None  # if its run was over
 
 
-def find_killed_agent(root: Path, node: str) -> KilledAgent:
+def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
     """Return the run, among those in `root`, that a killed agent of this node was in."""
+    if parent.former_agents:
+        anyio.run(_wait_for_records, root, node, is_head)
     folder = folder_of(root, node, parent.former_agents)
     if folder is None:
         return KilledAgent()
     return KilledAgent(folder.parent.name, read_outcome(folder))
+
+
+async def _wait_for_records(root: Path, node: str, is_head: bool) -> None:  # noqa: FBT001 - of anyio.run
+    """Wait while the killed agent's records cannot be read: an error of a disk may pass.
+
+    Without them another run would begin, and its job must not run beside the killed agent's.
+    """
+
+    async def can_be_read() -> bool | NotYet:
+        why = _why_unreadable(root, node, is_head=is_head)
+        return NotYet(why) if why else True
+
+    try:
+        await until(can_be_read, times.RECORD_UNREADABLE, on_evidence=_say_unreadable)
+    except TimedOutError as error:
+        say(f"no longer waiting for a record of the killed agent: {error}", "warning")
+
+
+def _say_unreadable(why: str) -> None:
+    say(f"a record of the killed agent cannot be read, reading it again: {why}", "warning")
+
+
+def _why_unreadable(root: Path, node: str, *, is_head: bool) -> str:
+    """Return why the run of a killed agent cannot be continued yet, or ''."""
+    folder = folder_of(root, node, parent.former_agents)
+    if folder is None:
+        return why_unreadable(root, node)
+    if not is_head:
+        return ""
+    path = folder.parent / RUN_FILE
+    record = RunRecord.read(path)
+    if isinstance(record, RunRecord) or record.is_missing:
+        return ""
+    return f"{path}: {record.why}"
 
 
 def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:

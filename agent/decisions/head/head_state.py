@@ -150,7 +150,7 @@ class FollowJob(AttemptAction):
 class ListJobs(HeadAction):
     """Ask Ray for the jobs of this run; JobsListed follows."""
 
-    first_id: str  # of the first attempt; later ones have their number behind it
+    prefix: str  # the ids are this one, or begin with it and a dash
 
 
 class SaveSnapshot(HeadAction):

@@ -22,7 +22,10 @@ from agent.decisions.shared import Step
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from agent.decisions.head.head_state import HeadEvent, HeadState
+    from agent.decisions.head.head_state import HeadEvent, HeadGoal, HeadState
+
+
+_MOST_DIGITS = 10  # of an attempt's number in a job's id
 
 
 def look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
@@ -31,13 +34,14 @@ def look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
         return replace(state, jobs_known=True)
     if not state.goal.asks_for_jobs or state.jobs_asked or state.ray.step is not Step.READY:
         return state
-    return replace(state, jobs_asked=True).do(h.ListJobs(state.attempt.id))
+    prefix = state.goal.submission_id or state.goal.run_id
+    return replace(state, jobs_asked=True).do(h.ListJobs(prefix))
 
 
 def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
     """Return the attempts that a worker or a given Ray reports, if the head has no record."""
     if isinstance(event, h.JobsListed) and not state.jobs_known:
-        newest = _newest_job(state.attempt.id, event.ids)
+        newest = _newest_job(state.goal, event.ids)
         return h.RunRemembered(state.goal.run_id, newest) if newest else None
     if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
         return None
@@ -45,13 +49,15 @@ def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered |
     return None if is_known else event
 
 
-def _newest_job(first: str, ids: Collection[str]) -> int:
-    """Return the number of a run's newest attempt in Ray, by the id of its first; 0 for none."""
-    numbers = [1] if first in ids else []
+def _newest_job(goal: HeadGoal, ids: Collection[str]) -> int:
+    """Return the number of a run's newest attempt in Ray; 0 for none."""
+    fixed = goal.submission_id
+    numbers = [1] if fixed in ids else []
     for submission_id in ids:
-        name, _, number = submission_id.rpartition("-")
-        if name == first and number.isdecimal():
-            numbers.append(int(number))
+        _, _, digits = submission_id.rpartition("-")
+        number = int(digits) if digits.isdecimal() and len(digits) < _MOST_DIGITS else 0
+        if number and submission_id_of(goal.run_id, number, fixed) == submission_id:
+            numbers.append(number)
     return max(numbers, default=0)
 
 

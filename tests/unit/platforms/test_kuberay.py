@@ -212,6 +212,15 @@ def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
     assert [end.exit_code for end in trace.outcomes] == [0]
 
 
+def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
+    """Where the platform sets no id, the first attempt has a number, too."""
+    run = replace(GIVEN, submission_id=None)
+    trace = heads.Trace(run, [(1.0, heads.nodes())])
+    assert trace.effects == [h.ListJobs("rl")]
+    trace.take(h.JobsListed(("rl", "rl-1", "rl-2", "rl-02", f"rl-{'9' * 5000}")), 2.0)
+    assert trace.effects[1:] == [h.AdoptRun("rl", 1, is_running=True), h.FollowJob("rl-2")]
+
+
 def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
     """The first attempt, by the id that the RayJob expects."""
     trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])

@@ -1,0 +1,131 @@
+"""A killed agent's records that cannot be read: for a while, or for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base import times
+from agent.decisions.attempts import Attempt
+from agent.processes import parent
+from agent.record import files
+from agent.record.files import NoRecord
+from agent.record.node_record import NODE_FILE, own_record
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
+from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.takeover import KilledAgent, find_killed_agent
+from support.captured import read
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+JOB = "f" * 16
+OWN_EPOCH = 5
+LONGER_THAN_READ_AT_ONCE = 12
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a log folder with the records of a head's agent that was killed."""
+    (tmp_path / "run" / "pod0").mkdir(parents=True)
+    keeper = RunKeeper(tmp_path, JOB, ChosenRun("run", None))
+    keeper.new_epoch("pod0")
+    keeper.record_submission(Attempt("run-1"))
+    keeper.close()
+    assert own_record("pod0", "run").write(tmp_path / "run" / "pod0" / NODE_FILE) is None
+    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
+    return tmp_path
+
+
+def refuse_reads(monkeypatch: pytest.MonkeyPatch, name: str, times_: int | None = None) -> None:
+    """Refuse to read files of a name, so many times or always."""
+    left = times_
+    read_small = files.read_small
+
+    def refuse(path: Path) -> str:
+        nonlocal left
+        if path.name == name and path.exists() and left != 0:
+            left = None if left is None else left - 1
+            raise STALE
+        return read_small(path)
+
+    monkeypatch.setattr(files, "read_small", refuse)
+
+
+def chosen_by_next_agent(root: Path, *, job_outlives_agents: bool = False) -> ChosenRun:
+    """Return the run that the agent in place of the killed one chooses."""
+    killed = find_killed_agent(root, "pod0", is_head=True)
+    chosen = choose_run(
+        root,
+        None,
+        JOB,
+        lambda: "new",
+        node="pod0",
+        resumed=killed.run_id,
+        job_outlives_agents=job_outlives_agents,
+    )
+    assert chosen.lock is not None
+    chosen.lock.release()
+    return chosen
+
+
+@pytest.mark.parametrize("name", [RUN_FILE, NODE_FILE])
+def test_a_record_that_cannot_be_read_for_a_while_is_awaited(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Another run would begin beside the killed agent's job, or end it."""
+    expected = RunRecord.read(root / "run" / RUN_FILE)
+    refuse_reads(monkeypatch, name, LONGER_THAN_READ_AT_ONCE)
+    chosen = chosen_by_next_agent(root)
+    assert (chosen.run_id, chosen.before) == ("run", expected)
+
+
+def test_a_worker_needs_no_record_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to the head: a worker does not wait for it."""
+    refuse_reads(monkeypatch, RUN_FILE)
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
+    assert find_killed_agent(root, "pod0", is_head=False) == KilledAgent("run")
+
+
+def test_a_run_whose_record_stays_unreadable_is_not_continued(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own Ray is ended, and another run begins."""
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
+    refuse_reads(monkeypatch, RUN_FILE)
+    assert chosen_by_next_agent(root)[:2] == ("new", None)
+
+
+def test_on_a_given_ray_it_goes_on_without_its_record(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job cannot be killed with the agent's processes: Ray is asked for the newest."""
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
+    refuse_reads(monkeypatch, RUN_FILE)
+    chosen = chosen_by_next_agent(root, job_outlives_agents=True)
+    assert (chosen.run_id, chosen.before) == ("run", None)
+    assert "Stale file handle" in chosen.lost_record
+
+    # The record that can be read again later is this run's own: it is replaced.
+    keeper = RunKeeper(
+        root, JOB, chosen, job_survives=True, replaces_agent=True, own_epoch=OWN_EPOCH
+    )
+    plan = plan_of(*read("kuberay-submitter-head"))
+    assert make_goal(plan, keeper, 0.0).asks_for_jobs
+    assert keeper.record.epoch == OWN_EPOCH
+    keeper.close()
+
+
+def test_a_run_without_a_record_is_awaited_no_longer(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is not there will not come."""
+    (root / "run" / RUN_FILE).unlink()
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
+    assert isinstance(RunRecord.read(root / "run" / RUN_FILE), NoRecord)
+    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
